@@ -1,0 +1,1 @@
+"""Tidegate: a rate limiter whose every process decides from its own memory."""

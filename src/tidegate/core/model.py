@@ -1,0 +1,326 @@
+"""The values that walk through the house: Limit, Request, Decision, Tuning and the messages of convergence.
+
+All are frozen by contract: nothing in Tidegate changes one after it was made, and the type checker holds callers
+to the same. Validation happens where a value is made, so that everything behind can trust it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from hashlib import blake2b
+from typing import TYPE_CHECKING, Final, NamedTuple, final
+
+from tidegate.core.quota import parse_quota
+from tidegate.errors import InvalidInput
+
+if TYPE_CHECKING:
+    from mypy_extensions import mypyc_attr
+else:
+
+    def mypyc_attr(**_options: object) -> object:
+        """A build-time hint: the compiler reads it and never calls it."""
+        return lambda cls: cls
+
+
+__all__ = [
+    "DEGRADED",
+    "LOCAL",
+    "NAME_LENGTH_MAX",
+    "ORIGIN",
+    "Component",
+    "Decision",
+    "Heard",
+    "LedgerRow",
+    "Limit",
+    "Request",
+    "Tuning",
+    "checked_int",
+    "checked_name",
+    "subject_digest",
+]
+
+# A name (workspace, namespace, identifier) may have this many characters at every layer: the HTTP API promises
+# 512, and a column of the ledger must hold what the API accepts.
+NAME_LENGTH_MAX: Final = 512
+
+# Shorter windows would roll over faster than a slow round trip.
+DURATION_MS_MIN: Final = 1000
+
+# How a decision was made; `Decision.source` spells it out.
+LOCAL: Final = 0  # from memory that was fresh enough, or that already denied
+ORIGIN: Final = 1  # after a read of the origin
+DEGRADED: Final = 2  # a read was wanted and failed; made from memory all the same
+
+SOURCE_NAMES: Final = ("local", "origin", "degraded")
+
+
+def checked_name(field: str, value: object) -> str:
+    """`value` as a name, or an `InvalidInput` that says what is wrong with it."""
+    if not isinstance(value, str):
+        raise InvalidInput(field, value, "a str")
+    if not value:
+        raise InvalidInput(field, value, "at least one character")
+    if len(value) > NAME_LENGTH_MAX:
+        raise InvalidInput(field, value, f"at most {NAME_LENGTH_MAX} characters")
+    return value
+
+
+def checked_int(field: str, value: object, minimum: int) -> int:
+    """`value` as an int that is not a bool and not below `minimum`, or an `InvalidInput`."""
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise InvalidInput(field, value, "an int")
+    if value < minimum:
+        raise InvalidInput(field, value, f"at least {minimum}")
+    return value
+
+
+def subject_digest(workspace: str, namespace: str, identifier: str, duration_ms: int) -> bytes:
+    """The fixed-length key of a subject, at the origin and in the ledger alike (BLAKE2b-128).
+
+    Every part is prefixed with its length, so that no two subjects are ever written the same way. Lone surrogates
+    pass: a Python str may hold them, and an identifier that cannot be hashed could never be replayed.
+    """
+    parts = bytearray()
+    for name in (workspace, namespace, identifier):
+        encoded = name.encode("utf-8", "surrogatepass")
+        parts += len(encoded).to_bytes(4, "big")
+        parts += encoded
+    parts += str(duration_ms).encode()
+    return blake2b(bytes(parts), digest_size=16).digest()
+
+
+@final
+@mypyc_attr(acyclic=True)
+class Limit:
+    """How much of what: `Limit("100/minute", namespace="email.send")`, or in numbers `Limit(100, duration_ms=60_000)`.
+
+    `workspace`, `namespace` and `duration_ms` name the counter together with the identifier; the quota itself is
+    not part of that identity, so that two limits with the same duration judge the same counter.
+    `quota_min=0` is for overrides, where a quota of 0 blocks everything.
+    """
+
+    __slots__ = ("duration_ms", "key", "namespace", "quota", "workspace")
+
+    def __init__(
+        self,
+        quota: str | int,
+        *,
+        duration_ms: int | None = None,
+        namespace: str = "default",
+        workspace: str = "default",
+        quota_min: int = 1,
+    ) -> None:
+        if isinstance(quota, str):
+            if duration_ms is not None:
+                raise InvalidInput("duration_ms", duration_ms, f"nothing, since {quota!r} names its duration")
+            units, length_ms = parse_quota(quota)
+        else:
+            units, length_ms = quota, checked_int("duration_ms", duration_ms, DURATION_MS_MIN)
+        self.quota: Final[int] = checked_int("limit", units, quota_min)
+        self.duration_ms: Final[int] = length_ms
+        self.namespace: Final[str] = checked_name("namespace", namespace)
+        self.workspace: Final[str] = checked_name("workspace", workspace)
+        self.key: Final[tuple[str, str, int]] = (workspace, namespace, length_ms)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Limit) and self.quota == other.quota and self.key == other.key
+
+    def __hash__(self) -> int:
+        return hash((self.quota, self.key))
+
+    def __repr__(self) -> str:
+        place = f", workspace={self.workspace!r}" if self.workspace != "default" else ""
+        return f"Limit({self.quota}, duration_ms={self.duration_ms}, namespace={self.namespace!r}{place})"
+
+
+class Request(NamedTuple):
+    """One item of a batch: `Request(limit, identifier, cost)`."""
+
+    limit: Limit
+    identifier: str
+    cost: int = 1
+
+
+@final
+@mypyc_attr(acyclic=True)
+class Decision:
+    """The answer: truthy when allowed. Times are Unix milliseconds; `retry_after` and `reset` are seconds."""
+
+    __slots__ = (
+        "_global_age_ms",
+        "_regional_age_ms",
+        "_retry_after_ms",
+        "_source",
+        "effective",
+        "limit",
+        "remaining",
+        "reset_ms",
+        "success",
+    )
+
+    def __init__(
+        self,
+        success: bool,
+        limit: int,
+        remaining: int,
+        reset_ms: int,
+        effective: int,
+        retry_after_ms: int,
+        source: int,
+        regional_age_ms: int,
+        global_age_ms: int,
+    ) -> None:
+        self.success: Final[bool] = success
+        self.limit: Final[int] = limit
+        self.remaining: Final[int] = remaining
+        self.reset_ms: Final[int] = reset_ms
+        self.effective: Final[int] = effective
+        # -1 stands for None in these three: an optional int would be boxed in the compiled class.
+        self._retry_after_ms: Final[int] = retry_after_ms
+        self._regional_age_ms: Final[int] = regional_age_ms
+        self._global_age_ms: Final[int] = global_age_ms
+        self._source: Final[int] = source
+
+    def __bool__(self) -> bool:
+        return self.success
+
+    @property
+    def retry_after_ms(self) -> int | None:
+        """How long until this cost would fit if nobody else came: 0 when allowed, None when it never fits."""
+        return None if self._retry_after_ms < 0 else self._retry_after_ms
+
+    @property
+    def retry_after(self) -> float | None:
+        """`retry_after_ms` in seconds."""
+        return None if self._retry_after_ms < 0 else self._retry_after_ms / 1000
+
+    @property
+    def reset(self) -> float:
+        """The end of the current cell, in Unix seconds."""
+        return self.reset_ms / 1000
+
+    @property
+    def source(self) -> str:
+        """How it was made: "local", "origin", or "degraded" when a wanted read had failed."""
+        return SOURCE_NAMES[self._source]
+
+    @property
+    def regional_age_ms(self) -> int | None:
+        """How long ago the origin was last heard for this cell; None without an origin, or if never."""
+        return None if self._regional_age_ms < 0 else self._regional_age_ms
+
+    @property
+    def global_age_ms(self) -> int | None:
+        """How long ago the ledger was last imported; None without a ledger, or if never."""
+        return None if self._global_age_ms < 0 else self._global_age_ms
+
+    def __repr__(self) -> str:
+        return (
+            f"Decision({'allowed' if self.success else 'denied'}, limit={self.limit}, remaining={self.remaining}, "
+            f"effective={self.effective}, reset_ms={self.reset_ms}, retry_after_ms={self.retry_after_ms}, "
+            f"source={self.source!r})"
+        )
+
+
+class Component(NamedTuple):
+    """One writer's part of a cell at the origin."""
+
+    digest: bytes
+    """`subject_digest` of the cell's subject."""
+    sequence: int
+    writer: str
+    """The node's id, with a suffix once the node has evicted and met subjects again."""
+    own: int
+    """What the writer has accepted in this cell, in total."""
+    expires_at_ms: int
+    """(sequence + 3) * duration_ms: nobody asks for the cell any more."""
+
+
+class Heard(NamedTuple):
+    """What the origin answers for one component."""
+
+    total: int
+    """Sum of all components of the cell."""
+    component: int
+    """The asking writer's component as the origin held it (before the merge, if this was one)."""
+
+
+class LedgerRow(NamedTuple):
+    """One region's published count for one cell."""
+
+    workspace: str
+    namespace: str
+    identifier: str
+    duration_ms: int
+    sequence: int
+    region: str
+    regional: int
+    """All that the region is known to have accepted in the cell: the ledger's `count`."""
+    expires_at_ms: int
+    """(sequence + 2) * duration_ms: the cell weighs in no decision any more."""
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """The constants of convergence, each with its reason.
+
+    The server offers no flag for them: nodes of one fleet must not drift apart. Tests and the simulator pass
+    their own.
+    """
+
+    # A read or replay is trusted this long. Peers' counts are at most this old when nothing is replayed.
+    fresh_ms: int = 5_000
+    # Longest wait for a read from the caller's view, connecting included; then the decision is local.
+    read_timeout_ms: int = 300
+    # After a failed read the next try for that subject comes no sooner: a dead origin is not asked per request.
+    read_retry_ms: int = 300
+    # A cell that began while its subject was warm was empty then: no read in its first second, so that a minute
+    # boundary is no stampede. Longer than any round trip, shorter than anyone's patience with a stale view.
+    rollover_grace_ms: int = 1_000
+    # Cells carried by one merge command: about 1 ms of a Redis server's time.
+    replay_cells_max: int = 250
+    replay_timeout_ms: int = 1_000
+    # Backoff of a failing loop, doubled from first to last, with full jitter.
+    backoff_first_ms: int = 100
+    backoff_last_ms: int = 5_000
+    # How long a graceful stop may spend on its last flush.
+    flush_timeout_ms: int = 2_000
+    # How often a node asks its origin who it is and what time it is. Finds a wiped origin without traffic.
+    pulse_interval_ms: int = 1_000
+    # A clock offset above this is reported with a warning. It is never corrected: time is the business of NTP.
+    clock_offset_warn_ms: int = 100
+
+    # Windows shorter than this stay regional: the cadence of the ledger is too coarse for them.
+    ledger_duration_ms_min: int = 60_000
+    publish_interval_ms: int = 5_000
+    import_interval_ms: int = 5_000
+    # Share of an interval that is drawn anew each cycle, so that nodes do not meet.
+    jitter_percent: int = 20
+    # Pressure: at most one early publish per node in this time, and import this often while cells are hot.
+    pressure_interval_ms: int = 250
+    import_hot_interval_ms: int = 250
+    # A cell is published early when it has grown by headroom / (pressure_parts * regions seen on it).
+    pressure_parts: int = 4
+    # A full read of the ledger heals what an incremental cursor could not see.
+    import_full_interval_ms: int = 300_000
+    # One upsert statement's worth; larger ones hold locks long enough to meet other writers.
+    publish_rows_max: int = 5_000
+    ledger_timeout_ms: int = 10_000
+    # A row the ledger refused is tried again after this long, doubled each time.
+    set_aside_ms: int = 60_000
+    # A region whose heartbeat is older than this is not counted as live.
+    region_live_ms: int = 60_000
+    # Between two imports a decision adds what foreign components have probably grown since.
+    anticipation: bool = True
+
+    # Breaker: opens when at least half of at least 20 calls in the window failed; stays open 5 s from the trip.
+    breaker_window_ms: int = 10_000
+    breaker_calls_min: int = 20
+    breaker_failure_percent: int = 50
+    breaker_open_ms: int = 5_000
+    breaker_trials: int = 1
+
+    # About 350 bytes each, compiled: an attacker who sprays identifiers cannot take more than this.
+    subjects_max: int = 1_000_000
+    # How exact "least recently used" is. Finer would move a list node on every decision.
+    touch_ms: int = 1_000

@@ -1,0 +1,45 @@
+"""The sliding-window arithmetic: the only place where the formula exists.
+
+Two fixed cells are read as one sliding window: all of the current cell, and of the previous one the share that
+the window still covers. Everything is exact integer arithmetic; nothing is rounded except by the one floor
+division that the formula itself contains. All durations are milliseconds.
+"""
+
+from __future__ import annotations
+
+__all__ = ["carried", "earliest_fit", "publish_threshold"]
+
+
+def carried(previous: int, elapsed_ms: int, duration_ms: int) -> int:
+    """What the previous cell still weighs, `elapsed_ms` into the current one."""
+    return previous * (duration_ms - elapsed_ms) // duration_ms
+
+
+def earliest_fit(current: int, previous: int, room: int, elapsed_ms: int, duration_ms: int) -> int:
+    """The earliest elapsed time, at or after `elapsed_ms`, at which `current + carried <= room`.
+
+    `room` is what the limit leaves beside the cost. The answer may equal `duration_ms`, which is the start of
+    the next cell, and is -1 when the current cell alone exceeds the room, so that this cell never fits.
+
+    carried <= free  <=>  previous * left < (free + 1) * duration  <=>  left <= ((free + 1) * duration - 1) // previous
+    """
+    free = room - current
+    if free < 0:
+        return -1
+    if previous == 0:
+        return elapsed_ms
+    left = ((free + 1) * duration_ms - 1) // previous
+    earliest = duration_ms - left
+    return earliest if earliest > elapsed_ms else elapsed_ms
+
+
+def publish_threshold(limit: int, regions: int) -> int:
+    """How much a region must have accepted in a cell before it tells the others.
+
+    A fifth of the limit, or less when there are many regions: `regions` silent ones, each just below
+    `limit // (2 * regions) + 1`, hold at most half of the limit together.
+    """
+    fifth = (limit + 4) // 5
+    share = limit // (2 * regions) + 1
+    lowest = fifth if fifth < share else share
+    return lowest if lowest > 1 else 1

@@ -1,0 +1,145 @@
+"""What Tidegate needs from the outside, as protocols. Each docstring is the contract that an adapter is held to by
+the suites in `tidegate.testing.contracts`.
+
+Every call that can block takes `timeout_s` and keeps it by itself, connecting included: it returns or raises
+`DependencyTimeout` no later than that, also when the peer hangs, and leaves the adapter usable. Cancelling a call
+is allowed at any await and never leaves a connection that could answer the wrong question.
+
+Failures are `DependencyError`s; a driver's own exception never escapes. Configuration faults are
+`ConfigurationError`s, raised by `open`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple, Protocol
+
+from tidegate.core.model import Component, Heard, LedgerRow
+
+__all__ = ["Changes", "Clock", "Ledger", "LedgerOverview", "Origin", "Pulse", "RegionBeat"]
+
+
+class Clock(Protocol):
+    """Where `now_ms` comes from when the caller does not give it."""
+
+    def now_ms(self) -> int:
+        """Unix time in whole milliseconds."""
+
+
+class Pulse(NamedTuple):
+    """The origin's answer to "who are you, and what time is it?"."""
+
+    region: str
+    """The region name that the origin holds, after this call claimed it if it held none."""
+    was_empty: bool
+    """True when it held none: new, wiped, or failed over to a copy from before the first node started."""
+    time_ms: int
+    """The origin's own clock, the reference against which nodes report their offset."""
+
+
+class Origin(Protocol):
+    """The region's shared counter: a G-Counter of nodes for every cell.
+
+    A component is (subject digest, sequence, writer) -> own. Merging keeps the maximum, atomically and for all
+    components of a call that share a cell; the total of a cell is the sum of its components, kept exactly.
+    """
+
+    async def open(self, region: str, *, timeout_s: float) -> None:
+        """Check the configuration and claim the origin for `region`.
+
+        Raises `RegionMismatch` when it holds another name, `ConfigurationError` when it can never work, and a
+        `DependencyError` when it is merely down: the caller goes on and calls `pulse` later.
+        """
+
+    async def read(self, wanted: Sequence[Component], *, timeout_s: float) -> list[Heard]:
+        """One round trip: for each wanted (cell, writer) the cell's total and the writer's component.
+
+        `own` and `expires_at_ms` of what is wanted are ignored; nothing is written; unknown cells answer 0, 0.
+        """
+
+    async def merge(self, components: Sequence[Component], *, timeout_s: float) -> list[Heard]:
+        """One round trip: `component = max(component, own)`; the answers are in the order of the arguments.
+
+        `Heard.total` is the total after the merge; `Heard.component` is what was held for this writer *before*
+        it, so that the caller notices a wiped or older origin. The cell expires by itself at `expires_at_ms`,
+        set in the same command. Safe to repeat, reorder and duplicate.
+        """
+
+    async def pulse(self, region: str, *, timeout_s: float) -> Pulse:
+        """Claim the region name if none is held (never overwrite one), and answer it with the origin's clock."""
+
+    async def close(self) -> None:
+        """Release connections. Idempotent; never raises for a dead peer."""
+
+    def statistics(self) -> Mapping[str, int]:
+        """Counters for telemetry: at least commands, connections_opened."""
+
+
+class RegionBeat(NamedTuple):
+    """One region's heartbeat in the ledger."""
+
+    region: str
+    beat_at_ms: int
+    """When it last beat, by the ledger's clock."""
+
+
+class Changes(NamedTuple):
+    """One answer of `Ledger.changes`."""
+
+    rows: list[LedgerRow]
+    cursor: str
+    """Pass it back to go on from here. Opaque; a later cursor never skips a row that committed late."""
+    lag_ms: Mapping[str, int]
+    """For each region in `rows`: ledger clock minus the newest `updated_at` of its rows."""
+
+
+class LedgerOverview(NamedTuple):
+    """What `tidegate ledger` shows."""
+
+    regions: list[RegionBeat]
+    rows: Mapping[str, int]
+    """Live rows by region."""
+    expired_rows: int
+    hottest: list[LedgerRow]
+    clock_ms: int
+
+
+class Ledger(Protocol):
+    """The cross-region table: a G-Counter of regions for every cell. Keys are byte-exact."""
+
+    async def open(self, *, timeout_s: float) -> None:
+        """Connect and check the schema. Raises `SchemaMissing` (names `tidegate migrate --ledger URL`),
+        `ConfigurationError`, or a `DependencyError` when it is merely down."""
+
+    async def publish(self, rows: Sequence[LedgerRow], *, timeout_s: float) -> None:
+        """Upsert one chunk (at most 5,000 rows, in unique-key order) with `count = GREATEST(count, regional)`.
+
+        All or nothing. `updated_at` comes from the database's clock and moves only when the count rose.
+        A deadlock or lock timeout is repeated inside the time allowed, then raised as `DependencyUnavailable`.
+        `RowsRejected` when the database refuses the content (too long, bad encoding, constraint): the caller
+        bisects. `duration_ms` etc. are stored as given; identifiers up to 512 characters of any Unicode.
+        """
+
+    async def changes(self, cursor: str | None, *, now_ms: int, timeout_s: float) -> Changes:
+        """Rows of all regions that changed since `cursor` (None: all), unless expired at `now_ms`.
+
+        Overlaps the previous answer on purpose, so that a transaction that committed late is never missed.
+        At most 50,000 rows an answer: when more are left the cursor continues inside, and `rows` is full.
+        """
+
+    async def heartbeat(self, region: str, *, timeout_s: float) -> list[RegionBeat]:
+        """Beat for `region` and return all beats, this one included."""
+
+    async def cleanup(self, cutoff_ms: int, *, rows_max: int, timeout_s: float) -> int:
+        """Delete at most `rows_max` rows with `expires_at < cutoff_ms`; return how many went."""
+
+    async def overview(self, *, now_ms: int, hottest_max: int, timeout_s: float) -> LedgerOverview:
+        """For people: regions, rows by region, the cells with the highest counts."""
+
+    async def close(self) -> None:
+        """Release connections. Idempotent; never raises for a dead peer."""
+
+    def statistics(self) -> Mapping[str, int]:
+        """Counters for telemetry: at least statements, connections_opened."""
+
+
