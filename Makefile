@@ -1,0 +1,87 @@
+# One command for each habit, the same at a desk and in CI. `make help` lists them.
+# Environments are kept up to date by scripts/environment.py, which compares contents and costs nothing if all is well.
+
+SHELL := /bin/bash
+.DEFAULT_GOAL := help
+BIN := .venv/bin
+ENVIRONMENT = $(PYTHON) scripts/environment.py .venv
+
+PYTHON ?= $(shell scripts/pythons --preferred)# the Python of .venv
+DATA_DIR ?= ./tidegate-data#                    make serve: where the embedded server keeps everything
+LISTEN ?= 127.0.0.1:8080#                       make serve: host and port
+SERVE_ARGS ?=#                                  make serve: more options of `tidegate serve`
+PYTEST_ARGS ?= -n 2 --dist loadfile#            make test: options of the full run; loadfile shares a file's servers
+BENCH_ARGS ?=#                                  make bench: which benchmarks; all by default
+SEEDS ?= 1..100000#                             make soak: which seeded worlds
+
+.PHONY: help
+help: ## Show this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@echo "  Settings: PYTHON DATA_DIR LISTEN SERVE_ARGS PYTEST_ARGS BENCH_ARGS SEEDS (see the top of the Makefile)"
+
+.PHONY: serve
+serve: python ## Run a rate limit server here, with nothing else to start
+	@scripts/system-packages compiler || echo "make serve: goes on without it: the core will run interpreted" >&2
+	@$(ENVIRONMENT) --extra all --package
+	exec $(BIN)/tidegate serve --data-dir $(DATA_DIR) --listen $(LISTEN) $(SERVE_ARGS)
+
+.PHONY: test
+test: python ## Run all tests: compiled, interpreted, and on every Python of this machine
+	@scripts/system-packages compiler servers
+	@$(ENVIRONMENT) --extra all --group dev --package
+	@PYTEST_ARGS="$(PYTEST_ARGS)" scripts/test
+
+.PHONY: check
+check: tools ## Check format, lint, types, layering and documentation links
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy src tests scripts setup.py
+	PYTHONPATH=src $(BIN)/lint-imports --no-cache
+	$(BIN)/python scripts/check_docs.py
+
+.PHONY: format
+format: tools ## Format the code, and repair what lint can repair by itself
+	$(BIN)/ruff check --fix-only --quiet .
+	$(BIN)/ruff format .
+
+.PHONY: docs-check
+docs-check: tools ## Check the links of the documentation
+	$(BIN)/python scripts/check_docs.py
+
+.PHONY: bench
+bench: python ## Measure against other limiters, in one run
+	@scripts/system-packages compiler
+	@$(ENVIRONMENT) --extra all --group dev --group bench --package
+	$(BIN)/python -m bench $(BENCH_ARGS)
+
+.PHONY: soak
+soak: python ## Run seeded worlds in the simulator for as long as SEEDS=1..N asks
+	@$(ENVIRONMENT) --extra all --package
+	$(BIN)/tidegate simulate --seeds $(SEEDS)
+
+.PHONY: package
+package: python ## Build an sdist, a compiled wheel and a pure wheel into dist/
+	@$(ENVIRONMENT) --group dev
+	rm -rf dist
+	TIDEGATE_PURE=1 $(BIN)/python -m build --quiet --no-isolation
+	$(BIN)/python -m build --quiet --no-isolation
+	@ls dist
+
+.PHONY: constraints
+constraints: python ## Resolve the newest versions of all dependencies into constraints.txt
+	$$(scripts/pythons | head -n 1 | cut -d ' ' -f 2-) scripts/constraints.py
+
+.PHONY: clean
+clean: ## Remove environments, builds and caches (never the data of `make serve`)
+	rm -rf .venv .venvs build dist src/*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	find src tests scripts bench -name __pycache__ -prune -exec rm -rf {} + 2>/dev/null || true
+
+# The steps below are shared by the commands above.
+
+.PHONY: python
+python:
+	@scripts/system-packages python
+
+.PHONY: tools
+tools: python
+	@$(ENVIRONMENT) --extra all --group dev

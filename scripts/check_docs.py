@@ -1,0 +1,60 @@
+#!/usr/bin/env python3
+"""Fails if a link in the Markdown files of this repository leads nowhere.
+
+Checked: relative links and their #anchors (a heading of the target page). Not checked: links to other sites, because
+whether those answer depends on the network and not on a change.
+"""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+FENCE = re.compile(r"^(```|~~~).*?^\1", re.MULTILINE | re.DOTALL)
+CODE = re.compile(r"`[^`\n]*`")
+LINK = re.compile(r"\[[^\]]*\]\(<?([^)\s>]+)>?(?:\s+\"[^\"]*\")?\)|^\[[^\]]+\]:\s*(\S+)", re.MULTILINE)
+HEADING = re.compile(r"^#{1,6}\s+(.+?)\s*#*$", re.MULTILINE)
+
+
+def markdown_files() -> list[Path]:
+    """What git tracks, and what it would track: a page that is being written counts as well."""
+    command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard", "*.md"]
+    names = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout
+    return sorted({path for name in names.split("\0") if name and (path := ROOT / name).is_file()})
+
+
+def anchors(page: Path) -> set[str]:
+    """The anchors of a page's headings, as GitHub makes them: lower case, words joined by hyphens."""
+    headings = HEADING.findall(FENCE.sub("", page.read_text()))
+    bare = (re.sub(r"[^\w\- ]", "", re.sub(r"\]\([^)]*\)", "", text)) for text in headings)
+    return {text.strip().lower().replace(" ", "-") for text in bare}
+
+
+def broken_links(page: Path) -> list[str]:
+    text = CODE.sub("", FENCE.sub("", page.read_text()))
+    broken = []
+    for found in LINK.finditer(text):
+        link = found[1] or found[2]
+        if re.match(r"[a-z][a-z0-9+.-]*:", link):
+            continue
+        name, _, anchor = link.partition("#")
+        target = (page.parent / name).resolve() if name else page
+        if not target.exists():
+            broken.append(f"{page.relative_to(ROOT)}: {link}: no such file")
+        elif anchor and target.suffix == ".md" and anchor not in anchors(target):
+            broken.append(f"{page.relative_to(ROOT)}: {link}: {target.name} has no such heading")
+    return broken
+
+
+def main() -> None:
+    pages = markdown_files()
+    broken = [problem for page in pages for problem in broken_links(page)]
+    for problem in broken:
+        print(problem, file=sys.stderr)
+    print(f"docs: {len(pages)} pages, {len(broken)} broken links")
+    sys.exit(bool(broken))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,152 @@
+#!/usr/bin/env python3
+"""Brings a virtual environment up to date, and does nothing if it already is.
+
+    PYTHON scripts/environment.py DIR [--extra NAME]... [--group NAME]... [--package]
+
+PYTHON becomes the environment's Python. Extras and dependency groups of pyproject.toml are installed with the exact
+versions of constraints.txt; asking for more later adds to what is there. A change of either file, or of PYTHON, builds
+the environment anew, so that it never holds what no file asks for any more.
+
+--package also installs Tidegate itself, as users get it: not editable, compiled where possible. What decides is the
+content of the sources, not their times: tests never run against a stale install. The build happens in a temporary
+copy, because setuptools packs whatever an earlier build left in build/, deleted modules included.
+"""
+
+import argparse
+import hashlib
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import tomllib
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGE_FILES = ("pyproject.toml", "setup.py", "MANIFEST.in", "README.md", "LICENSE")
+BUILD_LEFTOVERS = shutil.ignore_patterns("__pycache__", "*.egg-info", "*.so", "*.pyd")
+SELF_REFERENCE = re.compile(r"tidegate\[([\w\s,-]+)\]$")
+
+
+def requirements(project: dict[str, Any], extras: set[str], groups: set[str]) -> list[str]:
+    """What the extras and groups ask of pip, with references among them resolved."""
+    wanted: set[str] = set()
+
+    def add_extra(name: str) -> None:
+        for requirement in project["project"]["optional-dependencies"][name]:
+            if reference := SELF_REFERENCE.match(requirement):
+                for part in reference[1].split(","):
+                    add_extra(part.strip())
+            else:
+                wanted.add(requirement)
+
+    def add_group(name: str) -> None:
+        for entry in project["dependency-groups"][name]:
+            if isinstance(entry, dict):
+                add_group(entry["include-group"])
+            else:
+                wanted.add(entry)
+
+    for name in extras:
+        add_extra(name)
+    for name in groups:
+        add_group(name)
+    return sorted(wanted)
+
+
+def digest(*files: Path, base: Path) -> str:
+    """A digest of the names and contents of files, in the order of their names."""
+    total = hashlib.sha256(f"{sys.version} {sys.executable}".encode())
+    for file in sorted(files):
+        content = file.read_bytes()
+        total.update(f"\0{file.relative_to(base)}\0{len(content)}\0".encode() + content)
+    return total.hexdigest()
+
+
+class Environment:
+    """One virtual environment, and the file in it that says what it holds."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.python = directory / "bin" / "python"
+        self._record = directory / "tidegate-environment.json"
+        self.state: dict[str, Any] = {}
+        if self._record.is_file() and self.python.exists():
+            self.state = json.loads(self._record.read_text())
+
+    def create(self, basis: str) -> None:
+        say(f"{self.directory}: a new environment with Python {sys.version.split()[0]}")
+        run([sys.executable, "-m", "venv", "--clear", str(self.directory)])
+        self.state = {"basis": basis, "extras": [], "groups": [], "package": None}
+
+    def pip_install(self, *arguments: str, **changes: object) -> None:
+        """Runs pip; the record is absent meanwhile, so that a broken install is never taken for a finished one."""
+        self._record.unlink(missing_ok=True)
+        run([str(self.python), "-m", "pip", "install", "--quiet", "--no-input", *arguments])
+        self.state.update(changes)
+        self._record.write_text(json.dumps(self.state, indent=1) + "\n")
+
+
+def install_requirements(environment: Environment, extras: set[str], groups: set[str]) -> None:
+    constraints = ROOT / "constraints.txt"
+    basis = digest(ROOT / "pyproject.toml", constraints, base=ROOT)
+    if environment.state.get("basis") != basis:
+        environment.create(basis)
+    extras |= set(environment.state["extras"])
+    groups |= set(environment.state["groups"])
+    if extras == set(environment.state["extras"]) and groups == set(environment.state["groups"]):
+        return
+    wanted = requirements(tomllib.loads((ROOT / "pyproject.toml").read_text()), extras, groups)
+    say(f"{environment.directory}: installing {', '.join(sorted(extras) + sorted(groups))}")
+    environment.pip_install(
+        "--constraint", str(constraints), *wanted, extras=sorted(extras), groups=sorted(groups)
+    )
+
+
+def install_package(environment: Environment) -> None:
+    with tempfile.TemporaryDirectory(prefix="tidegate-build-") as name:
+        copy = Path(name)
+        for file in PACKAGE_FILES:
+            shutil.copy2(ROOT / file, copy / file)
+        shutil.copytree(ROOT / "src", copy / "src", ignore=BUILD_LEFTOVERS)
+        built_from = digest(*(path for path in copy.rglob("*") if path.is_file()), base=copy)
+        built_from += " pure" if os.environ.get("TIDEGATE_PURE", "") not in ("", "0") else ""
+        if environment.state["package"] == built_from:
+            return
+        say(f"{environment.directory}: building and installing tidegate")
+        flags = ("--no-deps", "--no-build-isolation", "--force-reinstall", "--no-cache-dir")
+        environment.pip_install(*flags, str(copy), package=built_from)
+
+
+def run(command: list[str]) -> None:
+    # No prompt can be answered here, and a PYTHONPATH of the caller must not leak into what gets installed.
+    surroundings = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+    surroundings["PIP_DISABLE_PIP_VERSION_CHECK"] = "1"
+    done = subprocess.run(command, stdin=subprocess.DEVNULL, env=surroundings, check=False)
+    if done.returncode != 0:
+        raise SystemExit(f"scripts/environment.py: this command failed: {' '.join(command)}")
+
+
+def say(text: str) -> None:
+    print(f"environment {text}", file=sys.stderr, flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(usage=__doc__)
+    parser.add_argument("directory", type=Path)
+    parser.add_argument("--extra", action="append", default=[])
+    parser.add_argument("--group", action="append", default=[])
+    parser.add_argument("--package", action="store_true")
+    options = parser.parse_args()
+    groups = set(options.group) | ({"build"} if options.package else set())
+    environment = Environment(options.directory)
+    install_requirements(environment, set(options.extra), groups)
+    if options.package:
+        install_package(environment)
+
+
+if __name__ == "__main__":
+    main()

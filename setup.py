@@ -1,0 +1,65 @@
+"""Compiles src/tidegate/core with mypyc where that is possible, and builds plain Python where it is not.
+
+Everything that can be said as data is in pyproject.toml. Laws of this file:
+
+- The sources are the same either way: a build without a C compiler, without mypy, or with TIDEGATE_PURE=1
+  installs the modules as they are.
+- The core is compiled as one group, so that calls between its modules are C calls. All of it or none of it:
+  half a group cannot be imported.
+- An editable install is never compiled: the extension modules would lie beside the sources and hide every edit.
+- A type error in the core fails the build. Only what the machine lacks falls back to Python.
+"""
+
+import os
+import sys
+from pathlib import Path
+
+from setuptools import Extension, setup
+from setuptools.command.build_ext import build_ext
+
+CORE = Path("src/tidegate/core")
+
+# setuptools also runs this file to ask for requirements and metadata, for an sdist and for an editable install.
+# Compiling then would triple the time of a build, or hide edits behind extension modules.
+COMPILING_COMMANDS = frozenset({"bdist_wheel", "build", "build_ext", "install"})
+
+# Modules of the core that stay interpreted, by file name, each with its reason.
+NOT_COMPILED: frozenset[str] = frozenset()
+
+
+class BuildCore(build_ext):
+    """Builds all extension modules, or leaves none behind."""
+
+    def build_extensions(self) -> None:
+        super().build_extensions()
+        files = [Path(self.get_ext_fullpath(extension.name)) for extension in self.extensions]
+        missing = [file.name for file in files if not file.exists()]
+        if missing:
+            for file in files:
+                file.unlink(missing_ok=True)
+            print(f"tidegate: not compiled ({', '.join(missing)} could not be built): installing pure Python")
+
+
+def core_extensions() -> list[Extension]:
+    """The extension modules of the core; an empty list where it shall not or cannot be compiled."""
+    if os.environ.get("TIDEGATE_PURE", "") not in ("", "0"):
+        print("tidegate: not compiled (TIDEGATE_PURE is set)")
+        return []
+    if COMPILING_COMMANDS.isdisjoint(sys.argv):
+        return []
+    try:
+        from mypyc.build import mypycify
+    except ImportError:
+        print("tidegate: not compiled (mypy is not installed)")
+        return []
+    modules = sorted(str(path) for path in CORE.glob("*.py") if path.name not in NOT_COMPILED)
+    # An empty config file: the settings of `make check` are for people, and must not change what is compiled.
+    extensions: list[Extension] = mypycify(
+        ["--config-file=", "--strict", *modules], opt_level="3", debug_level="0", group_name="tidegate_core"
+    )
+    for extension in extensions:
+        extension.optional = True  # no compiler is a warning; BuildCore then clears away what was built
+    return extensions
+
+
+setup(ext_modules=core_extensions(), cmdclass={"build_ext": BuildCore})
