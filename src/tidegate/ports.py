@@ -16,7 +16,21 @@ from typing import NamedTuple, Protocol
 
 from tidegate.core.model import Component, Heard, LedgerRow
 
-__all__ = ["Changes", "Clock", "Ledger", "LedgerOverview", "Origin", "Pulse", "RegionBeat"]
+__all__ = [
+    "Catalog",
+    "CatalogChanges",
+    "Changes",
+    "Clock",
+    "KeyRow",
+    "Ledger",
+    "LedgerOverview",
+    "NamespaceRow",
+    "Origin",
+    "OverrideRow",
+    "Pulse",
+    "RegionBeat",
+    "WorkspaceRow",
+]
 
 
 class Clock(Protocol):
@@ -143,3 +157,119 @@ class Ledger(Protocol):
         """Counters for telemetry: at least statements, connections_opened."""
 
 
+class WorkspaceRow(NamedTuple):
+    """A tenant: everything else in the catalog belongs to one."""
+
+    id: str
+    name: str
+    enabled: bool
+    quota: int | None
+    """How many API calls its keys may make together in `quota_duration_ms`; None: as many as they like."""
+    quota_duration_ms: int | None
+    version: int = 0
+    """The catalog version that wrote this row. Ignored when a row is written."""
+
+
+class KeyRow(NamedTuple):
+    """A root key, known only by its digest."""
+
+    id: str
+    workspace_id: str
+    digest: bytes
+    """32 bytes; see `tidegate.server.auth` for why a plain digest is enough."""
+    name: str
+    """For people; may be empty."""
+    hint: str
+    """The first characters of the key, so that people can tell which one it is."""
+    permissions: tuple[str, ...]
+    created_at_ms: int
+    expires_at_ms: int | None
+    enabled: bool
+    revoked_at_ms: int | None
+    version: int = 0
+
+
+class NamespaceRow(NamedTuple):
+    """A namespace; unique by (workspace, name), byte for byte."""
+
+    id: str
+    workspace_id: str
+    name: str
+    created_at_ms: int
+    deleted_at_ms: int | None
+    version: int = 0
+
+
+class OverrideRow(NamedTuple):
+    """An override; unique by (namespace, identifier), byte for byte. `identifier` may hold `*` wildcards."""
+
+    id: str
+    namespace_id: str
+    identifier: str
+    limit: int
+    duration_ms: int
+    deleted_at_ms: int | None
+    version: int = 0
+
+
+class CatalogChanges(NamedTuple):
+    """One answer of `Catalog.changes`."""
+
+    version: int
+    """Pass it back to go on from here; every row up to it has been seen."""
+    is_complete: bool
+    """False when more rows are left: ask again at once."""
+    workspaces: list[WorkspaceRow]
+    keys: list[KeyRow]
+    namespaces: list[NamespaceRow]
+    overrides: list[OverrideRow]
+
+
+class Catalog(Protocol):
+    """Workspaces, root keys, namespaces and overrides, in the same database as the ledger.
+
+    One number, the catalog version, is raised by every writing transaction, under a lock that is held until the
+    commit; each row it writes carries that number. So versions become visible in the order of their numbers, and
+    `changes(since)` can never miss a transaction that commits late. Rows are never deleted, only marked: a
+    reader that was away sees the mark. Names and identifiers are compared byte for byte, whatever they hold.
+    """
+
+    async def open(self, *, timeout_s: float) -> None:
+        """Connect and check the schema. Raises `SchemaMissing`, `ConfigurationError`, or a `DependencyError` when
+        it is merely down."""
+
+    async def version(self, *, timeout_s: float) -> int:
+        """The current version: one row, one column. This is what every node asks about once a second."""
+
+    async def changes(self, since: int, *, timeout_s: float) -> CatalogChanges:
+        """Rows written after version `since` (0: all), marked ones included, a bounded number an answer."""
+
+    async def put_workspace(self, row: WorkspaceRow, *, timeout_s: float) -> WorkspaceRow:
+        """Create or replace the workspace `row.id`; answers the row as stored."""
+
+    async def put_key(self, row: KeyRow, *, timeout_s: float) -> KeyRow:
+        """Create or replace the key `row.id`. Its workspace must exist, and no other key may have its digest:
+        `InvalidInput` otherwise."""
+
+    async def create_namespace(self, row: NamespaceRow, *, timeout_s: float) -> NamespaceRow:
+        """Create it unless the workspace has a namespace of that name; answers the one that is there, also a
+        deleted one. Concurrent calls for one name create one. Raises `InvalidInput` (field `id`) when another
+        namespace has this id."""
+
+    async def delete_namespace(self, namespace_id: str, *, deleted_at_ms: int | None, timeout_s: float) -> bool:
+        """Mark as deleted, or restore with None. False when there is no such namespace."""
+
+    async def set_override(self, row: OverrideRow, *, timeout_s: float) -> OverrideRow:
+        """Create, change or revive the override of (namespace, identifier); answers the row as stored, with the
+        id it has always had."""
+
+    async def delete_override(
+        self, namespace_id: str, identifier: str, *, deleted_at_ms: int, timeout_s: float
+    ) -> OverrideRow | None:
+        """Mark as deleted; answers the marked row, None when there is no live one."""
+
+    async def close(self) -> None:
+        """Release connections. Idempotent; never raises for a dead peer."""
+
+    def statistics(self) -> Mapping[str, int]:
+        """Counters for telemetry: at least statements, connections_opened."""
