@@ -256,7 +256,9 @@ class Catalog(Protocol):
         deleted one. Concurrent calls for one name create one. Raises `InvalidInput` (field `id`) when another
         namespace has this id."""
 
-    async def delete_namespace(self, namespace_id: str, *, deleted_at_ms: int | None, timeout_s: float) -> bool:
+    async def delete_namespace(
+        self, namespace_id: str, *, deleted_at_ms: int | None, timeout_s: float
+    ) -> bool:
         """Mark as deleted, or restore with None. False when there is no such namespace."""
 
     async def set_override(self, row: OverrideRow, *, timeout_s: float) -> OverrideRow:
