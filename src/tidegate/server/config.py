@@ -1,0 +1,329 @@
+"""The server's configuration: one typed source for file, environment and flags; the later of these wins.
+
+`ServerConfig` is the whole truth: defaults, bounds and descriptions stand at its fields, and the flags of
+`tidegate serve`, the `TIDEGATE_…` variables, `tidegate config show` and docs/reference/config.md are made
+from them. `tidegate.server.config_load` fills it. Laws: a fault names the field, the value, where the value
+came from and the next step; a secret is never shown. There are no tuning constants here: nodes of one fleet
+must not drift apart. This module opens no connection and creates no file.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, Final, Literal, NamedTuple
+
+import msgspec
+from msgspec import Meta
+
+from tidegate.errors import ConfigurationError
+from tidegate.telemetry.secrets import mask, url_password
+
+__all__ = [
+    "SETTINGS",
+    "ConfigFaults",
+    "Fault",
+    "HttpConfig",
+    "Loaded",
+    "LogConfig",
+    "ServerConfig",
+    "Setting",
+    "TlsConfig",
+    "split_listen",
+]
+
+ORIGIN_SCHEMES: Final = (
+    "redis",
+    "rediss",
+    "redis+cluster",
+    "rediss+cluster",
+    "redis+sentinel",
+    "rediss+sentinel",
+    "valkey",
+    "valkeys",
+    "valkey+cluster",
+    "valkey+sentinel",
+    "sqlite",
+    "memory",
+)
+LEDGER_SCHEMES: Final = ("mysql", "mariadb", "postgres", "postgresql", "sqlite")
+
+# A region's name is written into every ledger row and into metric labels: short, plain, and the same for years.
+REGION_PATTERN: Final = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
+
+Seconds = Annotated[float, Meta(gt=0, le=86_400)]
+
+
+class HttpConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """Bounds of the HTTP side. They protect one node from its clients and change no decision."""
+
+    body_bytes_max: Annotated[
+        int, Meta(ge=1_024, le=1_073_741_824, description="Largest request body, in bytes; above it: 413.")
+    ] = 10_485_760
+    header_bytes_max: Annotated[
+        int,
+        Meta(
+            ge=1_024,
+            le=1_048_576,
+            description="Largest request line and headers together, in bytes; above: 431.",
+        ),
+    ] = 32_768
+    headers_max: Annotated[
+        int, Meta(ge=8, le=10_000, description="Most header fields in one request; above it: 431.")
+    ] = 100
+    connections_max: Annotated[
+        int,
+        Meta(ge=1, le=1_000_000, description="Most open connections in one worker; above it new ones wait."),
+    ] = 10_000
+    header_timeout_s: Annotated[
+        Seconds, Meta(description="Longest time from the first byte of a request to the end of its headers.")
+    ] = 10.0
+    request_timeout_s: Annotated[
+        Seconds, Meta(description="Longest time for a whole request, body included; then: 408.")
+    ] = 60.0
+    idle_timeout_s: Annotated[
+        Seconds, Meta(description="How long an idle keep-alive connection stays open.")
+    ] = 75.0
+    stop_timeout_s: Annotated[
+        Seconds,
+        Meta(description="Deadline of a graceful stop: finish requests, flush the last counts, exit."),
+    ] = 10.0
+
+
+class TlsConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """TLS of the HTTP listener. Both or none."""
+
+    cert: Annotated[
+        str | None, Meta(description="PEM file with the certificate chain.", extra={"shown": "path"})
+    ] = None
+    key: Annotated[
+        str | None, Meta(description="PEM file with its private key.", extra={"shown": "path"})
+    ] = None
+
+
+class LogConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """What the server says on stderr."""
+
+    level: Annotated[
+        Literal["debug", "info", "warning", "error"],
+        Meta(description="The least severe message that is written. SIGHUP reads it again."),
+    ] = "info"
+    format: Annotated[
+        Literal["text", "json"], Meta(description="Lines for people, or one JSON object a line.")
+    ] = "text"
+
+
+class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything that `tidegate serve` can be told."""
+
+    listen: Annotated[
+        str, Meta(description="HOST:PORT to serve on; [::1]:PORT for IPv6; port 0 takes a free one.")
+    ] = "127.0.0.1:8080"
+    data_dir: Annotated[
+        str,
+        Meta(
+            min_length=1,
+            description="Directory for what this node keeps on disk: embedded databases and the local snapshot.",
+            extra={"shown": "path"},
+        ),
+    ] = "tidegate-data"
+    region: Annotated[
+        str | None,
+        Meta(description="Stable name of this node's region, the same on all nodes that share its origin."),
+    ] = None
+    origin: Annotated[
+        str | None,
+        Meta(
+            description="URL of the region's shared counter (redis://, rediss://, redis+cluster://, redis+sentinel://, "
+            "valkey://, sqlite:///path, memory://). Unset: a SQLite file in data_dir.",
+            extra={"shown": "url"},
+        ),
+    ] = None
+    ledger: Annotated[
+        str | None,
+        Meta(
+            description="URL of the database that all regions share (mysql://, postgres://, sqlite:///path); it also "
+            "holds keys, namespaces and overrides. Unset: a SQLite file in data_dir, and no other region.",
+            extra={"shown": "url"},
+        ),
+    ] = None
+    workers: Annotated[
+        int, Meta(ge=1, le=256, description="Number of processes, each a node of its own.")
+    ] = 1
+    workspace: Annotated[
+        str,
+        Meta(min_length=1, max_length=512, description="Workspace of the key that the first start creates."),
+    ] = "default"
+    snapshot_age_max_s: Annotated[
+        int,
+        Meta(
+            ge=0,
+            le=2_592_000,
+            description="How old the local snapshot of keys, namespaces and overrides may be when a node starts while "
+            "the database is down; 0 never uses it.",
+        ),
+    ] = 86_400
+    trust_proxy: Annotated[
+        bool,
+        Meta(
+            description="Believe X-Forwarded-For and X-Forwarded-Proto. Only behind a proxy that sets them itself."
+        ),
+    ] = False
+    test_mode: Annotated[
+        bool, Meta(description="Let a request set its own time with X-Test-Time. Never in production.")
+    ] = False
+    tracing: Annotated[
+        bool, Meta(description="OpenTelemetry spans on replay, publish and import; needs the otel extra.")
+    ] = False
+    http: HttpConfig = HttpConfig()
+    tls: TlsConfig = TlsConfig()
+    log: LogConfig = LogConfig()
+
+    @property
+    def host(self) -> str:
+        """The host part of `listen`, without the brackets of IPv6."""
+        return split_listen(self.listen)[0]
+
+    @property
+    def port(self) -> int:
+        """The port part of `listen`."""
+        return split_listen(self.listen)[1]
+
+    @property
+    def secrets(self) -> tuple[str, ...]:
+        """The literal secrets in this configuration, for the masker of the logs."""
+        passwords = (url_password(url) for url in (self.origin, self.ledger) if url)
+        return tuple(password for password in passwords if password)
+
+
+class Setting(NamedTuple):
+    """One field of the configuration, as file, environment, flags, `config show` and the docs see it."""
+
+    path: str
+    """`http.body_bytes_max`: the section and the key in the TOML file."""
+    type: Any
+    default: Any
+    description: str
+    expected: str
+    """What a right value looks like."""
+    shown: str
+    """`url` hides the password, `path` and `plain` are shown as they are."""
+
+    @property
+    def env(self) -> str:
+        """The environment variable."""
+        return "TIDEGATE_" + self.path.replace(".", "_").upper()
+
+    @property
+    def flag(self) -> str:
+        """The flag of `tidegate serve`."""
+        return "--" + self.path.replace(".", "-").replace("_", "-")
+
+    @property
+    def is_switch(self) -> bool:
+        """True for a flag that takes no value."""
+        return isinstance(self.default, bool)
+
+    def show(self, value: object) -> str:
+        """`value` for people, without its secret."""
+        return mask(repr(value)) if self.shown == "url" else repr(value)
+
+
+class Fault(NamedTuple):
+    """One thing that is wrong with a configuration."""
+
+    field: str
+    value: str
+    source: str
+    expected: str
+    next_step: str
+
+    def __str__(self) -> str:
+        return f"{self.field}: got {self.value} from {self.source}, expected {self.expected}. Next: {self.next_step}."
+
+
+class ConfigFaults(ConfigurationError):
+    """The configuration cannot be used. `faults` holds every fault that was found."""
+
+    def __init__(self, faults: tuple[Fault, ...]) -> None:
+        super().__init__("\n".join(str(fault) for fault in faults))
+        self.faults = faults
+
+    def __reduce__(self) -> tuple[type[ConfigFaults], tuple[tuple[Fault, ...]]]:
+        return ConfigFaults, (self.faults,)
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A configuration that is right, and where each of its values came from."""
+
+    config: ServerConfig
+    sources: Mapping[str, str]
+    """By `Setting.path`: `default`, `file x.toml`, `environment TIDEGATE_X` or `flag --x`."""
+    warnings: tuple[str, ...]
+
+
+def _expected(info: Any) -> str:
+    """What a value of this msgspec type looks like, in words."""
+    if isinstance(info, msgspec.inspect.Metadata):
+        return _expected(info.type)
+    if isinstance(info, msgspec.inspect.UnionType):
+        return " or ".join(
+            _expected(part) for part in info.types if not isinstance(part, msgspec.inspect.NoneType)
+        )
+    if isinstance(info, msgspec.inspect.LiteralType):
+        return "one of " + ", ".join(str(value) for value in info.values)
+    if isinstance(info, msgspec.inspect.BoolType):
+        return "true or false"
+    if isinstance(info, msgspec.inspect.IntType):
+        return f"a whole number from {info.ge} to {info.le}"
+    if isinstance(info, msgspec.inspect.FloatType):
+        return f"a number of seconds above {info.gt:g}, at most {info.le:g}"
+    if isinstance(info, msgspec.inspect.StrType):
+        return "text" if info.max_length is None else f"text of at most {info.max_length} characters"
+    raise AssertionError(f"no words for {info!r}")
+
+
+def _walk(struct: type[msgspec.Struct], prefix: str) -> Iterator[Setting]:
+    sections = []
+    for field in msgspec.structs.fields(struct):
+        if isinstance(field.default, msgspec.Struct):
+            sections.append(field)
+            continue
+        info = msgspec.inspect.type_info(field.type)
+        description = ""
+        extra: dict[Any, Any] = {}
+        # Nested Annotated types (Seconds) come as Meta in Meta: the outermost one that says something wins.
+        for meta in reversed(getattr(field.type, "__metadata__", ())):
+            if isinstance(meta, Meta):
+                description = description or (meta.description or "")
+                extra = extra or (meta.extra or {})
+        expected = EXPECTED_BY_PATH.get(prefix + field.name) or _expected(info)
+        shown = str(extra.get("shown", "plain"))
+        yield Setting(prefix + field.name, field.type, field.default, description, expected, shown)
+    for field in sections:
+        yield from _walk(type(field.default), f"{prefix}{field.name}.")
+
+
+EXPECTED_BY_PATH: Final = {
+    "listen": "HOST:PORT with a port from 0 to 65535",
+    "data_dir": "a directory",
+    "region": "a name of 1 to 64 letters, digits, dots, hyphens and underscores, such as fra",
+    "origin": "a URL that begins with redis://, rediss://, redis+cluster://, redis+sentinel://, valkey://, "
+    "sqlite:///path or memory://",
+    "ledger": "a URL that begins with mysql://, postgres:// or sqlite:///path",
+    "tls.cert": "a PEM file",
+    "tls.key": "a PEM file",
+}
+
+SETTINGS: Final = tuple(_walk(ServerConfig, ""))
+"""Every setting, in the order of the reference page: the top level first, then section by section."""
+
+
+def split_listen(listen: str) -> tuple[str, int]:
+    """(host, port) of HOST:PORT; ValueError if it is none."""
+    match = re.fullmatch(r"(?:\[([0-9A-Fa-f:.%a-z]+)\]|([^\s:\[\]/]+)):([0-9]{1,5})", listen)
+    if match is None or int(match.group(3)) > 65_535:
+        raise ValueError(listen)
+    return match.group(1) or match.group(2), int(match.group(3))

@@ -1,0 +1,226 @@
+"""Reading the server's configuration: a TOML file, then the environment, then flags; the later of these wins.
+
+Every fault is collected instead of stopping at the first, and every value remembers where it came from. What the
+settings are is the business of `tidegate.server.config`; this module only finds their values. It reads the files
+that it is told to read, and nothing else: the environment is passed in.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from tidegate.server.config import (
+    LEDGER_SCHEMES,
+    ORIGIN_SCHEMES,
+    REGION_PATTERN,
+    SETTINGS,
+    ConfigFaults,
+    Fault,
+    HttpConfig,
+    Loaded,
+    LogConfig,
+    ServerConfig,
+    Setting,
+    TlsConfig,
+    split_listen,
+)
+from tidegate.telemetry.secrets import mask
+
+__all__ = ["load"]
+
+# A name that the environment may hold without being a setting of the server.
+OTHER_VARIABLES: Final = frozenset(
+    {"TIDEGATE_CONFIG", "TIDEGATE_URL", "TIDEGATE_KEY", "TIDEGATE_DEBUG", "TIDEGATE_PURE"}
+)
+# What Kubernetes puts into every pod beside a Service that is called tidegate.
+SERVICE_LINK: Final = re.compile(r"TIDEGATE_(?:SERVICE_(?:HOST|PORT.*)|PORT(?:_.*)?)")
+
+
+class _Reading:
+    """One reading of all sources: what was found, and every fault on the way."""
+
+    def __init__(self) -> None:
+        self.values: dict[str, object] = {}
+        self.sources: dict[str, str] = {}
+        self.faults: list[Fault] = []
+        self.warnings: list[str] = []
+
+    def put(self, path: str, value: object, source: str) -> None:
+        """A later source wins."""
+        self.values[path] = value
+        self.sources[path] = source
+
+    def read_file(self, file: Path) -> None:
+        source = f"file {file}"
+        try:
+            document = tomllib.loads(file.read_text(encoding="utf-8"))
+        except OSError as error:
+            step = "give a readable file, or leave --config and TIDEGATE_CONFIG out"
+            self.faults.append(
+                Fault("config", repr(str(file)), "the command line", f"a file ({error.strerror})", step)
+            )
+            return
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+            self.faults.append(
+                Fault("config", repr(str(file)), source, f"TOML ({error})", "correct that line")
+            )
+            return
+        known = {setting.path: setting for setting in SETTINGS}
+        sections = {path.rpartition(".")[0] for path in known} - {""}
+        for key, value in document.items():
+            if key in sections:
+                if not isinstance(value, dict):
+                    step = f"write it as a table: [{key}]"
+                    self.faults.append(Fault(key, mask(repr(value)), source, "a table", step))
+                    continue
+                entries = {f"{key}.{name}": inner for name, inner in value.items()}
+            else:
+                entries = {key: value}
+            for path, found in entries.items():
+                if path in known:
+                    self.put(path, found, source)
+                else:
+                    step = f"correct or remove it{_did_you_mean(path, known)}"
+                    # A password may stand under a name that we do not know: `redis_password = "…"`.
+                    shown = mask(f"{path}={found!r}").partition("=")[2]
+                    self.faults.append(Fault(path, shown, source, "a setting that exists", step))
+
+    def read_environment(self, environ: Mapping[str, str]) -> None:
+        by_env = {setting.env: setting for setting in SETTINGS}
+        from_file = {f"{env}_FILE": setting for env, setting in by_env.items() if setting.shown == "url"}
+        # An empty variable counts as unset: that is how compose files and shells say "nothing".
+        for name in sorted(name for name, value in environ.items() if name.startswith("TIDEGATE_") and value):
+            if name in by_env:
+                self.put(by_env[name].path, environ[name], f"environment {name}")
+            elif name in from_file:
+                self._read_secret_file(from_file[name], name, environ)
+            elif name not in OTHER_VARIABLES and SERVICE_LINK.fullmatch(name) is None:
+                self.warnings.append(
+                    f"{name} is not a setting and has no effect{_did_you_mean(name, by_env)}"
+                )
+
+    def _read_secret_file(self, setting: Setting, name: str, environ: Mapping[str, str]) -> None:
+        source = f"environment {name}"
+        if environ.get(setting.env):
+            step = f"set only one of {setting.env} and {name}"
+            self.faults.append(Fault(setting.path, "two values", source, "one value", step))
+            return
+        try:
+            self.put(setting.path, Path(environ[name]).read_text(encoding="utf-8").strip(), source)
+        except (OSError, UnicodeDecodeError) as error:
+            step = f"make {name} name a readable file that holds the URL"
+            reason = error.strerror if isinstance(error, OSError) else "not UTF-8"
+            # Somebody may have put the URL itself where its file's name belongs.
+            shown = mask(repr(environ[name]))
+            self.faults.append(Fault(setting.path, shown, source, f"a text file ({reason})", step))
+
+    def convert(self) -> dict[str, Any]:
+        """Every winning value in its type; a value that cannot be is a fault and stays out."""
+        converted: dict[str, Any] = {}
+        for setting in SETTINGS:
+            if setting.path not in self.values:
+                converted[setting.path] = setting.default
+                self.sources[setting.path] = "default"
+                continue
+            value = self.values[setting.path]
+            # A file has types of its own, so "8" is no number there; variables and flags are always text.
+            strict = self.sources[setting.path].startswith("file ")
+            try:
+                typed = msgspec.convert(value, setting.type, strict=strict)
+                self._check(setting, typed)
+            except (msgspec.ValidationError, ValueError):
+                self._fault(setting, value)
+            else:
+                converted[setting.path] = typed
+        return converted
+
+    def _fault(self, setting: Setting, value: object, expected: str = "", next_step: str = "") -> None:
+        source = self.sources[setting.path]
+        kind, _, name = source.partition(" ")
+        correct = f"correct {setting.path} in {name}" if kind == "file" else f"correct {name}"
+        shown = "nothing" if value is None else setting.show(value)
+        if len(shown) > 120:
+            shown = shown[:117] + "..."
+        self.faults.append(
+            Fault(setting.path, shown, source, expected or setting.expected, next_step or correct)
+        )
+
+    @staticmethod
+    def _check(setting: Setting, value: Any) -> None:
+        """What the type alone cannot say about one value; ValueError when it does not hold."""
+        if setting.path == "listen":
+            split_listen(value)
+        elif setting.path == "region" and value is not None and re.fullmatch(REGION_PATTERN, value) is None:
+            raise ValueError(value)
+        elif setting.path in {"origin", "ledger"} and value is not None:
+            scheme, colon, _rest = value.partition("://")
+            allowed = ORIGIN_SCHEMES if setting.path == "origin" else LEDGER_SCHEMES
+            if not colon or scheme not in allowed:
+                raise ValueError(value)
+        elif setting.path.startswith("tls.") and value == "":
+            raise ValueError(value)
+
+    def check_together(self, converted: Mapping[str, Any]) -> None:
+        """What only several values together can break. A value that is a fault by itself is not judged again."""
+        by_path = {setting.path: setting for setting in SETTINGS}
+        ledger, region = converted.get("ledger"), converted.get("region", "")
+        if ledger is not None and region is None:
+            because = f"required, since a ledger is set by {self.sources['ledger']}"
+            step = "name this node's region with --region, TIDEGATE_REGION or region = in the file; it has no default"
+            self._fault(by_path["region"], None, f"{by_path['region'].expected} ({because})", step)
+        for one, other in (("tls.cert", "tls.key"), ("tls.key", "tls.cert")):
+            if converted.get(one) and other in converted and converted[other] is None:
+                step = f"give {other} too, or remove {one}"
+                self._fault(
+                    by_path[other], None, f"a PEM file, since {one} is set by {self.sources[one]}", step
+                )
+        origin, workers = converted.get("origin"), converted.get("workers", 1)
+        if origin is not None and origin.startswith("memory:") and workers > 1:
+            step = "leave origin unset (a SQLite file in data_dir), or give a Redis URL, or run one worker"
+            self._fault(by_path["origin"], origin, f"an origin that {workers} workers can share", step)
+
+
+def _did_you_mean(name: str, known: Mapping[str, object]) -> str:
+    close = difflib.get_close_matches(name, list(known), n=1)
+    return f" (did you mean {close[0]}?)" if close else ""
+
+
+def load(
+    *,
+    file: Path | None = None,
+    environ: Mapping[str, str] | None = None,
+    flags: Mapping[str, object] | None = None,
+) -> Loaded:
+    """Read the file, then the environment, then the flags (by `Setting.path`; None is "not given"); later wins.
+
+    Raises `ConfigFaults` with everything that is wrong.
+    """
+    reading = _Reading()
+    if file is not None:
+        reading.read_file(file)
+    if environ is not None:
+        reading.read_environment(environ)
+    by_path = {setting.path: setting for setting in SETTINGS}
+    for path, value in (flags or {}).items():
+        if value is not None:
+            reading.put(path, value, f"flag {by_path[path].flag}")
+    converted = reading.convert()
+    reading.check_together(converted)
+    if reading.faults:
+        raise ConfigFaults(tuple(reading.faults))
+    tree: dict[str, Any] = {}
+    for path, value in converted.items():
+        section, _, name = path.rpartition(".")
+        (tree.setdefault(section, {}) if section else tree)[name] = value
+    sections = {"http": HttpConfig, "tls": TlsConfig, "log": LogConfig}
+    built = {name: sections[name](**value) if name in sections else value for name, value in tree.items()}
+    if built["test_mode"]:
+        reading.warnings.append("test_mode is on: whoever can call the API can choose the time of a request")
+    return Loaded(ServerConfig(**built), reading.sources, tuple(reading.warnings))
