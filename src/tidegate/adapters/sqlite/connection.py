@@ -1,0 +1,418 @@
+"""One SQLite file, used from coroutines: a worker thread owns the connection, callers hand it functions.
+
+Laws:
+- `run` keeps its time limit by itself, whatever the disk, another process or the queue before it does.
+- A call that timed out or was cancelled is skipped if it has not begun, interrupted and rolled back if it has.
+- A driver's own exception never escapes; see `dependency_error` for what becomes what.
+- Any event loop of any thread may call. A fork is safe: connections are closed before it (SQLite keeps its locks
+  by process, and a child that opened the file again would believe it holds those of its parent).
+- A file that was deleted or replaced is opened anew, so that two processes never count in two different files.
+
+What is stored in the file is the business of `origin.py` and `ledger.py`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sqlite3
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any, Final, Generic, TypeVar
+
+from tidegate.errors import (
+    ConfigurationError,
+    DependencyError,
+    DependencyTimeout,
+    DependencyUnavailable,
+    RowsRejected,
+)
+
+__all__ = ["SQLiteFile", "dependency_error", "transaction"]
+
+Result = TypeVar("Result")
+
+# Longest wait of a fork for the job that is running. Jobs take milliseconds; a disk that hangs must not hang the
+# fork as well, so the child then refuses to use the file.
+FORK_WAIT_S: Final = 1.0
+# Longest wait of `close` for the job that is running.
+CLOSE_WAIT_S: Final = 2.0
+BUSY_MARGIN_MS: Final = 10
+# Between two tries to switch a new file to WAL: SQLite does not wait by itself there.
+WAL_RETRY_S: Final = 0.005
+# A WAL that grew in a burst is cut back to this after a checkpoint.
+WAL_BYTES_KEPT: Final = 16 * 1024 * 1024
+
+# Failures after which the connection is not worth keeping: the next call opens a new one.
+BROKEN: Final = frozenset(
+    {
+        sqlite3.SQLITE_CANTOPEN,
+        sqlite3.SQLITE_CORRUPT,
+        sqlite3.SQLITE_IOERR,
+        sqlite3.SQLITE_NOTADB,
+        sqlite3.SQLITE_PERM,
+        sqlite3.SQLITE_READONLY,
+    }
+)
+# Of those, the ones that will not pass by themselves when they meet the very first use.
+UNUSABLE: Final = frozenset(
+    {sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_PERM, sqlite3.SQLITE_READONLY}
+)
+REJECTED: Final = frozenset({sqlite3.SQLITE_CONSTRAINT, sqlite3.SQLITE_MISMATCH, sqlite3.SQLITE_TOOBIG})
+
+
+def _code(error: BaseException | None) -> int:
+    """The primary result code of a sqlite3 exception, 0 for anything else."""
+    return int(getattr(error, "sqlite_errorcode", 0)) & 0xFF
+
+
+def dependency_error(error: Exception, path: Path) -> DependencyError:
+    """What a failure of the driver means to a caller."""
+    code = _code(error)
+    if code == sqlite3.SQLITE_INTERRUPT:
+        return DependencyTimeout(f"{path}: interrupted at the end of the time allowed")
+    if code in REJECTED or isinstance(error, (sqlite3.DataError, sqlite3.IntegrityError)):
+        return RowsRejected(f"{path}: {error}")
+    if isinstance(error, (OverflowError, UnicodeEncodeError)):
+        # The driver raises these while it binds a value: an int beyond 64 bits, a lone surrogate.
+        return RowsRejected(f"{path}: {error}")
+    if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
+        return DependencyUnavailable(f"{path}: locked by another process for all of the time allowed")
+    name = getattr(error, "sqlite_errorname", type(error).__name__)
+    return DependencyUnavailable(f"{path}: {error} ({name})")
+
+
+@contextmanager
+def transaction(connection: sqlite3.Connection) -> Iterator[None]:
+    """All or nothing, as the only writer. IMMEDIATE: a transaction that begins as a reader cannot wait to write."""
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        yield
+        connection.execute("COMMIT")
+    finally:
+        if connection.in_transaction:
+            connection.execute("ROLLBACK")
+
+
+class _Job(Generic[Result]):
+    """One call of `run` on its way through the worker."""
+
+    __slots__ = ("abandoned", "deadline", "future", "loop", "work")
+
+    def __init__(
+        self,
+        work: Callable[[sqlite3.Connection], Result],
+        loop: asyncio.AbstractEventLoop,
+        deadline: float,
+    ) -> None:
+        self.work = work
+        self.loop = loop
+        self.future: asyncio.Future[Result] = loop.create_future()
+        self.deadline = deadline
+        self.abandoned = False  # written by the caller under the worker's lock, read by the worker
+
+    def succeed(self, result: Result) -> None:
+        """From the worker's thread."""
+        self._post(self._set_result, result)
+
+    def fail(self, error: BaseException) -> None:
+        """From the worker's thread."""
+        self._post(self._set_exception, error)
+
+    def _post(self, callback: Callable[..., None], value: object) -> None:
+        with suppress(RuntimeError):  # the caller's loop is closed: nobody is waiting any more
+            self.loop.call_soon_threadsafe(callback, value)
+
+    def _set_result(self, result: Result) -> None:
+        if not self.future.done():
+            self.future.set_result(result)
+
+    def _set_exception(self, error: BaseException) -> None:
+        if not self.future.done():
+            self.future.set_exception(error)
+
+
+# Connections of a parent process, kept so that no destructor ever touches them.
+_INHERITED: Final[list[sqlite3.Connection]] = []
+
+
+class _Worker:
+    """The thread, its queue and its connection. Lives as long as its `SQLiteFile`, in one process."""
+
+    def __init__(self, path: Path, prepare: Callable[[sqlite3.Connection], None] | None) -> None:
+        self.path = path
+        self.prepare = prepare
+        self.jobs: SimpleQueue[_Job[Any] | None] = SimpleQueue()
+        self.turn = threading.Lock()  # held while a job runs; a fork takes it to find the worker at rest
+        self.lock = threading.Lock()  # guards the fields below for a moment, never during I/O
+        self.current: _Job[Any] | None = None
+        self.started = False
+        self.stopped = False
+        self.finished = False  # the thread has closed the file and is about to end
+        self.enders: list[_Job[None]] = []  # who waits for that
+        self.poisoned = False  # this process is a child that was forked in the middle of a job
+        self.connections_opened = 0
+        self.jobs_done = 0
+        self.connection: sqlite3.Connection | None = None
+        self.identity: tuple[int, int] | None = (
+            None  # device and inode of the file that `connection` has open
+        )
+
+    def submit(self, job: _Job[Any]) -> None:
+        with self.lock:
+            if self.stopped:
+                raise DependencyUnavailable(f"{self.path}: closed")
+            if self.poisoned:
+                raise DependencyUnavailable(
+                    f"{self.path}: this process was forked while its parent was stuck writing the file; restart it"
+                )
+            if not self.started:
+                # A daemon, so that a limiter that nobody closed does not keep the interpreter from ending.
+                threading.Thread(
+                    target=self.serve, name=f"tidegate sqlite {self.path.name}", daemon=True
+                ).start()
+                self.started = True
+            self.jobs.put(job)
+
+    def abandon(self, job: _Job[Any]) -> None:
+        """Nobody waits for `job` any more."""
+        with self.lock:
+            job.abandoned = True
+            if self.current is job and self.connection is not None:
+                self.connection.interrupt()
+
+    def stop(self, ended: _Job[None] | None = None) -> None:
+        """Accept no more jobs, and close the file after those already accepted; then answer `ended`."""
+        with self.lock:
+            if not self.stopped:
+                self.stopped = True
+                if self.started:
+                    self.jobs.put(None)
+                else:
+                    self.finished = True
+            if ended is not None and not self.finished:
+                self.enders.append(ended)
+                return
+        if ended is not None:
+            ended.succeed(None)
+
+    def serve(self) -> None:
+        """The thread: one job after the other until `stop`."""
+        jobs = self.jobs
+        while (job := jobs.get()) is not None:
+            with self.turn:
+                with self.lock:
+                    if job.abandoned:
+                        continue
+                    self.current = job
+                self.perform(job)
+                with self.lock:
+                    self.current = None
+            del job  # do not keep the last caller's data while waiting for the next
+        with self.turn:
+            self.disconnect()
+        with self.lock:
+            self.finished = True
+            enders, self.enders = self.enders, []
+        for ended in enders:
+            ended.succeed(None)
+
+    def perform(self, job: _Job[Any]) -> None:
+        """Do the work, leave no transaction behind, and tell the caller."""
+        try:
+            result = job.work(self.connected(job.deadline))
+        except (sqlite3.Error, OverflowError, UnicodeEncodeError) as error:
+            self.tidy(broken=_code(error) in BROKEN)
+            told = dependency_error(error, self.path)
+            told.__cause__ = error
+            job.fail(told)
+        except Exception as error:  # noqa: BLE001 - whatever the work raised belongs to the caller of `run`
+            self.tidy(broken=False)
+            job.fail(error)
+        else:
+            self.tidy(broken=False)
+            job.succeed(result)
+        self.jobs_done += 1
+
+    def connected(self, deadline: float) -> sqlite3.Connection:
+        """The connection to the file that is at `path` now, ready to wait for locks until `deadline`."""
+        connection = self.connection
+        if connection is not None and self.identity != _identity(self.path):
+            self.disconnect()
+            connection = None
+        if connection is None:
+            connection = self.connect(deadline)
+        # A little less than is left, so that the caller hears what it waited for instead of a bare timeout.
+        remaining_ms = max(1, int((deadline - time.monotonic()) * 1000) - BUSY_MARGIN_MS)
+        connection.execute(f"PRAGMA busy_timeout={remaining_ms}")
+        return connection
+
+    def connect(self, deadline: float) -> sqlite3.Connection:
+        wait_s = max(0.001, deadline - time.monotonic())
+        # isolation_level=None: transactions begin where the code says so. The lock of a fork may close it from
+        # another thread, hence check_same_thread=False; `turn` keeps that apart from the work.
+        connection = sqlite3.connect(self.path, timeout=wait_s, isolation_level=None, check_same_thread=False)
+        try:
+            self.use_wal(connection, deadline)
+            connection.execute("PRAGMA synchronous=NORMAL")
+            connection.execute(f"PRAGMA journal_size_limit={WAL_BYTES_KEPT}")
+            if self.prepare is not None:
+                self.prepare(connection)
+        except BaseException:
+            connection.close()
+            raise
+        self.connection = connection
+        self.identity = _identity(self.path)
+        self.connections_opened += 1
+        return connection
+
+    def use_wal(self, connection: sqlite3.Connection, deadline: float) -> None:
+        """Readers and the writer do not wait for each other. Several processes may start on a new file at once."""
+        while True:
+            try:
+                (mode,) = connection.execute("PRAGMA journal_mode=WAL").fetchone()
+            except sqlite3.OperationalError as error:
+                if _code(error) != sqlite3.SQLITE_BUSY or time.monotonic() >= deadline:
+                    raise
+                time.sleep(WAL_RETRY_S)
+            else:
+                if mode != "wal":
+                    raise DependencyUnavailable(
+                        f"{self.path}: SQLite cannot use WAL here (journal mode {mode!r}); put the file on a local disk"
+                    )
+                return
+
+    def tidy(self, *, broken: bool) -> None:
+        """Roll back what a failed job left open; drop a connection that cannot be trusted any more."""
+        if not broken and self.connection is not None and self.connection.in_transaction:
+            try:
+                self.connection.execute("ROLLBACK")
+            except sqlite3.Error:
+                broken = True
+        if broken:
+            self.disconnect()
+
+    def reborn(self) -> None:
+        """In a forked child: the thread is gone, and with it whatever it and others held or waited for."""
+        self.jobs = SimpleQueue()
+        self.turn = threading.Lock()
+        self.lock = threading.Lock()
+        self.current = None
+        self.started = False
+        self.enders = []
+        if self.connection is not None:
+            # The parent could not close it in time. Closing it here could release what the parent relies on.
+            self.poisoned = True
+            _INHERITED.append(self.connection)
+            self.connection = None
+
+    def disconnect(self) -> None:
+        connection, self.connection = self.connection, None
+        if connection is not None:
+            with suppress(sqlite3.Error):
+                connection.close()
+
+
+def _identity(path: Path) -> tuple[int, int] | None:
+    try:
+        status = path.stat()
+    except OSError:
+        return None
+    return status.st_dev, status.st_ino
+
+
+# Workers of this process, for the hooks of a fork.
+_WORKERS: Final[weakref.WeakSet[_Worker]] = weakref.WeakSet()
+# Those that the fork in progress holds at rest. Written by the forking thread only.
+_HELD: Final[list[_Worker]] = []
+
+
+def _before_fork() -> None:
+    for worker in list(_WORKERS):
+        if worker.turn.acquire(timeout=FORK_WAIT_S):
+            worker.disconnect()
+            _HELD.append(worker)
+
+
+def _after_fork_in_parent() -> None:
+    while _HELD:
+        _HELD.pop().turn.release()
+
+
+def _after_fork_in_child() -> None:
+    _HELD.clear()
+    for worker in list(_WORKERS):
+        worker.reborn()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(
+        before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_after_fork_in_child
+    )
+
+
+def _nothing(connection: sqlite3.Connection) -> None:
+    """Only open the file."""
+
+
+class SQLiteFile:
+    """The file at `path`. `prepare` runs first on every new connection: create or check tables there."""
+
+    def __init__(
+        self, path: str | os.PathLike[str], *, prepare: Callable[[sqlite3.Connection], None] | None = None
+    ) -> None:
+        self.path = Path(path).absolute()  # the working directory may change before the file is opened
+        self._worker = _Worker(self.path, prepare)
+        # The thread keeps the worker alive, not this object: dropping it without `close` ends the thread too.
+        weakref.finalize(self, self._worker.stop)
+        _WORKERS.add(self._worker)
+
+    async def open(self, *, timeout_s: float) -> None:
+        """Open the file now. `ConfigurationError` when that can never work, `DependencyError` when it may later."""
+        folder = self.path.parent
+        if not folder.is_dir():
+            raise ConfigurationError(
+                f"{self.path}: the directory {folder} does not exist; create it or fix the URL"
+            )
+        if self.path.is_dir():
+            raise ConfigurationError(f"{self.path}: is a directory; name a file in it")
+        try:
+            await self.run(_nothing, timeout_s=timeout_s)
+        except DependencyUnavailable as error:
+            if _code(error.__cause__) in UNUSABLE:
+                raise ConfigurationError(
+                    f"{error}; the file and its directory must be writable, and the file empty or an SQLite database"
+                ) from error
+            raise
+
+    async def run(self, work: Callable[[sqlite3.Connection], Result], *, timeout_s: float) -> Result:
+        """`work(connection)` on the worker's thread: its result, or what it raised.
+
+        The connection is in autocommit mode (`transaction` begins one). Waiting for its turn, for locks and for
+        the work all count; after `timeout_s` the caller gets `DependencyTimeout` and the work is interrupted.
+        """
+        job = _Job(work, asyncio.get_running_loop(), time.monotonic() + timeout_s)
+        self._worker.submit(job)
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await job.future
+        except TimeoutError:
+            raise DependencyTimeout(f"{self.path}: no answer within {timeout_s:g} s") from None
+        finally:
+            if not job.future.done() or job.future.cancelled():
+                self._worker.abandon(job)
+
+    async def close(self) -> None:
+        """End the worker and close the file. Idempotent; waits a moment for the job that is running."""
+        ended = _Job(_nothing, asyncio.get_running_loop(), time.monotonic() + CLOSE_WAIT_S)
+        self._worker.stop(ended)
+        await asyncio.wait([ended.future], timeout=CLOSE_WAIT_S)
+
+    def statistics(self) -> Mapping[str, int]:
+        """Counters for telemetry."""
+        return {"connections_opened": self._worker.connections_opened, "jobs": self._worker.jobs_done}
