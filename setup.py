@@ -23,8 +23,12 @@ CORE = Path("src/tidegate/core")
 # Compiling then would triple the time of a build, or hide edits behind extension modules.
 COMPILING_COMMANDS = frozenset({"bdist_wheel", "build", "build_ext", "install"})
 
-# Modules of the core that stay interpreted, by file name, each with its reason.
-NOT_COMPILED: frozenset[str] = frozenset()
+# Modules of the core that stay interpreted, each with its reason.
+NOT_COMPILED = frozenset(
+    {
+        "_native.py",  # its run-time branch is dead code to the type checker, and mypyc compiles dead code to a trap
+    }
+)
 
 
 class BuildCore(build_ext):
