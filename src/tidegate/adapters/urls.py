@@ -180,7 +180,7 @@ def open_ledger(url: str) -> Ledger:
         from tidegate.adapters.memory import MemoryLedger
 
         _refuse_more_than_scheme(url)
-        return MemoryLedger()
+        return MemoryLedger(cleans_itself=True)
     if scheme == "sqlite":
         from tidegate.adapters.sqlite.ledger import SQLiteLedger
 

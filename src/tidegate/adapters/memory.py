@@ -1,0 +1,357 @@
+"""An origin and a ledger in the memory of this process: the embedded default, and the world of the simulator.
+
+Each has a synchronous core (`*_nowait`) that does the work at once; the port's coroutines only call it. Time comes
+from an injected clock. Any thread may call; a call is atomic. `snapshot`, `restore` and `wipe` play the accidents
+that a real store has: failing over to an older copy, coming back empty.
+"""
+
+from __future__ import annotations
+
+import heapq
+import threading
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from tidegate.adapters.clock import WallClock
+from tidegate.core.model import Component, Heard, LedgerRow
+from tidegate.errors import RegionMismatch, RowsRejected
+from tidegate.ports import Changes, Clock, LedgerOverview, Pulse, RegionBeat
+
+__all__ = ["MemoryLedger", "MemoryOrigin", "OriginSnapshot"]
+
+CellKey = tuple[bytes, int]
+RowKey = tuple[str, str, str, int, int, str]
+
+# The most that one answer of `changes` carries, as the port says.
+ANSWER_ROWS_MAX: Final = 50_000
+
+
+@dataclass(slots=True)
+class _HeldCell:
+    """What an origin keeps of one cell."""
+
+    expires_at_ms: int
+    total: int = 0
+    components: dict[str, int] = field(default_factory=dict)
+
+    def copied(self) -> _HeldCell:
+        return _HeldCell(self.expires_at_ms, self.total, dict(self.components))
+
+
+@dataclass(frozen=True)
+class OriginSnapshot:
+    """An older copy of a `MemoryOrigin`, to restore. Opaque."""
+
+    cells: Mapping[CellKey, _HeldCell]
+    region: str | None
+
+
+class MemoryOrigin:
+    """Honours `tidegate.ports.Origin` for any number of nodes in one process."""
+
+    def __init__(self, *, clock: Clock | None = None) -> None:
+        self._clock = clock if clock is not None else WallClock()
+        self._lock = threading.Lock()
+        self._cells: dict[CellKey, _HeldCell] = {}
+        self._expiries: list[tuple[int, CellKey]] = []  # a heap; may name cells that are gone
+        self._region: str | None = None
+        self._commands = 0
+        self._cells_read = 0
+        self._cells_merged = 0
+
+    # ---- the synchronous core
+
+    def read_nowait(self, wanted: Sequence[Component]) -> list[Heard]:
+        """See `Origin.read`."""
+        with self._lock:
+            self._commands += 1
+            self._cells_read += len(wanted)
+            self._expire()
+            answers = []
+            for one in wanted:
+                cell = self._cells.get((one.digest, one.sequence))
+                answers.append(
+                    Heard(0, 0) if cell is None else Heard(cell.total, cell.components.get(one.writer, 0))
+                )
+            return answers
+
+    def merge_nowait(self, components: Sequence[Component]) -> list[Heard]:
+        """See `Origin.merge`."""
+        with self._lock:
+            self._commands += 1
+            self._cells_merged += len(components)
+            self._expire()
+            merged: list[_HeldCell] = []
+            before: dict[tuple[bytes, int, str], int] = {}
+            for one in components:
+                cell = self._cell((one.digest, one.sequence), one.expires_at_ms)
+                held = cell.components.get(one.writer, 0)
+                before.setdefault((one.digest, one.sequence, one.writer), held)
+                if one.own > held:
+                    cell.components[one.writer] = one.own
+                    cell.total += one.own - held
+                merged.append(cell)
+            answers = [
+                Heard(cell.total, before[one.digest, one.sequence, one.writer])
+                for one, cell in zip(components, merged, strict=True)
+            ]
+            self._expire()  # what had expired before it was merged is answered and not kept
+            return answers
+
+    def pulse_nowait(self, region: str) -> Pulse:
+        """See `Origin.pulse`."""
+        with self._lock:
+            self._commands += 1
+            was_empty = self._region is None
+            if self._region is None:
+                self._region = region
+            return Pulse(self._region, was_empty, self._clock.now_ms())
+
+    # ---- accidents
+
+    def snapshot(self) -> OriginSnapshot:
+        """A copy to fail over to."""
+        with self._lock:
+            return OriginSnapshot({key: cell.copied() for key, cell in self._cells.items()}, self._region)
+
+    def restore(self, snapshot: OriginSnapshot) -> None:
+        """Fail over to an older copy."""
+        with self._lock:
+            self._cells = {key: cell.copied() for key, cell in snapshot.cells.items()}
+            self._expiries = [(cell.expires_at_ms, key) for key, cell in self._cells.items()]
+            heapq.heapify(self._expiries)
+            self._region = snapshot.region
+
+    def wipe(self) -> None:
+        """Come back empty, without even the region's name."""
+        self.restore(OriginSnapshot({}, None))
+
+    # ---- the port
+
+    async def open(self, region: str, *, timeout_s: float) -> None:
+        held = self.pulse_nowait(region).region
+        if held != region:
+            raise RegionMismatch(region, held)
+
+    async def read(self, wanted: Sequence[Component], *, timeout_s: float) -> list[Heard]:
+        return self.read_nowait(wanted)
+
+    async def merge(self, components: Sequence[Component], *, timeout_s: float) -> list[Heard]:
+        return self.merge_nowait(components)
+
+    async def pulse(self, region: str, *, timeout_s: float) -> Pulse:
+        return self.pulse_nowait(region)
+
+    async def close(self) -> None:
+        """Nothing to release: what was counted stays for the other nodes of this process."""
+
+    def statistics(self) -> Mapping[str, int]:
+        return {
+            "commands": self._commands,
+            "connections_opened": 0,
+            "cells": len(self._cells),
+            "cells_read": self._cells_read,
+            "cells_merged": self._cells_merged,
+        }
+
+    # ---- inside
+
+    def _cell(self, key: CellKey, expires_at_ms: int) -> _HeldCell:
+        cell = self._cells.get(key)
+        if cell is None:
+            cell = self._cells[key] = _HeldCell(expires_at_ms)
+            heapq.heappush(self._expiries, (expires_at_ms, key))
+        return cell
+
+    def _expire(self) -> None:
+        now_ms = self._clock.now_ms()
+        while self._expiries and self._expiries[0][0] <= now_ms:
+            self._cells.pop(heapq.heappop(self._expiries)[1], None)
+
+
+@dataclass(slots=True)
+class _HeldRow:
+    """A row of the ledger as it was last changed."""
+
+    row: LedgerRow
+    updated_at_ms: int
+    change: int
+    """The number of the publish that last raised it. Rises with every change in the ledger."""
+
+
+def _key(row: LedgerRow) -> RowKey:
+    return row.workspace, row.namespace, row.identifier, row.duration_ms, row.sequence, row.region
+
+
+class MemoryLedger:
+    """Honours `tidegate.ports.Ledger` for any number of regions in one process.
+
+    `rejects` plays a database that refuses a row. `cleans_itself` drops expired rows on publish: for a ledger
+    that no `tidegate cleanup` can reach.
+    """
+
+    def __init__(
+        self,
+        *,
+        clock: Clock | None = None,
+        rejects: Callable[[LedgerRow], bool] | None = None,
+        cleans_itself: bool = False,
+    ) -> None:
+        self.rejects = rejects
+        """May be replaced at any time."""
+        self._clock = clock if clock is not None else WallClock()
+        self._cleans_itself = cleans_itself
+        self._lock = threading.Lock()
+        self._held: dict[RowKey, _HeldRow] = {}
+        # Every change in order: its number and whose it was. Entries that a later change of the same row has
+        # overtaken are skipped, and swept out when they are the majority.
+        self._log: list[tuple[int, RowKey]] = []
+        self._expiries: list[tuple[int, RowKey]] = []  # a heap; may name rows that are gone
+        self._beats: dict[str, int] = {}
+        self._change = 0
+        self._statements = 0
+        self._rows_published = 0
+
+    # ---- the synchronous core
+
+    def publish_nowait(self, rows: Sequence[LedgerRow]) -> None:
+        """See `Ledger.publish`."""
+        with self._lock:
+            self._statements += 1
+            if self.rejects is not None:
+                for row in rows:
+                    if self.rejects(row):
+                        raise RowsRejected(f"the ledger refuses the row of {_key(row)!r}")
+            now_ms = self._clock.now_ms()
+            for row in rows:
+                key = _key(row)
+                held = self._held.get(key)
+                if held is None:
+                    heapq.heappush(self._expiries, (row.expires_at_ms, key))
+                elif row.regional <= held.row.regional:
+                    continue
+                self._change += 1
+                self._held[key] = _HeldRow(row, now_ms, self._change)
+                self._log.append((self._change, key))
+            self._rows_published += len(rows)
+            if len(self._log) > 2 * len(self._held) + 1_000:
+                self._log = [entry for entry in self._log if self._is_latest(*entry)]
+            if self._cleans_itself:
+                self._delete(now_ms, len(self._expiries))
+
+    def changes_nowait(self, cursor: str | None, *, now_ms: int) -> Changes:
+        """See `Ledger.changes`. A publish is atomic here, so that none can commit late and nothing overlaps."""
+        with self._lock:
+            self._statements += 1
+            position = 0 if cursor is None else int(cursor)
+            rows: list[LedgerRow] = []
+            newest: dict[str, int] = {}
+            for held in self._changed_since(position):
+                if held.row.expires_at_ms > now_ms:
+                    if len(rows) == ANSWER_ROWS_MAX:
+                        break
+                    rows.append(held.row)
+                    newest[held.row.region] = max(held.updated_at_ms, newest.get(held.row.region, 0))
+                position = held.change
+            clock_ms = self._clock.now_ms()
+            return Changes(rows, str(position), {region: clock_ms - at for region, at in newest.items()})
+
+    def heartbeat_nowait(self, region: str) -> list[RegionBeat]:
+        """See `Ledger.heartbeat`."""
+        with self._lock:
+            self._statements += 1
+            self._beats[region] = self._clock.now_ms()
+            return self._all_beats()
+
+    def cleanup_nowait(self, cutoff_ms: int, *, rows_max: int) -> int:
+        """See `Ledger.cleanup`."""
+        with self._lock:
+            self._statements += 1
+            return self._delete(cutoff_ms, rows_max)
+
+    def overview_nowait(self, *, now_ms: int, hottest_max: int) -> LedgerOverview:
+        """See `Ledger.overview`."""
+        with self._lock:
+            self._statements += 1
+            live = [held.row for held in self._held.values() if held.row.expires_at_ms > now_ms]
+            return LedgerOverview(
+                regions=self._all_beats(),
+                rows=dict(Counter(row.region for row in live)),
+                expired_rows=len(self._held) - len(live),
+                hottest=heapq.nsmallest(hottest_max, live, key=lambda row: (-row.regional, _key(row))),
+                clock_ms=self._clock.now_ms(),
+            )
+
+    # ---- inspection and accidents
+
+    def rows(self) -> list[LedgerRow]:
+        """Every row, expired or not, sorted by its key."""
+        with self._lock:
+            return [self._held[key].row for key in sorted(self._held)]
+
+    def wipe(self) -> None:
+        """Lose every row and every heartbeat. Cursors from before go on to work."""
+        with self._lock:
+            self._held.clear()
+            self._log.clear()
+            self._expiries.clear()
+            self._beats.clear()
+
+    # ---- the port
+
+    async def open(self, *, timeout_s: float) -> None:
+        """Nothing to connect to, and no schema to be missing."""
+
+    async def publish(self, rows: Sequence[LedgerRow], *, timeout_s: float) -> None:
+        self.publish_nowait(rows)
+
+    async def changes(self, cursor: str | None, *, now_ms: int, timeout_s: float) -> Changes:
+        return self.changes_nowait(cursor, now_ms=now_ms)
+
+    async def heartbeat(self, region: str, *, timeout_s: float) -> list[RegionBeat]:
+        return self.heartbeat_nowait(region)
+
+    async def cleanup(self, cutoff_ms: int, *, rows_max: int, timeout_s: float) -> int:
+        return self.cleanup_nowait(cutoff_ms, rows_max=rows_max)
+
+    async def overview(self, *, now_ms: int, hottest_max: int, timeout_s: float) -> LedgerOverview:
+        return self.overview_nowait(now_ms=now_ms, hottest_max=hottest_max)
+
+    async def close(self) -> None:
+        """Nothing to release: what was published stays for the other regions of this process."""
+
+    def statistics(self) -> Mapping[str, int]:
+        return {
+            "statements": self._statements,
+            "connections_opened": 0,
+            "rows": len(self._held),
+            "rows_published": self._rows_published,
+        }
+
+    # ---- inside
+
+    def _is_latest(self, change: int, key: RowKey) -> bool:
+        held = self._held.get(key)
+        return held is not None and held.change == change
+
+    def _changed_since(self, position: int) -> Iterator[_HeldRow]:
+        """Rows whose last change is later than `position`, in the order of their changes."""
+        first = bisect_right(self._log, position, key=lambda entry: entry[0])
+        for index in range(first, len(self._log)):
+            change, key = self._log[index]
+            if self._is_latest(change, key):
+                yield self._held[key]
+
+    def _all_beats(self) -> list[RegionBeat]:
+        return [RegionBeat(region, self._beats[region]) for region in sorted(self._beats)]
+
+    def _delete(self, cutoff_ms: int, rows_max: int) -> int:
+        """Drop the rows that expired first, before `cutoff_ms`."""
+        deleted = 0
+        while deleted < rows_max and self._expiries and self._expiries[0][0] < cutoff_ms:
+            if self._held.pop(heapq.heappop(self._expiries)[1], None) is not None:
+                deleted += 1
+        return deleted
