@@ -6,22 +6,25 @@ whether those answer depends on the network and not on a change.
 """
 
 import re
-import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
+NOT_OURS = frozenset({"build", "dist", "node_modules", "tidegate-data"})
 FENCE = re.compile(r"^(```|~~~).*?^\1", re.MULTILINE | re.DOTALL)
 CODE = re.compile(r"`[^`\n]*`")
 LINK = re.compile(r"\[[^\]]*\]\(<?([^)\s>]+)>?(?:\s+\"[^\"]*\")?\)|^\[[^\]]+\]:\s*(\S+)", re.MULTILINE)
 HEADING = re.compile(r"^#{1,6}\s+(.+?)\s*#*$", re.MULTILINE)
 
 
-def markdown_files() -> list[Path]:
-    """What git tracks, and what it would track: a page that is being written counts as well."""
-    command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard", "*.md"]
-    names = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout
-    return sorted({path for name in names.split("\0") if name and (path := ROOT / name).is_file()})
+def markdown_files(directory: Path) -> Iterator[Path]:
+    """All pages of the working tree; environments, caches and builds hold those of others."""
+    for path in sorted(directory.iterdir()):
+        if path.is_dir() and not path.name.startswith(".") and path.name not in NOT_OURS:
+            yield from markdown_files(path)
+        elif path.suffix == ".md":
+            yield path
 
 
 def anchors(page: Path) -> set[str]:
@@ -48,7 +51,7 @@ def broken_links(page: Path) -> list[str]:
 
 
 def main() -> None:
-    pages = markdown_files()
+    pages = list(markdown_files(ROOT))
     broken = [problem for page in pages for problem in broken_links(page)]
     for problem in broken:
         print(problem, file=sys.stderr)
