@@ -1,0 +1,308 @@
+"""The bodies of the six operations: their types, their bounds, and an explanation of what is wrong with one.
+
+The structs are the one source: msgspec decodes by them, /openapi.json shows the schemas made from them, and the
+explanations are found by reading those same schemas. Decoding is the hot path; explaining is not, and bounded.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from typing import Annotated, Any, Final, Generic, TypeVar
+
+import msgspec
+from msgspec import UNSET, Meta, UnsetType
+
+from tidegate.server.problems import INVALID_INPUT, FieldError, Refusal
+
+__all__ = [
+    "SCHEMAS",
+    "BodyDecoder",
+    "LimitBody",
+    "ListOverridesBody",
+    "OverrideBody",
+    "SetOverrideBody",
+    "decode_delete_override",
+    "decode_get_override",
+    "decode_limit",
+    "decode_list_overrides",
+    "decode_multi_limit",
+    "decode_set_override",
+]
+
+INT64_MAX: Final = 2**63 - 1
+DURATION_MS_MIN: Final = 1_000
+DURATION_MS_MAX: Final = 2_592_000_000
+ITEMS_MAX: Final = 100
+PAGE_MAX: Final = 100
+PAGE_DEFAULT: Final = 10
+
+# An explanation reads the body a second time, with the slow parser of the standard library. No honest body that is
+# wrong is larger; a larger one gets msgspec's one-line reason.
+EXPLAINED_BYTES_MAX: Final = 65_536
+# A wide body may be wrong in thousands of places. Nobody reads more than this.
+ERRORS_MAX: Final = 20
+
+Name = Annotated[str, Meta(min_length=1, max_length=512)]
+
+
+class LimitBody(msgspec.Struct, gc=False, forbid_unknown_fields=True):
+    """`limit`, and one item of `multiLimit`."""
+
+    namespace: Annotated[
+        Name, Meta(description="Id or name of the namespace. An unknown name is created on first use.")
+    ]
+    identifier: Annotated[
+        Name, Meta(description="Whom to limit: a user, a key, an address. Case-sensitive; any characters.")
+    ]
+    limit: Annotated[
+        int,
+        Meta(
+            ge=1,
+            le=INT64_MAX,
+            description="How much may pass in one window, unless an override says otherwise.",
+        ),
+    ]
+    duration: Annotated[
+        int, Meta(ge=DURATION_MS_MIN, le=DURATION_MS_MAX, description="Length of the window in milliseconds.")
+    ]
+    cost: (
+        Annotated[
+            int,
+            Meta(
+                ge=0,
+                le=INT64_MAX,
+                description="How much this call uses; 0 looks without consuming.",
+                extra_json_schema={"default": 1},
+            ),
+        ]
+        | UnsetType
+    ) = UNSET
+
+
+class SetOverrideBody(msgspec.Struct, gc=False, forbid_unknown_fields=True):
+    """`setOverride`."""
+
+    namespace: Annotated[Name, Meta(description="Id or name of an existing namespace.")]
+    identifier: Annotated[
+        Name, Meta(description="An identifier, or a pattern in which `*` stands for any run of characters.")
+    ]
+    limit: Annotated[int, Meta(ge=0, le=INT64_MAX, description="The limit to apply; 0 blocks.")]
+    duration: Annotated[
+        int, Meta(ge=DURATION_MS_MIN, le=INT64_MAX, description="Length of the window in milliseconds.")
+    ]
+
+
+class OverrideBody(msgspec.Struct, gc=False, forbid_unknown_fields=True):
+    """`getOverride` and `deleteOverride`."""
+
+    namespace: Annotated[Name, Meta(description="Id or name of an existing namespace.")]
+    identifier: Annotated[Name, Meta(description="The identifier or pattern of the override.")]
+
+
+class ListOverridesBody(msgspec.Struct, gc=False, forbid_unknown_fields=True):
+    """`listOverrides`."""
+
+    namespace: Annotated[Name, Meta(description="Id or name of an existing namespace.")]
+    limit: (
+        Annotated[
+            int,
+            Meta(
+                ge=1, le=PAGE_MAX, description="Items on a page.", extra_json_schema={"default": PAGE_DEFAULT}
+            ),
+        ]
+        | UnsetType
+    ) = UNSET
+    cursor: Annotated[str, Meta(description="From `pagination.cursor` of the page before.")] | UnsetType = (
+        UNSET
+    )
+
+
+MultiLimitBody = Annotated[list[LimitBody], Meta(min_length=1, max_length=ITEMS_MAX)]
+
+_, SCHEMAS = msgspec.json.schema_components(
+    [LimitBody, SetOverrideBody, OverrideBody, ListOverridesBody], ref_template="#/components/schemas/{name}"
+)
+SCHEMAS["MultiLimitBody"] = {
+    "type": "array",
+    "minItems": 1,
+    "maxItems": ITEMS_MAX,
+    "items": {"$ref": "#/components/schemas/LimitBody"},
+}
+
+
+def quotes_of_limit(body: LimitBody) -> int:
+    """How many quotation marks a `limit` body has if no key stands twice and no string holds one.
+
+    Two string values and four or five keys. Every further key would add two.
+    """
+    return 12 if body.cost is UNSET else 14
+
+
+def quotes_of_override(_body: OverrideBody) -> int:
+    return 8
+
+
+def quotes_of_set_override(_body: SetOverrideBody) -> int:
+    return 12
+
+
+def quotes_of_list(body: ListOverridesBody) -> int:
+    return 4 + (0 if body.limit is UNSET else 2) + (0 if body.cursor is UNSET else 4)
+
+
+def quotes_of_batch(items: list[LimitBody]) -> int:
+    return sum(map(quotes_of_limit, items))
+
+
+T = TypeVar("T")
+
+
+class BodyDecoder(Generic[T]):
+    """Bytes to a checked body of one operation, or a `Refusal` that explains."""
+
+    __slots__ = ("_decode", "_path", "_quotes", "_schema")
+
+    def __init__(self, path: str, body_type: Any, schema: str, quotes: Callable[[T], int]) -> None:
+        self._path = path
+        self._decode: Callable[[bytes], T] = msgspec.json.Decoder(body_type).decode
+        self._schema = schema
+        self._quotes = quotes
+
+    def __call__(self, data: bytes) -> T:
+        try:
+            body = self._decode(data)
+        except (msgspec.MsgspecError, ValueError) as error:
+            raise self._refusal(explain(SCHEMAS[self._schema], data, str(error))) from None
+        # JSON says nothing about a key that stands twice, and parsers differ: the value that a proxy has checked
+        # need not be the one that is used here. So it is refused. Counting quotation marks settles all ordinary
+        # bodies for the price of one memchr; only strings that hold one are parsed again.
+        excess = data.count(b'"') - self._quotes(body)
+        if excess != 0 and has_duplicate_key(data, excess, len(body) if isinstance(body, list) else 1):
+            raise self._refusal([FieldError("/", "a property is given twice", "Give each property once.")])
+        return body
+
+    def _refusal(self, errors: list[FieldError]) -> Refusal:
+        detail = f"POST request body for '{self._path}' failed to validate schema"
+        return Refusal(INVALID_INPUT, detail, errors=errors)
+
+
+class _Duplicate(Exception):
+    pass
+
+
+def _refuse_duplicates(pairs: list[tuple[str, Any]]) -> None:
+    if len(dict(pairs)) != len(pairs):
+        raise _Duplicate
+
+
+def has_duplicate_key(data: bytes, excess: int, objects: int) -> bool:
+    """Whether a key stands twice in an object of this JSON text, which msgspec has found to be of our shape.
+
+    `excess` is the number of quotation marks beyond those of the keys and values. Two strings of at most 512
+    characters hold at most 1,024, so that more of them are proof enough: no large body is ever parsed again.
+    """
+    if excess > 1_024 * objects:
+        return True
+    try:
+        json.loads(data, object_pairs_hook=_refuse_duplicates)
+    except _Duplicate:
+        return True
+    return False
+
+
+def explain(schema: Mapping[str, Any], data: bytes, reason: str) -> list[FieldError]:
+    """What is wrong with `data`, by keyword of the schema. Never empty."""
+    if len(data) <= EXPLAINED_BYTES_MAX:
+        try:
+            document = json.loads(data)
+        except (ValueError, RecursionError):
+            return [
+                FieldError("/", f"the body is not valid JSON: {reason}", "Send one JSON document in UTF-8.")
+            ]
+        errors = []
+        for error in violations(schema, document, "", ""):
+            errors.append(error)
+            if len(errors) == ERRORS_MAX:
+                break
+        if errors:
+            return errors
+    return [FieldError("/", reason)]
+
+
+TYPES: Final[Mapping[str, Callable[[Any], bool]]] = {
+    "object": lambda value: isinstance(value, dict),
+    "array": lambda value: isinstance(value, list),
+    "string": lambda value: isinstance(value, str),
+    "integer": lambda value: isinstance(value, int) and not isinstance(value, bool),
+}
+
+
+def violations(schema: Mapping[str, Any], value: Any, path: str, where: str) -> Iterator[FieldError]:
+    """Walk the part of JSON Schema that our own schemas use."""
+    if (reference := schema.get("$ref")) is not None:
+        yield from violations(SCHEMAS[reference.rpartition("/")[2]], value, path, where)
+        return
+    kind = schema["type"]
+    named = where or "the body"
+    if not TYPES[kind](value):
+        yield FieldError(f"{path}/type", f"{named} must be of type {kind}")
+    elif kind == "object":
+        yield from _object_violations(schema, value, path, where)
+    elif kind == "array":
+        yield from _bound_violations(
+            schema, len(value), path, named, "minItems", "maxItems", "have", " items"
+        )
+        for index, item in enumerate(value[: schema["maxItems"]]):
+            yield from violations(schema["items"], item, f"{path}/items", f"item {index}")
+    elif kind == "string":
+        yield from _bound_violations(
+            schema, len(value), path, named, "minLength", "maxLength", "have", " characters"
+        )
+    else:
+        yield from _bound_violations(schema, value, path, named, "minimum", "maximum", "be", "")
+
+
+def _object_violations(
+    schema: Mapping[str, Any], value: Mapping[str, Any], path: str, where: str
+) -> Iterator[FieldError]:
+    prefix = f"{where}: " if where else ""
+    properties = schema["properties"]
+    for name in schema["required"]:
+        if name not in value:
+            yield FieldError(f"{path}/required", f"{prefix}property {name!r} is missing", f"Add {name!r}.")
+    for name, item in value.items():
+        if name in properties:
+            yield from violations(properties[name], item, f"{path}/properties/{name}", f"{prefix}{name!r}")
+        else:
+            shown = name if len(name) <= 64 else name[:61] + "..."
+            yield FieldError(
+                f"{path}/additionalProperties", f"{prefix}property {shown!r} is unknown", f"Remove {shown!r}."
+            )
+
+
+def _bound_violations(
+    schema: Mapping[str, Any], size: int, path: str, named: str, low: str, high: str, verb: str, unit: str
+) -> Iterator[FieldError]:
+    if low in schema and size < schema[low]:
+        yield FieldError(f"{path}/{low}", f"{named} must {verb} at least {schema[low]}{unit}")
+    if high in schema and size > schema[high]:
+        yield FieldError(f"{path}/{high}", f"{named} must {verb} at most {schema[high]}{unit}")
+
+
+decode_limit: Final = BodyDecoder[LimitBody]("/v2/ratelimit.limit", LimitBody, "LimitBody", quotes_of_limit)
+decode_multi_limit: Final = BodyDecoder[list[LimitBody]](
+    "/v2/ratelimit.multiLimit", MultiLimitBody, "MultiLimitBody", quotes_of_batch
+)
+decode_set_override: Final = BodyDecoder[SetOverrideBody](
+    "/v2/ratelimit.setOverride", SetOverrideBody, "SetOverrideBody", quotes_of_set_override
+)
+decode_get_override: Final = BodyDecoder[OverrideBody](
+    "/v2/ratelimit.getOverride", OverrideBody, "OverrideBody", quotes_of_override
+)
+decode_delete_override: Final = BodyDecoder[OverrideBody](
+    "/v2/ratelimit.deleteOverride", OverrideBody, "OverrideBody", quotes_of_override
+)
+decode_list_overrides: Final = BodyDecoder[ListOverridesBody](
+    "/v2/ratelimit.listOverrides", ListOverridesBody, "ListOverridesBody", quotes_of_list
+)
