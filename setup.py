@@ -13,6 +13,7 @@ Everything that can be said as data is in pyproject.toml. Laws of this file:
 import os
 import sys
 from pathlib import Path
+from typing import cast
 
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
@@ -58,9 +59,9 @@ def core_extensions() -> list[Extension]:
         return []
     modules = sorted(str(path) for path in CORE.glob("*.py") if path.name not in NOT_COMPILED)
     # An empty config file: the settings of `make check` are for people, and must not change what is compiled.
-    extensions: list[Extension] = mypycify(
-        ["--config-file=", "--strict", *modules], opt_level="3", debug_level="0", group_name="tidegate_core"
-    )
+    options = ["--config-file=", "--strict"]
+    compiled = mypycify([*options, *modules], opt_level="3", debug_level="0", group_name="tidegate_core")
+    extensions = cast("list[Extension]", compiled)  # declared as possibly those of distutils
     for extension in extensions:
         extension.optional = True  # no compiler is a warning; BuildCore then clears away what was built
     return extensions

@@ -15,7 +15,7 @@ from pathlib import Path
 from environment import ROOT, requirements
 
 
-def resolved(wanted: list[str]) -> list[str]:
+def resolved(wanted: set[str]) -> list[str]:
     """The versions that pip would install into an empty environment, as sorted name==version lines."""
     with tempfile.TemporaryDirectory(prefix="tidegate-constraints-") as name:
         python = str(Path(name) / "venv" / "bin" / "python")
@@ -24,7 +24,7 @@ def resolved(wanted: list[str]) -> list[str]:
         for command in (
             [sys.executable, "-m", "venv", str(Path(name) / "venv")],
             [*pip_install, "--upgrade", "pip"],
-            [*pip_install, "--dry-run", "--ignore-installed", "--report", str(report), *wanted],
+            [*pip_install, "--dry-run", "--ignore-installed", "--report", str(report), *sorted(wanted)],
         ):
             subprocess.run(command, check=True, stdin=subprocess.DEVNULL)
         found = [item["metadata"] for item in json.loads(report.read_text())["install"]]
@@ -33,8 +33,9 @@ def resolved(wanted: list[str]) -> list[str]:
 
 def main() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
-    extras = set(project["project"]["optional-dependencies"])
-    lines = resolved(requirements(project, extras, set(project["dependency-groups"])))
+    lines = resolved(
+        requirements(project, project["project"]["optional-dependencies"], project["dependency-groups"])
+    )
     (ROOT / "constraints.txt").write_text("\n".join(lines) + "\n")
     print(f"constraints.txt: {len(lines)} packages")
 

@@ -22,6 +22,7 @@ import subprocess
 import sys
 import tempfile
 import tomllib
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,7 @@ BUILD_LEFTOVERS = shutil.ignore_patterns("__pycache__", "*.egg-info", "*.so", "*
 SELF_REFERENCE = re.compile(r"tidegate\[([\w\s,-]+)\]$")
 
 
-def requirements(project: dict[str, Any], extras: set[str], groups: set[str]) -> list[str]:
+def requirements(project: dict[str, Any], extras: Iterable[str], groups: Iterable[str]) -> set[str]:
     """What the extras and groups ask of pip, with references among them resolved."""
     wanted: set[str] = set()
 
@@ -54,12 +55,12 @@ def requirements(project: dict[str, Any], extras: set[str], groups: set[str]) ->
         add_extra(name)
     for name in groups:
         add_group(name)
-    return sorted(wanted)
+    return wanted
 
 
 def digest(*files: Path, base: Path) -> str:
     """A digest of the names and contents of files, in the order of their names."""
-    total = hashlib.sha256(f"{sys.version} {sys.executable}".encode())
+    total = hashlib.sha256(f"{sys.version} {sys.base_prefix}".encode())
     for file in sorted(files):
         content = file.read_bytes()
         total.update(f"\0{file.relative_to(base)}\0{len(content)}\0".encode() + content)
@@ -80,7 +81,7 @@ class Environment:
     def create(self, basis: str) -> None:
         say(f"{self.directory}: a new environment with Python {sys.version.split()[0]}")
         run([sys.executable, "-m", "venv", "--clear", str(self.directory)])
-        self.state = {"basis": basis, "extras": [], "groups": [], "package": None}
+        self.state = {"basis": basis, "requirements": [], "package": None}
 
     def pip_install(self, *arguments: str, **changes: object) -> None:
         """Runs pip; the record is absent meanwhile, so that a broken install is never taken for a finished one."""
@@ -90,20 +91,17 @@ class Environment:
         self._record.write_text(json.dumps(self.state, indent=1) + "\n")
 
 
-def install_requirements(environment: Environment, extras: set[str], groups: set[str]) -> None:
+def install_requirements(environment: Environment, extras: list[str], groups: list[str]) -> None:
     constraints = ROOT / "constraints.txt"
     basis = digest(ROOT / "pyproject.toml", constraints, base=ROOT)
     if environment.state.get("basis") != basis:
         environment.create(basis)
-    extras |= set(environment.state["extras"])
-    groups |= set(environment.state["groups"])
-    if extras == set(environment.state["extras"]) and groups == set(environment.state["groups"]):
-        return
-    wanted = requirements(tomllib.loads((ROOT / "pyproject.toml").read_text()), extras, groups)
-    say(f"{environment.directory}: installing {', '.join(sorted(extras) + sorted(groups))}")
-    environment.pip_install(
-        "--constraint", str(constraints), *wanted, extras=sorted(extras), groups=sorted(groups)
-    )
+    installed = set(environment.state["requirements"])
+    wanted = requirements(tomllib.loads((ROOT / "pyproject.toml").read_text()), extras, groups) | installed
+    if wanted != installed:
+        say(f"{environment.directory}: installing {', '.join(extras + groups)}")
+        every = sorted(wanted)
+        environment.pip_install("--constraint", str(constraints), *every, requirements=every)
 
 
 def install_package(environment: Environment) -> None:
@@ -141,9 +139,9 @@ def main() -> None:
     parser.add_argument("--group", action="append", default=[])
     parser.add_argument("--package", action="store_true")
     options = parser.parse_args()
-    groups = set(options.group) | ({"build"} if options.package else set())
+    groups = [*options.group, *(["build"] if options.package else [])]
     environment = Environment(options.directory)
-    install_requirements(environment, set(options.extra), groups)
+    install_requirements(environment, options.extra, groups)
     if options.package:
         install_package(environment)
 
