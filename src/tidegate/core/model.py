@@ -8,19 +8,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from hashlib import blake2b
-from typing import TYPE_CHECKING, Final, NamedTuple, final
+from typing import Final, NamedTuple, final
 
+from tidegate.core._native import mypyc_attr
 from tidegate.core.quota import parse_quota
 from tidegate.errors import InvalidInput
-
-if TYPE_CHECKING:
-    from mypy_extensions import mypyc_attr
-else:
-
-    def mypyc_attr(**_options: object) -> object:
-        """A build-time hint: the compiler reads it and never calls it."""
-        return lambda cls: cls
-
 
 __all__ = [
     "DEGRADED",
@@ -175,11 +167,11 @@ class Decision:
         self.remaining: Final[int] = remaining
         self.reset_ms: Final[int] = reset_ms
         self.effective: Final[int] = effective
-        # -1 stands for None in these three: an optional int would be boxed in the compiled class.
+        self._source: Final[int] = source
+        # -1 stands for None in these: an optional int would be boxed in the compiled class.
         self._retry_after_ms: Final[int] = retry_after_ms
         self._regional_age_ms: Final[int] = regional_age_ms
         self._global_age_ms: Final[int] = global_age_ms
-        self._source: Final[int] = source
 
     def __bool__(self) -> bool:
         return self.success

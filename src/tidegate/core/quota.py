@@ -25,7 +25,9 @@ UNIT_MS: Final[dict[str, int]] = {
     "week": 604_800_000,
 }
 
-QUOTA: Final = re.compile(r"\s*([0-9]{1,19})\s*(?:/|\bper\b)\s*([0-9]{0,15})\s*([a-z]+)\s*", re.ASCII | re.IGNORECASE)
+QUOTA: Final = re.compile(
+    r"\s*([0-9]{1,19})\s*(?:/|\bper\b)\s*([0-9]{0,15})\s*([a-z]+)\s*", re.ASCII | re.IGNORECASE
+)
 
 EXPECTED: Final = 'a quota such as "100/minute", "10/s" or "5000/30d"'
 

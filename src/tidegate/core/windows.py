@@ -7,7 +7,7 @@ division that the formula itself contains. All durations are milliseconds.
 
 from __future__ import annotations
 
-__all__ = ["carried", "earliest_fit", "publish_threshold"]
+__all__ = ["carried", "cover_ms", "earliest_fit", "publish_threshold", "wait_ms"]
 
 
 def carried(previous: int, elapsed_ms: int, duration_ms: int) -> int:
@@ -15,22 +15,37 @@ def carried(previous: int, elapsed_ms: int, duration_ms: int) -> int:
     return previous * (duration_ms - elapsed_ms) // duration_ms
 
 
+def cover_ms(count: int, free: int, duration_ms: int) -> int:
+    """How much of a cell holding `count` (at least 1) the window may still cover so that it weighs at most `free`.
+
+    carried <= free  <=>  count * cover < (free + 1) * duration  <=>  cover <= ((free + 1) * duration - 1) // count
+    """
+    return ((free + 1) * duration_ms - 1) // count
+
+
 def earliest_fit(current: int, previous: int, room: int, elapsed_ms: int, duration_ms: int) -> int:
     """The earliest elapsed time, at or after `elapsed_ms`, at which `current + carried <= room`.
 
     `room` is what the limit leaves beside the cost. The answer may equal `duration_ms`, which is the start of
     the next cell, and is -1 when the current cell alone exceeds the room, so that this cell never fits.
-
-    carried <= free  <=>  previous * left < (free + 1) * duration  <=>  left <= ((free + 1) * duration - 1) // previous
     """
-    free = room - current
-    if free < 0:
+    if current > room:
         return -1
     if previous == 0:
         return elapsed_ms
-    left = ((free + 1) * duration_ms - 1) // previous
-    earliest = duration_ms - left
+    earliest = duration_ms - cover_ms(previous, room - current, duration_ms)
     return earliest if earliest > elapsed_ms else elapsed_ms
+
+
+def wait_ms(current: int, previous: int, room: int, elapsed_ms: int, duration_ms: int) -> int:
+    """How long until `current + carried <= room`, if nobody else comes; `room` must not be negative.
+
+    While the current cell alone leaves room, wait for the previous one to fade; otherwise wait for the next cell,
+    in which today's current is the previous.
+    """
+    if current > room:
+        return 2 * duration_ms - elapsed_ms - cover_ms(current, room, duration_ms)
+    return earliest_fit(current, previous, room, elapsed_ms, duration_ms) - elapsed_ms
 
 
 def publish_threshold(limit: int, regions: int) -> int:

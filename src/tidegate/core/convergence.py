@@ -1,0 +1,440 @@
+"""How nodes and regions come to agree: what to replay, what to publish, how an answer merges.
+
+Pure: `plan_*` says what should be sent, `apply_*` merges what came back, and the loops in `runtime` and the
+simulator carry it between the two. Everything merges with max, so that any order and any repetition of deliveries
+gives the same state. A node writes only its own component, a region only its own row; what was read of others
+raises the view and is never written back. Every call costs what has changed, not what exists; the sweeps that
+follow a wiped origin or ledger go through the slots in slices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final, final
+
+from tidegate.core.cells import BLOCKED, CLEAN, PINNED, Cell, Shared, Subject
+from tidegate.core.engine import Engine, Need
+from tidegate.core.model import Component, Heard, LedgerRow, Tuning
+from tidegate.core.windows import publish_threshold
+
+__all__ = ["Convergence", "Publication", "Replay"]
+
+
+@final
+class Replay:
+    """Components on their way to the origin, in one command's worth."""
+
+    __slots__ = ("cells", "components", "subjects")
+
+    def __init__(self) -> None:
+        self.components: Final[list[Component]] = []
+        self.subjects: Final[list[Subject]] = []
+        self.cells: Final[list[Cell]] = []
+
+
+@final
+class Publication:
+    """Rows on their way to the ledger, in unique-key order."""
+
+    __slots__ = ("cells", "rows", "subjects")
+
+    def __init__(self, found: list[tuple[LedgerRow, Subject, Cell]]) -> None:
+        self.rows: Final[list[LedgerRow]] = [row for row, _, _ in found]
+        self.subjects: Final[list[Subject]] = [subject for _, subject, _ in found]
+        self.cells: Final[list[Cell]] = [cell for _, _, cell in found]
+
+
+@final
+class Convergence:
+    """The shared side of one engine."""
+
+    __slots__ = (
+        "_engine",
+        "_full_rows",
+        "_region",
+        "_republish_until_ms",
+        "_sweep_at",
+        "_sweep_heals",
+        "_sweep_publishes",
+        "_sweep_unpublishes",
+        "_tuning",
+        "cells_imported",
+        "heals",
+        "hot_until_ms",
+        "rows_imported",
+        "rows_set_aside",
+    )
+
+    def __init__(self, engine: Engine, tuning: Tuning, region: str) -> None:
+        self._engine: Final[Engine] = engine
+        self._tuning: Final[Tuning] = tuning
+        self._region: Final[str] = region
+        # A sweep is going through the slots and has come this far; -1 when there is none.
+        self._sweep_at: int = -1
+        self._sweep_heals: bool = False
+        self._sweep_publishes: bool = False
+        self._sweep_unpublishes: bool = False
+        # Own rows seen by the full import that is under way, and until when one must exist.
+        self._full_rows: int = 0
+        self._republish_until_ms: int = 0
+        # While this node holds cells above their threshold that still grow, imports are fast.
+        self.hot_until_ms: int = 0
+        self.cells_imported: int = 0
+        self.rows_imported: int = 0
+        self.rows_set_aside: int = 0
+        self.heals: int = 0
+
+    # -- reads
+
+    def apply_read(self, need: Need, heard: Sequence[Heard], now_ms: int) -> None:
+        """The origin answered: both cells are as fresh as they can be."""
+        for cell, answer in zip(need.cells, heard, strict=True):
+            self._hear(need.subject, cell, answer.total - answer.component, now_ms)
+            shared = cell.shared
+            if shared is not None and answer.component < shared.acked:
+                self._lost(need.subject, shared)
+
+    def apply_read_failure(self, need: Need, now_ms: int) -> None:
+        """The read failed, as known at `now_ms`: decide from memory, and try again no sooner than in a while."""
+        until_ms = now_ms + self._tuning.read_retry_ms
+        for cell in need.cells:
+            shared = cell.shared
+            if shared is not None:
+                shared.fresh_until_ms = max(shared.fresh_until_ms, until_ms)
+                shared.failed_until_ms = max(shared.failed_until_ms, until_ms)
+
+    def _hear(self, subject: Subject, cell: Cell, others: int, now_ms: int) -> None:
+        shared = cell.shared
+        if shared is None:
+            return
+        shared.fresh_until_ms = max(shared.fresh_until_ms, now_ms + self._tuning.fresh_ms)
+        shared.heard_at_ms = max(shared.heard_at_ms, now_ms)
+        if others > cell.others:
+            cell.others = others
+            if subject.table >= 0 and cell.own + others > shared.published:
+                self._note_change(subject, cell, shared)
+
+    def _note_change(self, subject: Subject, cell: Cell, shared: Shared) -> None:
+        duration_ms = self._engine.subjects.key_of(subject)[2]
+        if self._engine.has_ledger and duration_ms >= self._tuning.ledger_duration_ms_min:
+            self._engine.note_change(subject, cell, shared)
+
+    # -- replay
+
+    def plan_replay(self, now_ms: int, cells_max: int) -> Replay | None:
+        """The next dirty cells, oldest first; None when there are none. Each must be applied or failed."""
+        engine = self._engine
+        replay = Replay()
+        taken = 0
+        for subject in engine.dirty:
+            if len(replay.cells) >= cells_max:
+                break
+            taken += 1
+            subject.awaiting = False
+            if subject.table < 0:
+                continue
+            key = engine.subjects.key_of(subject)
+            sequence_min = now_ms // key[2] - 2
+            for cell in subject.cells():
+                shared = cell.shared
+                if shared is not None and cell.own > shared.acked and cell.sequence >= sequence_min:
+                    replay.subjects.append(subject)
+                    replay.cells.append(cell)
+                    replay.components.append(engine.component(subject, cell, key))
+            self._unpin(subject, now_ms)
+        del engine.dirty[:taken]
+        return replay if replay.cells else None
+
+    def apply_replay(self, replay: Replay, heard: Sequence[Heard], now_ms: int) -> None:
+        """The origin merged them: acknowledged, and its totals are news of the other nodes."""
+        for i, answer in enumerate(heard):
+            subject = replay.subjects[i]
+            cell = replay.cells[i]
+            sent = replay.components[i].own
+            shared = cell.shared
+            assert shared is not None
+            if answer.component < shared.acked:
+                self._lost(subject, shared)
+            shared.acked = max(shared.acked, sent)
+            self._hear(subject, cell, answer.total - max(answer.component, sent), now_ms)
+            self._unpin(subject, now_ms)
+
+    def fail_replay(self, replay: Replay) -> None:
+        """It is not known whether they arrived: they are sent again. Merging twice is harmless."""
+        for subject in replay.subjects:
+            self._queue(subject)
+
+    def _queue(self, subject: Subject) -> None:
+        if not subject.awaiting and subject.table >= 0:
+            subject.awaiting = True
+            self._engine.dirty.append(subject)
+            self._engine.signals = True
+
+    def _unpin(self, subject: Subject, now_ms: int) -> None:
+        """A subject whose counts are all acknowledged may be forgotten again."""
+        if subject.queue != PINNED or subject.awaiting or subject.table < 0:
+            return
+        sequence_min = now_ms // self._engine.subjects.key_of(subject)[2] - 2
+        for cell in subject.cells():
+            if cell.shared is not None and cell.own > cell.shared.acked and cell.sequence >= sequence_min:
+                return
+        blocked = subject.strict_until_ms > now_ms
+        self._engine.subjects.move(subject, BLOCKED if blocked else CLEAN, subject.touched_ms)
+
+    # -- a wiped or older origin
+
+    def _lost(self, subject: Subject, shared: Shared) -> None:
+        """The origin holds less of ours than it acknowledged: it was wiped, or failed over to an older copy.
+
+        One such answer is evidence about every cell. A sweep marks them all to be merged again; if one is under
+        way, only what lies behind it can be news.
+        """
+        shared.acked = 0
+        if self._sweep_at < 0 or not self._sweep_heals or subject.slot < self._sweep_at:
+            self.start_heal()
+        self._queue(subject)
+
+    def start_heal(self) -> None:
+        """Merge everything again, in slices: call `sweep` until it says that it is done."""
+        self._sweep_heals = True
+        self._sweep_at = 0
+
+    def start_republish(self) -> None:
+        """Offer every cell to the publish filters again: the ledger lost rows, or thresholds fell."""
+        self._sweep_publishes = True
+        self._sweep_at = 0
+
+    @property
+    def sweeping(self) -> bool:
+        return self._sweep_at >= 0
+
+    def sweep(self, slots_max: int) -> bool:
+        """Go through the next slots. True while there are more."""
+        if self._sweep_at < 0:
+            return False
+        slots = self._engine.subjects.slots
+        end = min(self._sweep_at + slots_max, len(slots))
+        for slot in range(self._sweep_at, end):
+            subject = slots[slot]
+            if subject is None:
+                continue
+            for cell in subject.cells():
+                shared = cell.shared
+                if shared is None:
+                    continue
+                if self._sweep_heals and cell.own > 0:
+                    shared.acked = 0
+                    self.heals += 1
+                    self._queue(subject)
+                    if subject.queue != PINNED:
+                        self._engine.subjects.move(subject, PINNED, subject.touched_ms)
+                if self._sweep_unpublishes:
+                    shared.published = 0
+                if self._sweep_publishes and cell.own + cell.others > shared.published:
+                    self._note_change(subject, cell, shared)
+        if end < len(slots):
+            self._sweep_at = end
+            return True
+        self._sweep_at = -1
+        self._sweep_heals = False
+        self._sweep_publishes = False
+        self._sweep_unpublishes = False
+        return False
+
+    # -- publish
+
+    def plan_publish(self, now_ms: int, *, pressed_only: bool = False) -> Publication | None:
+        """The rows that should go out now; None when there are none. Each must be applied, failed or set aside.
+
+        By tick all changed cells are considered, by pressure only those that have grown by their step. A cell
+        that does not pass the filters leaves the queue: it comes back when it grows, when another region
+        publishes it, or when the number of regions rises.
+        """
+        engine = self._engine
+        subjects = engine.pressed if pressed_only else engine.changed
+        if pressed_only:
+            engine.pressed = []
+        else:
+            engine.changed = []
+        found: list[tuple[LedgerRow, Subject, Cell]] = []
+        for subject in subjects:
+            if not pressed_only:
+                subject.publishing = False
+            if subject.table < 0:
+                continue
+            key = engine.subjects.key_of(subject)
+            for cell in subject.cells():
+                shared = cell.shared
+                if shared is None or not (shared.pressed if pressed_only else shared.changed):
+                    continue
+                shared.pressed = False
+                if pressed_only and not shared.changed:
+                    continue
+                row = self._row(subject, cell, shared, key, now_ms)
+                if row is not None:
+                    shared.changed = False
+                    found.append((row, subject, cell))
+                elif not pressed_only:
+                    shared.changed = False
+                    if now_ms < shared.set_aside_until_ms:
+                        engine.note_change(subject, cell, shared)
+        if not found:
+            return None
+        found.sort(key=row_of)
+        return Publication(found)
+
+    def _row(
+        self, subject: Subject, cell: Cell, shared: Shared, key: tuple[str, str, int], now_ms: int
+    ) -> LedgerRow | None:
+        """The cell's row, if it passes the filters of publishing."""
+        workspace, namespace, duration_ms = key
+        expires_at_ms = (cell.sequence + 2) * duration_ms
+        regional = cell.own + cell.others
+        if duration_ms < self._tuning.ledger_duration_ms_min or now_ms >= expires_at_ms:
+            return None
+        if regional <= shared.published or now_ms < shared.set_aside_until_ms:
+            return None
+        if cell.foreign == 0:
+            if shared.limit_min == 0 or regional < publish_threshold(shared.limit_min, self._engine.regions):
+                return None
+        self.hot_until_ms = max(self.hot_until_ms, now_ms + 2 * self._tuning.import_interval_ms)
+        return LedgerRow(
+            workspace,
+            namespace,
+            subject.identifier,
+            duration_ms,
+            cell.sequence,
+            self._region,
+            regional,
+            expires_at_ms,
+        )
+
+    def apply_publish(self, publication: Publication, start: int, end: int, now_ms: int) -> None:
+        """The rows from `start` up to `end` stand in the ledger."""
+        for i in range(start, end):
+            cell = publication.cells[i]
+            shared = cell.shared
+            assert shared is not None
+            row = publication.rows[i]
+            shared.published = max(shared.published, row.regional)
+            shared.set_aside = 0
+            self._republish_until_ms = max(self._republish_until_ms, row.expires_at_ms)
+            self._aim(publication.subjects[i], cell, shared, now_ms, row.duration_ms)
+
+    def fail_publish(self, publication: Publication, start: int, end: int) -> None:
+        """These rows did not go out, or nobody knows: they wait for the next turn."""
+        for i in range(start, end):
+            cell = publication.cells[i]
+            subject = publication.subjects[i]
+            if cell.shared is not None and subject.table >= 0:
+                self._engine.note_change(subject, cell, cell.shared)
+
+    def set_aside(self, publication: Publication, index: int, now_ms: int) -> None:
+        """The ledger refuses this very row: it waits, longer each time, and holds nobody else up."""
+        cell = publication.cells[index]
+        shared = cell.shared
+        assert shared is not None
+        self.rows_set_aside += 1
+        shared.set_aside_until_ms = now_ms + (self._tuning.set_aside_ms << min(shared.set_aside, 10))
+        shared.set_aside += 1
+        if publication.subjects[index].table >= 0:
+            self._engine.note_change(publication.subjects[index], cell, shared)
+
+    def _aim(self, subject: Subject, cell: Cell, shared: Shared, now_ms: int, duration_ms: int) -> None:
+        if shared.limit_min > 0:
+            self._engine.aim(subject, cell, shared, now_ms, duration_ms)
+
+    # -- import
+
+    def apply_import(self, rows: Sequence[LedgerRow], now_ms: int, *, full: bool = False) -> None:
+        """Merge rows of the ledger: own ones raise the region's lower bound, others are foreign components."""
+        for row in rows:
+            if now_ms >= row.expires_at_ms or row.duration_ms < self._tuning.ledger_duration_ms_min:
+                continue
+            self.rows_imported += 1
+            subject, cell = self._import_cell(row, now_ms)
+            shared = cell.shared
+            assert shared is not None
+            if row.region == self._region:
+                if full:
+                    self._full_rows += 1
+                self._apply_own_row(subject, cell, shared, row, full)
+            else:
+                self._apply_foreign_row(subject, cell, shared, row, now_ms)
+
+    def _import_cell(self, row: LedgerRow, now_ms: int) -> tuple[Subject, Cell]:
+        subjects = self._engine.subjects
+        key = (row.workspace, row.namespace, row.duration_ms)
+        subject = subjects.find(key, row.identifier)
+        if subject is None:
+            self.cells_imported += 1
+            subject = subjects.create(key, row.identifier, row.sequence, now_ms)
+            subjects.make_room(now_ms, subject)
+        cell = subject.cell(row.sequence)
+        if cell is None:
+            self.cells_imported += 1
+            cell = subjects.new_cell(row.sequence)
+            subject.insert(cell)
+        return subject, cell
+
+    def _apply_own_row(
+        self, subject: Subject, cell: Cell, shared: Shared, row: LedgerRow, full: bool
+    ) -> None:
+        if row.regional - cell.own > cell.others:
+            cell.others = row.regional - cell.own
+        if row.regional > shared.published:
+            shared.published = row.regional
+        elif full and row.regional < shared.published:
+            # The ledger was restored from an older copy: what it lost is published again.
+            shared.published = row.regional
+            self._engine.note_change(subject, cell, shared)
+
+    def _apply_foreign_row(
+        self, subject: Subject, cell: Cell, shared: Shared, row: LedgerRow, now_ms: int
+    ) -> None:
+        components = shared.components
+        if components is None:
+            components = {}
+            shared.components = components
+        known = components.get(row.region, 0)
+        grown = row.regional - known
+        if grown <= 0:
+            return
+        components[row.region] = row.regional
+        cell.foreign += grown
+        if shared.grew_at_ms != now_ms:
+            # The rate is what one import saw grow since the one before that did. Too long ago is no rate.
+            since_ms = now_ms - shared.grew_at_ms
+            shared.growth = 0
+            shared.growth_ms = since_ms if 0 < since_ms <= 2 * self._tuning.import_interval_ms else 0
+            shared.grew_at_ms = now_ms
+        if known > 0:
+            # A first sight is no rate either: that count may have grown over any time.
+            shared.growth += grown
+        self._aim(subject, cell, shared, now_ms, row.duration_ms)
+        if cell.own + cell.others > shared.published:
+            self._engine.note_change(subject, cell, shared)
+
+    def begin_full_import(self) -> None:
+        """A full read of the ledger begins: every live row of this region should come by."""
+        self._full_rows = 0
+
+    def finish_import(self, now_ms: int, *, full: bool = False) -> None:
+        """An import is complete. After a full one that brought no own row although some are live, the ledger was
+        wiped: everything is published again."""
+        self._engine.imported_at_ms = max(self._engine.imported_at_ms, now_ms)
+        if full and self._full_rows == 0 and now_ms < self._republish_until_ms:
+            self._republish_until_ms = 0
+            self._sweep_unpublishes = True
+            self.start_republish()
+
+    def apply_regions(self, regions: int) -> None:
+        """So many regions are live. More regions mean lower thresholds: every cell is considered again."""
+        known = self._engine.regions
+        self._engine.regions = max(1, regions)
+        if regions > known:
+            self.start_republish()
+
+
+def row_of(found: tuple[LedgerRow, Subject, Cell]) -> LedgerRow:
+    return found[0]

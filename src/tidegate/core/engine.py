@@ -1,0 +1,580 @@
+"""The decision: what may pass, from what this node remembers, or what must be read first.
+
+`decide` and `decide_many` return decisions, or the reads that the rules of freshness ask for; the driver reads,
+hands the answers to `Convergence`, and asks again with the `source` it has by then. Check and commit are one step:
+nothing is called between them that could let another decision in. The engine knows no clock, no lock and no I/O;
+it holds its subjects and is held by one driver, which lets in one thread at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final, final
+
+from tidegate.core._native import mypyc_attr
+from tidegate.core.cells import BLOCKED, CLEAN, PINNED, Cell, Shared, Subject, Table
+from tidegate.core.model import (
+    DEGRADED,
+    LOCAL,
+    ORIGIN,
+    Component,
+    Decision,
+    Limit,
+    Request,
+    Tuning,
+    checked_name,
+)
+from tidegate.core.subjects import Subjects
+from tidegate.core.windows import carried, earliest_fit, publish_threshold, wait_ms
+
+__all__ = ["COLD", "STALE", "STRICT", "Engine", "Need"]
+
+# Why a read is wanted.
+COLD: Final = "cold"  # nothing heard yet
+STALE: Final = "stale"  # heard too long ago
+STRICT: Final = "strict"  # denied lately, so peers' latest counts matter
+
+
+@final
+@mypyc_attr(acyclic=True)
+class Need:
+    """What must be read before a decision: one or two cells of one subject, in one round trip."""
+
+    __slots__ = ("cells", "reason", "subject", "wanted")
+
+    def __init__(self, reason: str, subject: Subject, cells: list[Cell], wanted: list[Component]) -> None:
+        self.reason: Final[str] = reason
+        self.subject: Final[Subject] = subject
+        self.cells: Final[list[Cell]] = cells
+        self.wanted: Final[list[Component]] = wanted
+
+
+@final
+class Engine:
+    """One node's decisions.
+
+    `has_origin` and `has_ledger` say which layers exist: without an origin nothing is read or replayed, without
+    either, cells have no shared part at all.
+    """
+
+    __slots__ = (
+        "_anticipates",
+        "_fresh_ms",
+        "_grace_ms",
+        "_has_origin",
+        "_ledger_duration_ms_min",
+        "_pressure_parts",
+        "_retry_ms",
+        "_shares",
+        "_tables",
+        "_touch_ms",
+        "anticipation_ms_max",
+        "denied",
+        "dirty",
+        "changed",
+        "from_degraded",
+        "from_origin",
+        "has_ledger",
+        "imported_at_ms",
+        "node_id",
+        "passed",
+        "pressed",
+        "regions",
+        "signals",
+        "strict_activations",
+        "subjects",
+    )
+
+    def __init__(
+        self, tuning: Tuning, *, node_id: str, has_origin: bool = False, has_ledger: bool = False
+    ) -> None:
+        self.node_id: Final[str] = node_id
+        self._has_origin: Final[bool] = has_origin
+        self.has_ledger: Final[bool] = has_ledger
+        self._shares: Final[bool] = has_origin or has_ledger
+        self._fresh_ms: Final[int] = tuning.fresh_ms
+        self._grace_ms: Final[int] = tuning.rollover_grace_ms
+        self._retry_ms: Final[int] = tuning.read_retry_ms
+        self._touch_ms: Final[int] = tuning.touch_ms
+        self._ledger_duration_ms_min: Final[int] = tuning.ledger_duration_ms_min
+        self._pressure_parts: Final[int] = tuning.pressure_parts
+        self._anticipates: Final[bool] = tuning.anticipation and has_ledger
+        # How far ahead anticipation reaches: two import intervals, as they are at the moment. Written by the importer.
+        self.anticipation_ms_max: int = 2 * tuning.import_interval_ms
+        self.subjects: Final[Subjects] = Subjects(tuning, has_origin or has_ledger)
+        self._tables: Final[dict[tuple[str, str, int], Table]] = self.subjects.tables
+
+        # Subjects with counts to replay, and with cells to publish, in the order in which they got them.
+        # Filled here, emptied by `Convergence`.
+        self.dirty: list[Subject] = []
+        self.changed: list[Subject] = []
+        self.pressed: list[Subject] = []
+        # True when something was put into `dirty` or `pressed`: the driver wakes its loops and clears it.
+        self.signals: bool = False
+        # Live regions in the ledger. Written by `Convergence`.
+        self.regions: int = 1
+        # When the ledger was last imported, -1 for never. Written by `Convergence`.
+        self.imported_at_ms: int = -1
+
+        self.passed: int = 0
+        self.denied: int = 0
+        self.from_origin: int = 0
+        self.from_degraded: int = 0
+        self.strict_activations: int = 0
+
+    # -- one request
+
+    def decide(
+        self, limit: Limit, identifier: str, cost: int, now_ms: int, source: int = LOCAL
+    ) -> Decision | Need:
+        """Decide one request at `now_ms`. With a `source` other than LOCAL the driver has done its reading.
+
+        `Gate` has checked the types and the cost; the identifier's length is checked when it is first met.
+        """
+        duration_ms = limit.duration_ms
+        sequence = now_ms // duration_ms
+        # `Subjects.find` written out: two calls less on every decision of an interpreted engine.
+        table = self._tables.get(limit.key)
+        subject = None if table is None else table.shards[hash(identifier) & table.mask].get(identifier)
+        if subject is None:
+            subject = self._meet(limit, identifier, sequence, now_ms)
+        current = subject.current
+        if subject.sequence != sequence:
+            current = self._cell(subject, sequence, duration_ms)
+            previous = subject.cell(sequence - 1)
+        else:
+            previous = subject.previous
+
+        before = 0
+        effective = current.own + current.others + current.foreign + cost
+        if previous is not None:
+            before = previous.own + previous.others + previous.foreign
+            if before:
+                effective += carried(before, now_ms - sequence * duration_ms, duration_ms)
+        quota = limit.quota
+        if effective > quota:
+            return self._deny(subject, current, before, limit, cost, now_ms, effective, 0, source)
+
+        regional_age_ms = -1
+        global_age_ms = -1
+        if self._shares:
+            shared = current.shared
+            assert shared is not None
+            if self._has_origin and source == LOCAL:
+                if now_ms >= shared.fresh_until_ms or now_ms < subject.strict_until_ms:
+                    need = self._need(subject, current, shared, limit, sequence, now_ms)
+                    if need is not None:
+                        return need
+                if now_ms < shared.failed_until_ms:
+                    source = DEGRADED
+            if self._anticipates and shared.growth:
+                probable = shared.anticipated(now_ms, self.anticipation_ms_max)
+                if effective + probable > quota:
+                    return self._deny(
+                        subject, current, before, limit, cost, now_ms, effective, probable, source
+                    )
+            regional_age_ms = self._regional_age_ms(current, now_ms)
+            global_age_ms = self._global_age_ms(now_ms)
+            if cost:
+                current.own += cost
+                self._note(subject, current, shared, limit, now_ms)
+            if source != LOCAL:
+                self._count_source(source)
+        else:
+            current.own += cost
+        self.passed += 1
+        if now_ms - subject.touched_ms >= self._touch_ms:
+            self._touch(subject, now_ms)
+        return Decision(
+            True,
+            quota,
+            quota - effective,
+            (sequence + 1) * duration_ms,
+            effective,
+            0,
+            source,
+            regional_age_ms,
+            global_age_ms,
+        )
+
+    def _meet(self, limit: Limit, identifier: str, sequence: int, now_ms: int) -> Subject:
+        """A subject that is not remembered: check its name, make room, begin."""
+        checked_name("identifier", identifier)
+        subject = self.subjects.create(limit.key, identifier, sequence, now_ms)
+        self.subjects.make_room(now_ms, subject)
+        return subject
+
+    def _touch(self, subject: Subject, now_ms: int) -> None:
+        if subject.queue == BLOCKED and subject.strict_until_ms <= now_ms:
+            self.subjects.move(subject, CLEAN, now_ms)
+        else:
+            self.subjects.move(subject, subject.queue, now_ms)
+
+    def _cell(self, subject: Subject, sequence: int, duration_ms: int) -> Cell:
+        """The cell of `sequence`, made if need be. One that follows a warm cell is warm for a moment itself."""
+        cell = subject.cell(sequence)
+        if cell is not None:
+            return cell
+        before = subject.cell(sequence - 1)
+        cell = self.subjects.new_cell(sequence)
+        shared = cell.shared
+        if shared is not None and before is not None and self._has_origin:
+            known = before.shared
+            assert known is not None
+            start_ms = sequence * duration_ms
+            if known.heard_at_ms >= 0 and known.heard_at_ms + self._fresh_ms > start_ms:
+                shared.fresh_until_ms = start_ms + self._grace_ms
+                shared.heard_at_ms = start_ms
+        subject.insert(cell)
+        return cell
+
+    def _need(
+        self, subject: Subject, current: Cell, shared: Shared, limit: Limit, sequence: int, now_ms: int
+    ) -> Need | None:
+        cells = [current]
+        if now_ms >= shared.fresh_until_ms:
+            reason = COLD if shared.heard_at_ms < 0 else STALE
+            previous = subject.cell(sequence - 1)
+            if previous is None:
+                previous = self.subjects.new_cell(sequence - 1)
+                subject.insert(previous)
+            cells.append(previous)
+        elif now_ms >= shared.failed_until_ms:
+            reason = STRICT
+        else:
+            return None
+        return Need(reason, subject, cells, [self.component(subject, cell, limit.key) for cell in cells])
+
+    def component(self, subject: Subject, cell: Cell, key: tuple[str, str, int]) -> Component:
+        """This node's component of a cell, as the origin knows it."""
+        writer = self.node_id
+        if subject.incarnation:
+            writer = f"{writer}~{subject.incarnation}"
+        return Component(
+            subject.digest_of(key), cell.sequence, writer, cell.own, (cell.sequence + 3) * key[2]
+        )
+
+    def _note(self, subject: Subject, current: Cell, shared: Shared, limit: Limit, now_ms: int) -> None:
+        """The cell has grown: queue what must be told to the origin and to the ledger."""
+        if self._has_origin and not subject.awaiting:
+            subject.awaiting = True
+            self.dirty.append(subject)
+            if subject.queue != PINNED:
+                self.subjects.move(subject, PINNED, now_ms)
+            self.signals = True
+        if self.has_ledger and limit.duration_ms >= self._ledger_duration_ms_min:
+            if limit.quota < shared.limit_min or shared.limit_min == 0:
+                shared.limit_min = limit.quota
+                self.aim(subject, current, shared, now_ms, limit.duration_ms)
+            self.note_change(subject, current, shared)
+
+    def note_change(self, subject: Subject, cell: Cell, shared: Shared) -> None:
+        """The regional count of a cell rose above what the ledger holds: it waits for a publish."""
+        if not shared.changed:
+            shared.changed = True
+            if not subject.publishing:
+                subject.publishing = True
+                self.changed.append(subject)
+        if not shared.pressed and shared.limit_min > 0 and cell.own + cell.others >= shared.pressure_at:
+            shared.pressed = True
+            self.pressed.append(subject)
+            self.signals = True
+
+    def aim(self, subject: Subject, cell: Cell, shared: Shared, now_ms: int, duration_ms: int) -> None:
+        """Set the count from which this cell is published without waiting for the tick.
+
+        It may grow by a part of the headroom, shared among the regions seen on it, so that what the others
+        cannot see stays a small part of what is left.
+        """
+        used = cell.total()
+        previous = subject.cell(cell.sequence - 1)
+        if previous is not None:
+            elapsed_ms = now_ms - cell.sequence * duration_ms
+            if 0 <= elapsed_ms < duration_ms:
+                used += carried(previous.total(), elapsed_ms, duration_ms)
+        regions = 1 if shared.components is None else 1 + len(shared.components)
+        step = (shared.limit_min - used) // (self._pressure_parts * regions)
+        if step < 1:
+            step = 1
+        aim = shared.published + step
+        if cell.foreign == 0:
+            threshold = publish_threshold(shared.limit_min, self.regions)
+            if threshold > aim:
+                aim = threshold
+        shared.pressure_at = aim
+
+    # -- denials
+
+    def _deny(
+        self,
+        subject: Subject,
+        current: Cell,
+        before: int,
+        limit: Limit,
+        cost: int,
+        now_ms: int,
+        effective: int,
+        probable: int,
+        source: int,
+    ) -> Decision:
+        """A denial: nothing is counted, and the subject is strict for one duration.
+
+        Cells only grow, so no read could change this answer. Only one that anticipation caused (`probable`) is a
+        guess about others: it is not reported as `effective` and makes nobody strict.
+        """
+        duration_ms = limit.duration_ms
+        if not probable:
+            if subject.strict_until_ms <= now_ms:
+                self.strict_activations += 1
+                subject.strict_until_ms = now_ms + duration_ms
+            elif subject.strict_until_ms < now_ms + duration_ms:
+                subject.strict_until_ms = now_ms + duration_ms
+            if subject.queue == CLEAN:
+                self.subjects.move(subject, BLOCKED, now_ms)
+            elif now_ms - subject.touched_ms >= self._touch_ms:
+                self.subjects.move(subject, subject.queue, now_ms)
+        self.denied += 1
+        quota = limit.quota
+        reset_ms = (current.sequence + 1) * duration_ms
+        retry_after_ms = -1
+        if cost <= quota:
+            if subject.sequence == current.sequence:
+                counted = current.own + current.others + current.foreign + probable
+                elapsed_ms = now_ms - reset_ms + duration_ms
+                retry_after_ms = wait_ms(counted, before, quota - cost, elapsed_ms, duration_ms)
+            else:
+                retry_after_ms = self._wait_ms(subject, current.sequence, quota - cost, now_ms, duration_ms)
+        if not self._shares:
+            return Decision(False, quota, 0, reset_ms, effective, retry_after_ms, source, -1, -1)
+        self._count_source(source)
+        return Decision(
+            False,
+            quota,
+            0,
+            reset_ms,
+            effective,
+            retry_after_ms,
+            source,
+            self._regional_age_ms(current, now_ms),
+            self._global_age_ms(now_ms),
+        )
+
+    def _wait_ms(self, subject: Subject, sequence: int, room: int, now_ms: int, duration_ms: int) -> int:
+        """The wait when later cells are known already, because clocks differ: cell after cell."""
+        previous = self._total_at(subject, sequence - 1)
+        current = self._total_at(subject, sequence)
+        start_ms = sequence * duration_ms
+        elapsed_ms = now_ms - start_ms
+        while True:
+            earliest_ms = earliest_fit(current, previous, room, elapsed_ms, duration_ms)
+            if 0 <= earliest_ms < duration_ms:
+                return start_ms + earliest_ms - now_ms
+            sequence += 1
+            start_ms += duration_ms
+            elapsed_ms = 0
+            previous = current
+            current = self._total_at(subject, sequence)
+
+    def _total_at(self, subject: Subject, sequence: int) -> int:
+        cell = subject.cell(sequence)
+        return 0 if cell is None else cell.total()
+
+    def _regional_age_ms(self, cell: Cell, now_ms: int) -> int:
+        shared = cell.shared
+        if not self._has_origin or shared is None or shared.heard_at_ms < 0:
+            return -1
+        age_ms = now_ms - shared.heard_at_ms
+        return age_ms if age_ms > 0 else 0
+
+    def _global_age_ms(self, now_ms: int) -> int:
+        if not self.has_ledger or self.imported_at_ms < 0:
+            return -1
+        age_ms = now_ms - self.imported_at_ms
+        return age_ms if age_ms > 0 else 0
+
+    def _count_source(self, source: int) -> None:
+        if source == ORIGIN:
+            self.from_origin += 1
+        elif source == DEGRADED:
+            self.from_degraded += 1
+
+    def _effective(self, subject: Subject, sequence: int, cost: int, now_ms: int, duration_ms: int) -> int:
+        current = subject.cell(sequence)
+        effective = cost if current is None else current.total() + cost
+        previous = subject.cell(sequence - 1)
+        if previous is not None:
+            effective += carried(previous.total(), now_ms - sequence * duration_ms, duration_ms)
+        return effective
+
+    # -- batches
+
+    def decide_many(
+        self, requests: Sequence[Request], now_ms: int, source: int = LOCAL
+    ) -> list[Decision] | list[Need]:
+        """Decide a batch at one instant, all or nothing, in one step.
+
+        Items are judged in order, each seeing the cost of the earlier ones on its own counter; if all fit, each is
+        judged once more on the final state, so that the order of items decides nothing. When one is certain to
+        fail nothing is read.
+        """
+        subjects: list[Subject] = []
+        for request in requests:
+            limit = request.limit
+            sequence = now_ms // limit.duration_ms
+            subject = self.subjects.find(limit.key, request.identifier)
+            if subject is None:
+                # Room is made after the batch: a subject of this batch must not be evicted by a later one.
+                subject = self.subjects.create(limit.key, request.identifier, sequence, now_ms)
+            self._cell(subject, sequence, limit.duration_ms)
+            subjects.append(subject)
+
+        effectives: list[int] = []
+        pending: dict[int, int] = {}
+        passed = True
+        for i, request in enumerate(requests):
+            limit = request.limit
+            slot = subjects[i].slot
+            sequence = now_ms // limit.duration_ms
+            earlier = pending.get(slot, 0)
+            effective = earlier + self._effective(
+                subjects[i], sequence, request.cost, now_ms, limit.duration_ms
+            )
+            effectives.append(effective)
+            if effective > limit.quota:
+                passed = False
+            else:
+                pending[slot] = earlier + request.cost
+        if passed:
+            for i, request in enumerate(requests):
+                limit = request.limit
+                sequence = now_ms // limit.duration_ms
+                final = pending[subjects[i].slot] + self._effective(
+                    subjects[i], sequence, 0, now_ms, limit.duration_ms
+                )
+                if final > limit.quota:
+                    passed = False
+                    effectives[i] = final
+
+        if passed and self._has_origin and source == LOCAL:
+            needs = self._needs(requests, subjects, now_ms)
+            if needs:
+                return needs
+        probable = self._anticipate(requests, subjects, pending, effectives, now_ms) if passed else {}
+        if probable:
+            passed = False
+        decisions = self._answer(requests, subjects, effectives, probable, passed, now_ms, source)
+        for subject in subjects:
+            if subject.table >= 0:
+                self.subjects.make_room(now_ms, subject)
+        return decisions
+
+    def _needs(self, requests: Sequence[Request], subjects: list[Subject], now_ms: int) -> list[Need]:
+        needs: list[Need] = []
+        seen: set[int] = set()
+        for i, request in enumerate(requests):
+            subject = subjects[i]
+            if subject.slot in seen:
+                continue
+            seen.add(subject.slot)
+            sequence = now_ms // request.limit.duration_ms
+            current = subject.cell(sequence)
+            assert current is not None and current.shared is not None
+            shared = current.shared
+            if now_ms >= shared.fresh_until_ms or now_ms < subject.strict_until_ms:
+                need = self._need(subject, current, shared, request.limit, sequence, now_ms)
+                if need is not None:
+                    needs.append(need)
+        return needs
+
+    def _anticipate(
+        self,
+        requests: Sequence[Request],
+        subjects: list[Subject],
+        pending: dict[int, int],
+        effectives: list[int],
+        now_ms: int,
+    ) -> dict[int, int]:
+        """Which items of a batch that fits would not, with what foreign regions have probably done since."""
+        found: dict[int, int] = {}
+        if not self._anticipates:
+            return found
+        for i, request in enumerate(requests):
+            limit = request.limit
+            sequence = now_ms // limit.duration_ms
+            cell = subjects[i].cell(sequence)
+            assert cell is not None and cell.shared is not None
+            probable = cell.shared.anticipated(now_ms, self.anticipation_ms_max)
+            final = pending[subjects[i].slot] + self._effective(
+                subjects[i], sequence, 0, now_ms, limit.duration_ms
+            )
+            if probable and final + probable > limit.quota:
+                found[i] = probable
+        return found
+
+    def _answer(
+        self,
+        requests: Sequence[Request],
+        subjects: list[Subject],
+        effectives: list[int],
+        probable: dict[int, int],
+        passed: bool,
+        now_ms: int,
+        source: int,
+    ) -> list[Decision]:
+        decisions: list[Decision] = []
+        for i, request in enumerate(requests):
+            limit = request.limit
+            subject = subjects[i]
+            sequence = now_ms // limit.duration_ms
+            effective = effectives[i]
+            current = subject.cell(sequence)
+            assert current is not None
+            if effective > limit.quota or i in probable:
+                before = self._total_at(subject, sequence - 1)
+                guess = 0 if effective > limit.quota else probable[i]
+                decisions.append(
+                    self._deny(
+                        subject, current, before, limit, request.cost, now_ms, effective, guess, source
+                    )
+                )
+            else:
+                decisions.append(self._fits(current, limit, request.cost, now_ms, effective, passed, source))
+        if passed:
+            for i, request in enumerate(requests):
+                if request.cost:
+                    cell = subjects[i].cell(now_ms // request.limit.duration_ms)
+                    assert cell is not None
+                    cell.own += request.cost
+            for i, request in enumerate(requests):
+                self._settle(subjects[i], request, now_ms)
+        return decisions
+
+    def _fits(
+        self, current: Cell, limit: Limit, cost: int, now_ms: int, effective: int, passed: bool, source: int
+    ) -> Decision:
+        """An item that fits; in a failed batch its remaining is what it had without consumption."""
+        shared = current.shared
+        if self._has_origin and shared is not None and source == LOCAL and now_ms < shared.failed_until_ms:
+            source = DEGRADED
+        self._count_source(source)
+        self.passed += 1
+        return Decision(
+            True,
+            limit.quota,
+            limit.quota - effective + (0 if passed else cost),
+            (current.sequence + 1) * limit.duration_ms,
+            effective,
+            0,
+            source,
+            self._regional_age_ms(current, now_ms),
+            self._global_age_ms(now_ms),
+        )
+
+    def _settle(self, subject: Subject, request: Request, now_ms: int) -> None:
+        limit = request.limit
+        cell = subject.cell(now_ms // limit.duration_ms)
+        assert cell is not None
+        if request.cost and cell.shared is not None:
+            self._note(subject, cell, cell.shared, limit, now_ms)
+        if now_ms - subject.touched_ms >= self._touch_ms:
+            self._touch(subject, now_ms)

@@ -1,0 +1,137 @@
+"""The door to the engine: arguments checked, one caller at a time, the time filled in.
+
+Compiled with the rest of the core because it is on every caller's path. It owns no clock and no lock: both are
+given, as callables. `acquire` and `release` must be those of a reentrant lock, or absent where one thread owns the
+engine. A signal handler or a finalizer that calls in the middle of a decision, on the thread that is making it, is
+refused: waiting would deadlock, and going on would let check and commit be seen apart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Final, final
+
+from tidegate.core.engine import Engine, Need
+from tidegate.core.model import LOCAL, Decision, Limit, Request, checked_int, checked_name
+from tidegate.errors import InvalidInput, ReentrantCall
+
+__all__ = ["Gate"]
+
+LIMIT_EXPECTED: Final = 'a Limit, such as Limit("100/minute", namespace="email.send")'
+
+
+def no_lock() -> bool:
+    return True
+
+
+@final
+class Gate:
+    """One engine's door.
+
+    `now_ns` gives Unix nanoseconds. `wake` is called, outside the lock, when a decision has left work for the
+    background loops; `settle` when a read must come first: it reads, and returns the decision.
+    """
+
+    __slots__ = ("_acquire", "_busy", "_engine", "_locked", "_now_ns", "_release", "_settle", "_wake")
+
+    def __init__(
+        self,
+        engine: Engine,
+        now_ns: Callable[[], int],
+        wake: Callable[[], object],
+        settle: Callable[[Limit, str, int, int, Need], Decision],
+        acquire: Callable[[], bool] | None = None,
+        release: Callable[[], None] | None = None,
+    ) -> None:
+        self._engine: Final[Engine] = engine
+        self._now_ns: Final[Callable[[], int]] = now_ns
+        self._wake: Final[Callable[[], object]] = wake
+        self._settle: Final[Callable[[Limit, str, int, int, Need], Decision]] = settle
+        self._locked: Final[bool] = acquire is not None
+        self._acquire: Final[Callable[[], object]] = acquire or no_lock
+        self._release: Final[Callable[[], object]] = release or no_lock
+        # True while a decision is being made. Read and written only with the lock held.
+        self._busy: bool = False
+
+    def now_ms(self) -> int:
+        """The time that a request without its own gets."""
+        return self._now_ns() // 1_000_000
+
+    def enter(self) -> None:
+        """Keep everybody else out; every loop that touches the engine does so too."""
+        if self._locked:
+            self._acquire()
+        if self._busy:
+            self._refuse()
+        self._busy = True
+
+    def _refuse(self) -> None:
+        if self._locked:
+            self._release()
+        raise ReentrantCall(
+            "a decision was asked for in the middle of another one, by a signal handler or a finalizer"
+        )
+
+    def leave(self) -> None:
+        self._busy = False
+        if self._locked:
+            self._release()
+
+    def limit(
+        self, limit: object, identifier: object, cost: object = 1, *, now_ms: object = None
+    ) -> Decision:
+        """A decision, after reading the origin if that must come first."""
+        if not isinstance(limit, Limit):
+            raise InvalidInput("limit", limit, LIMIT_EXPECTED)
+        if not isinstance(identifier, str):
+            raise InvalidInput("identifier", identifier, "a str")
+        amount = cost if type(cost) is int and cost >= 0 else checked_int("cost", cost, 0)
+        at_ms = self._now_ns() // 1_000_000 if now_ms is None else checked_int("now_ms", now_ms, 0)
+        if self._locked:
+            self._acquire()
+        if self._busy:
+            self._refuse()
+        self._busy = True
+        try:
+            answer = self._engine.decide(limit, identifier, amount, at_ms)
+        finally:
+            self._busy = False
+            if self._locked:
+                self._release()
+        if self._engine.signals:
+            self._wake()
+        if isinstance(answer, Decision):
+            return answer
+        return self._settle(limit, identifier, amount, at_ms, answer)
+
+    def decide(self, limit: Limit, identifier: str, cost: int, now_ms: int, source: int) -> Decision | Need:
+        """The engine's answer to arguments that were checked before: the second try of a driver."""
+        self.enter()
+        try:
+            answer = self._engine.decide(limit, identifier, cost, now_ms, source)
+        finally:
+            self.leave()
+        if self._engine.signals:
+            self._wake()
+        return answer
+
+    def decide_many(
+        self, requests: Sequence[Request], now_ms: object = None, source: int = LOCAL
+    ) -> list[Decision] | list[Need]:
+        """Decisions for a batch, all or nothing, or what must be read first."""
+        for request in requests:
+            if not isinstance(request, Request):
+                raise InvalidInput("requests", request, "Request(limit, identifier, cost) items")
+            if not isinstance(request.limit, Limit):
+                raise InvalidInput("limit", request.limit, LIMIT_EXPECTED)
+            checked_name("identifier", request.identifier)
+            checked_int("cost", request.cost, 0)
+        at_ms = self._now_ns() // 1_000_000 if now_ms is None else checked_int("now_ms", now_ms, 0)
+        self.enter()
+        try:
+            answers = self._engine.decide_many(requests, at_ms, source)
+        finally:
+            self.leave()
+        if self._engine.signals:
+            self._wake()
+        return answers
