@@ -31,6 +31,8 @@ PATTERNS: Final[tuple[tuple[re.Pattern[str], str], ...]] = (
     (re.compile(rf"(?is)(authorization{SEPARATOR})(?:{QUOTED}|[^\r\n]+)"), rf"\g<1>{MASK}"),
     (re.compile(rf"(?is)((?:{FIELD_NAMES}){SEPARATOR})(?:{QUOTED}|{BARE})"), rf"\g<1>{MASK}"),
     (re.compile(rf"(?i)((?:bearer|basic)(?:\s|%20|\+|\\+[nrt])+){BARE}"), rf"\g<1>{MASK}"),
+    # Options of a URL: ?sslpass=, &redis_auth=.
+    (re.compile(r"(?i)([?&][^=&#?\s]*(?:pass|auth)[^=&#?\s]*=)[^&#\s\"']*"), rf"\g<1>{MASK}"),
     # A key of Tidegate anywhere, also with its underscore percent- or JSON-escaped.
     (re.compile(r"(?i)tg(?:_|%5f|\\+u005f|\\+x5f)[a-z0-9_%.~\-]{4,}"), f"tg_{MASK}"),
 )

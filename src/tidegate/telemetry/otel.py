@@ -1,0 +1,112 @@
+"""OpenTelemetry spans around the origin and the ledger, for those who want them.
+
+Off by default and then free: without `traced_origin` / `traced_ledger` nothing of this runs, and a decision from memory
+is never traced (a span costs 20 times a decision). The wrappers are ports themselves, so that no loop of the runtime
+knows of tracing. `opentelemetry-api` is imported when the first wrapper is made. Span attributes hold counts only, no
+identifiers and no URLs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, cast
+
+from tidegate.errors import MissingExtra
+
+if TYPE_CHECKING:
+    from opentelemetry.trace import Span, Tracer
+
+    from tidegate.core.model import Component, Heard, LedgerRow
+    from tidegate.ports import Changes, Ledger, LedgerOverview, Origin, Pulse, RegionBeat
+
+__all__ = ["traced_ledger", "traced_origin"]
+
+
+def traced_origin(origin: Origin, tracer: Tracer | None = None) -> Origin:
+    """`origin` with a span around each of its round trips."""
+    return _TracedOrigin(origin, tracer or _tracer())
+
+
+def traced_ledger(ledger: Ledger, tracer: Tracer | None = None) -> Ledger:
+    """`ledger` with a span around each of its calls."""
+    return _TracedLedger(ledger, tracer or _tracer())
+
+
+def _tracer() -> Tracer:
+    try:
+        from opentelemetry import trace
+    except ModuleNotFoundError as error:
+        raise MissingExtra("otel", "tracing") from error
+    return trace.get_tracer("tidegate")
+
+
+class _TracedOrigin:
+    def __init__(self, inner: Origin, tracer: Tracer) -> None:
+        self._inner = inner
+        self._tracer = tracer
+
+    def _span(self, name: str, **attributes: int) -> Any:
+        return self._tracer.start_as_current_span(f"tidegate.origin.{name}", attributes=attributes)
+
+    async def open(self, region: str, *, timeout_s: float) -> None:
+        with self._span("open"):
+            await self._inner.open(region, timeout_s=timeout_s)
+
+    async def read(self, wanted: Sequence[Component], *, timeout_s: float) -> list[Heard]:
+        with self._span("read", cells=len(wanted)):
+            return await self._inner.read(wanted, timeout_s=timeout_s)
+
+    async def merge(self, components: Sequence[Component], *, timeout_s: float) -> list[Heard]:
+        with self._span("merge", cells=len(components)):
+            return await self._inner.merge(components, timeout_s=timeout_s)
+
+    async def pulse(self, region: str, *, timeout_s: float) -> Pulse:
+        # Once a second in every node and of interest to nobody: no span.
+        return await self._inner.pulse(region, timeout_s=timeout_s)
+
+    async def close(self) -> None:
+        await self._inner.close()
+
+    def statistics(self) -> Mapping[str, int]:
+        return self._inner.statistics()
+
+
+class _TracedLedger:
+    def __init__(self, inner: Ledger, tracer: Tracer) -> None:
+        self._inner = inner
+        self._tracer = tracer
+
+    def _span(self, name: str, **attributes: int) -> Any:
+        return self._tracer.start_as_current_span(f"tidegate.ledger.{name}", attributes=attributes)
+
+    async def open(self, *, timeout_s: float) -> None:
+        with self._span("open"):
+            await self._inner.open(timeout_s=timeout_s)
+
+    async def publish(self, rows: Sequence[LedgerRow], *, timeout_s: float) -> None:
+        with self._span("publish", rows=len(rows)):
+            await self._inner.publish(rows, timeout_s=timeout_s)
+
+    async def changes(self, cursor: str | None, *, now_ms: int, timeout_s: float) -> Changes:
+        with self._span("import", full=int(cursor is None)) as span:
+            changes = await self._inner.changes(cursor, now_ms=now_ms, timeout_s=timeout_s)
+            cast("Span", span).set_attribute("rows", len(changes.rows))
+            return changes
+
+    async def heartbeat(self, region: str, *, timeout_s: float) -> list[RegionBeat]:
+        with self._span("heartbeat"):
+            return await self._inner.heartbeat(region, timeout_s=timeout_s)
+
+    async def cleanup(self, cutoff_ms: int, *, rows_max: int, timeout_s: float) -> int:
+        with self._span("cleanup"):
+            return await self._inner.cleanup(cutoff_ms, rows_max=rows_max, timeout_s=timeout_s)
+
+    async def overview(self, *, now_ms: int, hottest_max: int, timeout_s: float) -> LedgerOverview:
+        with self._span("overview"):
+            return await self._inner.overview(now_ms=now_ms, hottest_max=hottest_max, timeout_s=timeout_s)
+
+    async def close(self) -> None:
+        await self._inner.close()
+
+    def statistics(self) -> Mapping[str, int]:
+        return self._inner.statistics()

@@ -1,0 +1,158 @@
+"""Metrics for Prometheus: a text renderer of its own, and a collector for those who use `prometheus_client`.
+
+The renderer keeps the text before each number ready made, so that 10,000 series take a few milliseconds and a scrape
+never holds up decisions. It renders what `tidegate.telemetry.metrics` declares and knows no limiter.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Final
+
+from tidegate.errors import MissingExtra
+from tidegate.telemetry.metrics import METRICS, HistogramValue, Key, Metric, Snapshot, merge, metric
+
+if TYPE_CHECKING:
+    from prometheus_client.core import Metric as MetricFamily
+
+__all__ = ["CONTENT_TYPE", "Collector", "Renderer", "render"]
+
+CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
+
+# Series come and go in a top-K; what is kept ready made must not grow with them for ever.
+PREPARED_MAX: Final = 50_000
+
+
+def _escape(value: str) -> str:
+    return value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+
+
+def _labels(names: Sequence[str], values: Sequence[str]) -> str:
+    if len(names) != len(values):
+        raise ValueError(f"expected values for the labels {tuple(names)}, got {tuple(values)}")
+    return ",".join(f'{name}="{_escape(value)}"' for name, value in zip(names, values, strict=True))
+
+
+def _number(value: float) -> str:
+    if isinstance(value, int):
+        return str(value)
+    if math.isfinite(value):
+        return repr(value)
+    return "NaN" if math.isnan(value) else "+Inf" if value > 0 else "-Inf"
+
+
+class Renderer:
+    """Renders snapshots in the text format of Prometheus, and remembers what it can."""
+
+    def __init__(self) -> None:
+        self._prepared: dict[Key, str] = {}
+        """`name{labels} ` of every series met so far. Only a cache: may be emptied at any time."""
+        self._prepared_buckets: dict[Key, tuple[list[str], str, str]] = {}
+        self._heads = {
+            entry.name: f"# HELP {entry.full_name} {entry.help}\n# TYPE {entry.full_name} {entry.kind}\n"
+            for entry in METRICS
+        }
+
+    def __call__(self, snapshots: Sequence[Snapshot]) -> bytes:
+        """The numbers of all these nodes together, as one page."""
+        merged = snapshots[0] if len(snapshots) == 1 else merge(snapshots)
+        if len(self._prepared) > PREPARED_MAX:
+            self._prepared.clear()
+        prepared = self._prepared
+        lines: dict[str, list[str]] = {entry.name: [] for entry in METRICS}
+        for key, value in merged.values.items():
+            prefix = prepared.get(key)
+            if prefix is None:
+                prefix = prepared[key] = self._prepare(key)
+            lines[key[0]].append(f"{prefix}{value if type(value) is int else _number(value)}\n")
+        for key, histogram in merged.histograms.items():
+            lines[key[0]].extend(self._bucket_lines(key, histogram))
+        for entry in METRICS:
+            if entry.series_max is not None and len(lines[entry.name]) > entry.series_max:
+                lines[entry.name] = self._largest(entry, merged)
+        page = "".join(self._heads[name] + "".join(series) for name, series in lines.items() if series)
+        # A label may hold a lone surrogate, which no scraper would take.
+        return page.encode("utf-8", "backslashreplace")
+
+    @staticmethod
+    def _prepare(key: Key) -> str:
+        entry = metric(key[0])
+        labels = _labels(entry.labels, key[1])
+        return f"{entry.full_name}{{{labels}}} " if labels else f"{entry.full_name} "
+
+    def _bucket_lines(self, key: Key, histogram: HistogramValue) -> Iterator[str]:
+        prepared = self._prepared_buckets.get(key)
+        if prepared is None or len(prepared[0]) != len(histogram.counts):
+            entry = metric(key[0])
+            labels = _labels(entry.labels, key[1])
+            comma = "," if labels else ""
+            uppers = [*(_number(float(bound)) for bound in histogram.bounds), "+Inf"]
+            buckets = [f'{entry.full_name}_bucket{{{labels}{comma}le="{upper}"}} ' for upper in uppers]
+            braces = f"{{{labels}}} " if labels else " "
+            prepared = (buckets, f"{entry.full_name}_sum{braces}", f"{entry.full_name}_count{braces}")
+            self._prepared_buckets[key] = prepared
+        so_far = 0
+        for bucket, count in zip(prepared[0], histogram.counts, strict=True):
+            so_far += count
+            yield f"{bucket}{so_far}\n"
+        yield f"{prepared[1]}{_number(histogram.total)}\n"
+        yield f"{prepared[2]}{so_far}\n"
+
+    def _largest(self, entry: Metric, merged: Snapshot) -> list[str]:
+        of_metric = [(value, key) for key, value in merged.values.items() if key[0] == entry.name]
+        of_metric.sort(key=lambda item: (-item[0], item[1]))
+        return [f"{self._prepare(key)}{_number(value)}\n" for value, key in of_metric[: entry.series_max]]
+
+
+render: Final = Renderer()
+"""`render(snapshots) -> bytes`: the page for `/metrics`, over one or several nodes."""
+
+
+class Collector:
+    """For a process that exposes `prometheus_client` metrics already:
+
+        prometheus_client.REGISTRY.register(Collector(lambda: [collect(limiter)]))
+
+    Slower than `render` (each sample becomes an object), and only as fresh as the scrape.
+    """
+
+    def __init__(self, source: Callable[[], Sequence[Snapshot]]) -> None:
+        try:
+            import prometheus_client.core  # noqa: F401 - is it there? Better told now than at the first scrape.
+        except ModuleNotFoundError as error:
+            raise MissingExtra("prometheus", "the prometheus_client collector") from error
+        self._source = source
+
+    def describe(self) -> Iterator[MetricFamily]:
+        """No samples: registering must not ask a limiter that has not started."""
+        from prometheus_client.core import Metric as Family
+
+        for entry in METRICS:
+            yield Family(self._family_name(entry), entry.help, entry.kind)
+
+    def collect(self) -> Iterator[MetricFamily]:
+        """One family for each metric that has series."""
+        from prometheus_client.core import Metric as Family
+
+        merged = merge(self._source())
+        families = {entry.name: Family(self._family_name(entry), entry.help, entry.kind) for entry in METRICS}
+        for (name, values), value in merged.values.items():
+            entry = metric(name)
+            families[name].add_sample(entry.full_name, dict(zip(entry.labels, values, strict=True)), value)
+        for (name, values), histogram in merged.histograms.items():
+            entry = metric(name)
+            labels = dict(zip(entry.labels, values, strict=True))
+            so_far = 0
+            uppers = [*(_number(float(bound)) for bound in histogram.bounds), "+Inf"]
+            for upper, count in zip(uppers, histogram.counts, strict=True):
+                so_far += count
+                families[name].add_sample(f"{entry.full_name}_bucket", {**labels, "le": upper}, so_far)
+            families[name].add_sample(f"{entry.full_name}_sum", labels, histogram.total)
+            families[name].add_sample(f"{entry.full_name}_count", labels, so_far)
+        yield from (family for family in families.values() if family.samples)
+
+    @staticmethod
+    def _family_name(entry: Metric) -> str:
+        """prometheus_client adds `_total` to a counter's family by itself."""
+        return entry.full_name.removesuffix("_total") if entry.kind == "counter" else entry.full_name

@@ -1,0 +1,83 @@
+"""The heaviest keys of a stream in bounded memory: the space-saving sketch of Metwally, Agrawal and El Abbadi.
+
+Law: however many distinct keys come by, at most `capacity` are held; a key that is held is never counted too low, and
+too high by at most total / capacity; a key with more than that share of the stream is always held.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Hashable
+from typing import Generic, NamedTuple, TypeVar
+
+__all__ = ["Heavy", "SpaceSaving"]
+
+K = TypeVar("K", bound=Hashable)
+
+
+class Heavy(NamedTuple, Generic[K]):
+    """One of the heaviest keys."""
+
+    key: K
+    weight: int
+    """Never below the truth."""
+    error: int
+    """The truth is at least `weight - error`."""
+
+
+class SpaceSaving(Generic[K]):
+    """Counts what comes by. `add` of a key that is held is one dictionary access; a new one costs O(log capacity)."""
+
+    __slots__ = ("_capacity", "_counts", "_errors", "_heap", "_order", "total")
+
+    def __init__(self, capacity: int) -> None:
+        if capacity < 1:
+            raise ValueError(f"capacity: got {capacity}, expected at least 1")
+        self._capacity = capacity
+        self._counts: dict[K, int] = {}
+        self._errors: dict[K, int] = {}
+        # (count when pushed, order of arrival, key): never above the key's count, so that the least count is found by
+        # correcting the top until it is true. The order keeps keys from being compared.
+        self._heap: list[tuple[int, int, K]] = []
+        self._order = 0
+        self.total = 0
+
+    def add(self, key: K, weight: int = 1) -> None:
+        """Count `key`. A weight below 1 counts nothing."""
+        if weight < 1:
+            return
+        self.total += weight
+        counts = self._counts
+        held = counts.get(key)
+        if held is not None:
+            counts[key] = held + weight
+            return
+        if len(counts) < self._capacity:
+            error = 0
+        else:
+            error = self._evict_least()
+            self._errors[key] = error
+        counts[key] = error + weight
+        self._order += 1
+        heapq.heappush(self._heap, (error + weight, self._order, key))
+
+    def _evict_least(self) -> int:
+        """Drop the key with the least count, the one that came first among equals; return its count."""
+        heap = self._heap
+        while True:
+            pushed, order, key = heap[0]
+            count = self._counts[key]
+            if pushed == count:
+                heapq.heappop(heap)
+                del self._counts[key]
+                self._errors.pop(key, None)
+                return count
+            heapq.heapreplace(heap, (count, order, key))
+
+    def top(self, at_most: int) -> list[Heavy[K]]:
+        """The heaviest keys, heaviest first."""
+        largest = heapq.nlargest(at_most, self._counts.items(), key=lambda item: item[1])
+        return [Heavy(key, count, self._errors.get(key, 0)) for key, count in largest]
+
+    def __len__(self) -> int:
+        return len(self._counts)

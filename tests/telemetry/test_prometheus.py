@@ -1,0 +1,187 @@
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.parser import text_string_to_metric_families
+
+from tidegate.errors import MissingExtra
+from tidegate.telemetry.metrics import METRICS, HistogramValue, Key, Snapshot, metric
+from tidegate.telemetry.prometheus import Collector, Renderer, render
+
+Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
+
+
+def parsed(page: bytes) -> Samples:
+    """Every sample of a page, as the reference parser of prometheus_client reads it."""
+    samples: Samples = {}
+    for family in text_string_to_metric_families(page.decode()):
+        for sample in family.samples:
+            key = (sample.name, frozenset(sample.labels.items()))
+            assert key not in samples, f"{key} is there twice"
+            samples[key] = sample.value
+    return samples
+
+
+def labels(**values: str) -> frozenset[tuple[str, str]]:
+    return frozenset(values.items())
+
+
+def full_snapshot(node: str = "a") -> Snapshot:
+    """A number for every metric that there is."""
+    values: dict[Key, float] = {}
+    histograms: dict[Key, HistogramValue] = {}
+    for number, entry in enumerate(METRICS, 1):
+        key = (entry.name, tuple(f"{label}{number}" for label in entry.labels))
+        if entry.kind == "histogram":
+            histograms[key] = HistogramValue(entry.bounds, (1,) * (len(entry.bounds) + 1), 2.5)
+        else:
+            values[key] = number
+    return Snapshot(node, values, histograms)
+
+
+def test_a_page_has_help_and_type_before_the_series() -> None:
+    page = render(
+        [Snapshot("a", {("decisions_total", ("passed", "local")): 12, ("replay_lag_seconds", ()): 0.25})]
+    )
+    assert page.decode().splitlines() == [
+        "# HELP tidegate_decisions_total " + metric("decisions_total").help,
+        "# TYPE tidegate_decisions_total counter",
+        'tidegate_decisions_total{outcome="passed",source="local"} 12',
+        "# HELP tidegate_replay_lag_seconds " + metric("replay_lag_seconds").help,
+        "# TYPE tidegate_replay_lag_seconds gauge",
+        "tidegate_replay_lag_seconds 0.25",
+    ]
+
+
+def test_a_histogram_is_cumulative_and_ends_with_infinity() -> None:
+    key: Key = ("origin_latency_seconds", ("cold",))
+    page = render([Snapshot("a", {}, {key: HistogramValue((0.001, 1.0), (3, 2, 1), 4.5)})])
+    assert page.decode().splitlines()[2:] == [
+        'tidegate_origin_latency_seconds_bucket{op="cold",le="0.001"} 3',
+        'tidegate_origin_latency_seconds_bucket{op="cold",le="1.0"} 5',
+        'tidegate_origin_latency_seconds_bucket{op="cold",le="+Inf"} 6',
+        'tidegate_origin_latency_seconds_sum{op="cold"} 4.5',
+        'tidegate_origin_latency_seconds_count{op="cold"} 6',
+    ]
+
+
+def test_several_workers_make_one_page_without_a_series_twice() -> None:
+    samples = parsed(render([full_snapshot("a"), full_snapshot("b")]))
+    number = 1 + [entry.name for entry in METRICS].index("decisions_total")
+    outcome = labels(outcome=f"outcome{number}", source=f"source{number}")
+    assert samples["tidegate_decisions_total", outcome] == 2 * number
+    assert samples["tidegate_loop_stall_seconds_sum", labels()] == 5.0
+    regions = 1 + [entry.name for entry in METRICS].index("regions")
+    assert samples["tidegate_regions", labels()] == regions
+
+
+def test_nothing_is_a_page_too() -> None:
+    assert render([]) == b""
+
+
+@given(st.text(st.characters(exclude_categories=["Cs"]), max_size=30))
+def test_any_identifier_comes_back_as_it_was(identifier: str) -> None:
+    key: Key = ("top_identifier_denials", ("w", "n", identifier))
+    page = Renderer()([Snapshot("a", {key: 1})])
+    # One sample is one line to a scraper: it splits at \n and nothing else.
+    assert page.count(b"\n") == 3
+    line = page.decode().split("\n")[2]
+    quoted = line.partition('identifier="')[2].removesuffix('"} 1')
+    unquoted = re.sub(r"\\(.)", lambda match: "\n" if match.group(1) == "n" else match.group(1), quoted)
+    assert unquoted == identifier
+
+
+def test_a_lone_surrogate_does_not_break_the_page() -> None:
+    page = render([Snapshot("a", {("top_identifier_denials", ("w", "n", "x\ud800")): 1})])
+    assert b"x\\ud800" in page
+
+
+def test_a_top_k_stays_bounded_over_any_number_of_workers() -> None:
+    most = metric("top_workspace_decisions").series_max
+    assert most is not None
+    workers = [
+        Snapshot(
+            f"n{worker}", {("top_workspace_decisions", (f"w{number}",)): number for number in range(100)}
+        )
+        for worker in range(3)
+    ]
+    samples = parsed(render(workers))
+    assert samples == {
+        ("tidegate_top_workspace_decisions", labels(workspace=f"w{number}")): 3 * number
+        for number in range(100 - most, 100)
+    }
+
+
+def test_wrong_labels_are_refused() -> None:
+    with pytest.raises(ValueError, match="outcome"):
+        render([Snapshot("a", {("decisions_total", ("passed",)): 1})])
+
+
+def test_an_undeclared_metric_is_refused() -> None:
+    with pytest.raises(KeyError, match="invented_total"):
+        render([Snapshot("a", {("invented_total", ()): 1})])
+
+
+def test_what_is_kept_ready_made_does_not_grow_for_ever() -> None:
+    renderer = Renderer()
+    for start in range(0, 200_000, 20_000):
+        renderer(
+            [
+                Snapshot(
+                    "a",
+                    {("global_lag_seconds", (f"r{number}",)): 1 for number in range(start, start + 20_000)},
+                )
+            ]
+        )
+    assert len(renderer._prepared) <= 70_000
+
+
+def test_infinite_and_undefined_numbers_have_their_names() -> None:
+    values: dict[Key, float] = {
+        ("global_lag_seconds", ("a",)): float("inf"),
+        ("global_lag_seconds", ("b",)): float("-inf"),
+        ("global_lag_seconds", ("c",)): float("nan"),
+    }
+    lines = render([Snapshot("a", values)]).decode().splitlines()[2:]
+    assert [line.rpartition(" ")[2] for line in lines] == ["+Inf", "-Inf", "NaN"]
+
+
+def test_the_collector_gives_prometheus_client_the_same_samples() -> None:
+    snapshots = [full_snapshot("a"), full_snapshot("b")]
+    registry = CollectorRegistry()
+    registry.register(Collector(lambda: snapshots))
+    assert parsed(generate_latest(registry)) == parsed(render(snapshots))
+
+
+def test_registering_the_collector_asks_for_no_numbers() -> None:
+    asked: list[int] = []
+
+    def source() -> list[Snapshot]:
+        asked.append(1)
+        return []
+
+    CollectorRegistry(auto_describe=True).register(Collector(source))
+    assert asked == []
+
+
+@pytest.fixture
+def no_prometheus_client() -> Iterator[None]:
+    hidden = {
+        name: sys.modules.pop(name) for name in list(sys.modules) if name.startswith("prometheus_client")
+    }
+    sys.modules["prometheus_client"] = None  # type: ignore[assignment] # how Python marks a module as absent
+    yield
+    del sys.modules["prometheus_client"]
+    sys.modules.update(hidden)
+
+
+def test_without_prometheus_client_the_collector_says_what_to_install(no_prometheus_client: None) -> None:
+    with pytest.raises(MissingExtra, match=r"tidegate\[prometheus\]"):
+        Collector(list)
+    assert render([full_snapshot()])
