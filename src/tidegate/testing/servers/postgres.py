@@ -1,0 +1,243 @@
+"""A real PostgreSQL for tests, with a new database for whoever asks.
+
+PostgreSQL refuses to run as root: as root it is given to the user `postgres`, and its directory must be one that this
+user can enter. It is a family of processes: all of them are frozen and killed, or the others would go on answering.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import pwd
+import re
+import shutil
+import signal
+import subprocess
+from pathlib import Path
+
+from tidegate.testing.servers.directories import Template
+from tidegate.testing.servers.process import (
+    STOP_TIMEOUT_S,
+    MissingBinary,
+    ServerError,
+    ServerProcess,
+    child_pids,
+    find_binary,
+    process_state,
+    run_tool,
+    wait_until,
+)
+
+PACKAGE = "postgresql"
+SUPERUSER = "postgres"
+# Debian keeps the server's programs out of PATH, one directory for each major version.
+VERSIONS = Path("/usr/lib/postgresql")
+STATEMENT_TIMEOUT_S = 20.0
+# A pending parent-death signal does not wake what is stopped. The guard of a frozen server waits for the end of a
+# pipe that only we hold: if we are killed, it thaws the postmaster and its children, and they hear of our death.
+GUARD = """
+read -r _
+kill -CONT "$1"
+for stat in /proc/[0-9]*/stat; do
+    read -r line < "$stat" || continue
+    fields=${line##*) } fields=${fields#? }
+    if [ "${fields%% *}" = "$1" ]; then kill -CONT "${line%% *}"; fi
+done
+"""
+
+
+def _find(name: str) -> str:
+    def version(place: Path) -> list[int]:
+        return [int(number) for number in re.findall(r"\d+", place.parent.name)]
+
+    places = sorted(VERSIONS.glob("*/bin"), key=version, reverse=True)
+    return find_binary(name, PACKAGE, [os.fspath(place) for place in places])
+
+
+def _system_user() -> pwd.struct_passwd | None:
+    """Whom to become; `None` when there is no need to."""
+    if os.geteuid() != 0:
+        return None
+    try:
+        return pwd.getpwnam(SUPERUSER)
+    except KeyError:
+        raise MissingBinary(f"the system user {SUPERUSER}", PACKAGE) from None
+
+
+def _identity() -> list[str]:
+    user = _system_user()
+    return [] if user is None else [f"--reuid={user.pw_uid}", f"--regid={user.pw_gid}", "--clear-groups"]
+
+
+def _make_own_directory(path: Path) -> None:
+    path.mkdir(mode=0o700)
+    user = _system_user()
+    if user is not None:
+        os.chown(path, user.pw_uid, user.pw_gid)
+
+
+def _initialise(data: Path) -> None:
+    initdb = _find("initdb")
+    _make_own_directory(data)
+    run_tool(
+        [
+            *(find_binary("setpriv", "util-linux"), *_identity(), initdb),
+            *("-D", os.fspath(data), "-U", SUPERUSER, "-A", "trust", "-E", "UTF8", "--locale=C", "--no-sync"),
+        ],
+        timeout_s=120,
+    )
+
+
+_template = Template("postgres", _initialise)
+
+
+class PostgresServer(ServerProcess):
+    """A PostgreSQL; `create_database()` gives the URL of a new, empty database.
+
+    What was committed survives `kill`: it reaches the kernel at every commit, only the disk does not hear of it.
+    `settings` are further `name=value` pairs.
+    """
+
+    kind = "postgres"
+    stop_signal = signal.SIGINT  # "fast": do not wait for clients to leave
+    # In order, not KILL: the children would go on for a moment, and the System V segment for ever.
+    death_signal = "INT"
+
+    def __init__(self, *, settings: tuple[str, ...] = ()) -> None:
+        super().__init__()
+        self._settings = settings
+        self._database_numbers = itertools.count(1)
+        self._guard: subprocess.Popen[bytes] | None = None  # set while frozen
+
+    @property
+    def url(self) -> str:
+        """Without a database."""
+        return f"postgres://{SUPERUSER}@{self.host}:{self.port}"
+
+    def create_database(self, name: str | None = None) -> str:
+        """Create an empty database, by a name not used before unless one is given, and return its URL."""
+        name = name or f"tidegate_{next(self._database_numbers)}"
+        self.sql(f'CREATE DATABASE "{name}"')
+        return f"{self.url}/{name}"
+
+    def drop_database(self, url: str) -> None:
+        """Drop a database by the URL that `create_database` returned, and disconnect who still uses it."""
+        self.sql(f'DROP DATABASE IF EXISTS "{url.rpartition("/")[2]}" WITH (FORCE)')
+
+    def sql(self, statements: str, database: str = SUPERUSER) -> list[list[str]]:
+        """Run statements with the command line client and return the rows of their answers as text."""
+        printed = run_tool(
+            [
+                *(
+                    _find("psql"),
+                    "--no-psqlrc",
+                    "--quiet",
+                    "--tuples-only",
+                    "--no-align",
+                    "--field-separator=\t",
+                ),
+                *(f"--host={self._socket_directory}", f"--port={self.port}", f"--username={SUPERUSER}"),
+                *(f"--dbname={database}", "--set=ON_ERROR_STOP=1", f"--command={statements}"),
+            ],
+            timeout_s=STATEMENT_TIMEOUT_S,
+        )
+        return [line.split("\t") for line in printed.splitlines()]
+
+    # ---- the processes
+
+    def freeze(self) -> None:
+        """The postmaster first, so that it starts no more children, then all that there are."""
+        if self.is_running and self._guard is None:
+            self._guard = subprocess.Popen(
+                ["/bin/sh", "-c", GUARD, "sh", str(self.pid)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,
+            )
+        super().freeze()
+
+    def thaw(self) -> None:
+        super().thaw()
+        self._dismiss_guard()
+
+    def _dismiss_guard(self) -> None:
+        if self._guard is None:
+            return
+        self._guard.kill()
+        self._guard.communicate()
+        self._guard = None
+
+    def _forget_process(self) -> None:
+        super()._forget_process()
+        self._dismiss_guard()
+
+    def _pids(self) -> list[int]:
+        """With the postmaster standing still the list of its children is complete."""
+        postmaster = self.pid
+        if not self.is_frozen:
+            os.kill(postmaster, signal.SIGSTOP)
+            wait_until(
+                lambda: process_state(postmaster) == "T",
+                timeout_s=STOP_TIMEOUT_S,
+                what="postgres to stand still",
+            )
+        return [postmaster, *child_pids(postmaster)]
+
+    def close(self) -> None:
+        try:
+            if self._directory is not None and not self.is_running:
+                self._remove_shared_memory()
+        finally:
+            super().close()
+
+    def _remove_shared_memory(self) -> None:
+        """A killed PostgreSQL leaves a System V segment behind; line 7 of its pid file names it: key, then id."""
+        pid_file = self._data / "postmaster.pid"
+        if not pid_file.exists():
+            return
+        lines = pid_file.read_text().splitlines()
+        if len(lines) >= 7 and len(segment := lines[6].split()) == 2:
+            try:
+                run_tool([find_binary("ipcrm", "util-linux"), "--shmem-id", segment[1]])
+            except ServerError as error:
+                if "already removed" not in str(error) and "invalid id" not in str(error):
+                    raise
+
+    @property
+    def _data(self) -> Path:
+        return self.directory / "data"
+
+    @property
+    def _socket_directory(self) -> Path:
+        return self.directory / "run"
+
+    def _identity(self) -> list[str]:
+        return _identity()
+
+    def _prepare(self) -> None:
+        _template.copy_to(self._data)
+        if not self._socket_directory.exists():
+            _make_own_directory(self._socket_directory)
+
+    def _wipe(self) -> None:
+        self._remove_shared_memory()
+        shutil.rmtree(self._data)
+
+    def _argv(self) -> list[str]:
+        settings = (
+            "fsync=off",
+            "full_page_writes=off",  # they guard against torn pages after a power cut, not after a kill
+            "dynamic_shared_memory_type=mmap",  # below the data directory, so that it goes with it
+            *self._settings,
+        )
+        return [
+            *(_find("postgres"), "-D", os.fspath(self._data), "-p", str(self.port), "-h", self.host),
+            *("-k", os.fspath(self._socket_directory)),
+            *(word for setting in settings for word in ("-c", setting)),
+        ]
+
+    def _is_ready(self) -> bool:
+        """Asked at the socket in its own directory, where no stranger can listen; the port is open before that."""
+        asked = [_find("pg_isready"), "-q", "-h", os.fspath(self._socket_directory), "-p", str(self.port)]
+        return subprocess.run(asked, stdin=subprocess.DEVNULL, check=False).returncode == 0

@@ -1,0 +1,174 @@
+"""A real Redis for tests: one process, optionally with a password, TLS, a master to follow, or an append-only file.
+
+Settings live in a configuration file of its own, as in production: Sentinel rewrites it when roles change, and a
+restarted server then comes back in its new role.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Self
+from urllib.parse import quote
+
+from tidegate.testing.servers.process import ServerProcess, find_binary, run_tool
+from tidegate.testing.servers.resp import RedisReplyError, Reply, RespConnection
+
+COMMAND_TIMEOUT_S = 5.0
+READY_TIMEOUT_S = 1.0  # of one question; whoever listens there may be a stranger who never answers
+
+
+class RedisServer(ServerProcess):
+    """A Redis at `url`.
+
+    Without `persistent`, killing it wipes it, which is the fault that an origin has to survive; `restart()` keeps
+    the data all the same, and `save()` keeps a copy for the next start only ("failed over to an older copy").
+    With `persistent`, an append-only file keeps every acknowledged write, also over `kill`.
+    """
+
+    kind = "redis"
+
+    def __init__(
+        self,
+        *,
+        password: str | None = None,
+        tls: bool = False,
+        persistent: bool = False,
+        replica_of: RedisServer | None = None,
+        settings: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__()
+        self.password = password
+        self.tls = tls
+        self._persistent = persistent
+        self._replica_of = replica_of
+        self._settings = dict(settings or {})
+
+    @property
+    def url(self) -> str:
+        credentials = "" if self.password is None else f":{quote(self.password, safe='')}@"
+        return f"{'rediss' if self.tls else 'redis'}://{credentials}{self.host}:{self.port}/0"
+
+    @property
+    def ca_path(self) -> Path | None:
+        """The certificate that a TLS client must trust, `None` without TLS."""
+        return self.directory / "tls.crt" if self.tls else None
+
+    # ---- questions and commands
+
+    def command(self, *words: str | int, timeout_s: float = COMMAND_TIMEOUT_S) -> Reply:
+        """One command on a connection of its own; an error reply raises `RedisReplyError`."""
+        with RespConnection(
+            self.host, self.port, password=self.password, ca_path=self.ca_path, timeout_s=timeout_s
+        ) as connection:
+            return connection.call(*words)
+
+    def info(self, section: str, *, timeout_s: float = COMMAND_TIMEOUT_S) -> dict[str, str]:
+        """One section of INFO, as field -> value."""
+        return parse_info(self.command("INFO", section, timeout_s=timeout_s))
+
+    def flush(self) -> None:
+        """As new: no keys, no scripts, no functions."""
+        self.command("FLUSHALL", "SYNC")
+        self.command("SCRIPT", "FLUSH", "SYNC")
+        self.command("FUNCTION", "FLUSH", "SYNC")
+
+    def save(self) -> None:
+        """Keep a copy of the data that the next start, and only that one, begins with."""
+        self.command("SAVE")
+
+    # ---- the process
+
+    def start(self) -> Self:
+        super().start()
+        # A copy is loaded once. A later kill must wipe, not bring back what an earlier restart has saved.
+        if not self._persistent:
+            (self.directory / "dump.rdb").unlink(missing_ok=True)
+        return self
+
+    def restart(self, *, empty: bool = False) -> Self:
+        if self.is_running and not empty and not self._persistent:
+            self.thaw()
+            self.save()
+        return super().restart(empty=empty)
+
+    def _prepare(self) -> None:
+        if self.tls and not (self.directory / "tls.crt").exists():
+            create_certificate(self.directory / "tls.crt", self.directory / "tls.key")
+
+    def _wipe(self) -> None:
+        """The data only: configuration, certificate and a cluster's `nodes.conf` are not data."""
+        (self.directory / "dump.rdb").unlink(missing_ok=True)
+        shutil.rmtree(self.directory / "appendonlydir", ignore_errors=True)
+
+    def _argv(self) -> list[str]:
+        path = self.directory / "redis.conf"
+        if not self.has_served:
+            path.touch(mode=0o600)  # it may hold a password
+            path.write_text("".join(f"{name} {value}\n" for name, value in self._configuration().items()))
+        return [find_binary("redis-server", "redis-server"), os.fspath(path)]
+
+    def _configuration(self) -> dict[str, str]:
+        """Everything the server is told, as setting -> value."""
+        settings = {
+            "bind": self.host,
+            "dir": os.fspath(self.directory),
+            "daemonize": "no",
+            "save": '""',
+            "appendonly": "yes" if self._persistent else "no",
+            # By default a master waits 5 s for more replicas before it sends the first a copy,
+            "repl-diskless-sync-delay": "0",
+            # and 10 s for a replica that lags (or is frozen) before it stops.
+            "shutdown-timeout": "0",
+        }
+        if self.tls:
+            settings |= {
+                "port": "0",
+                "tls-port": str(self.port),
+                "tls-cert-file": os.fspath(self.directory / "tls.crt"),
+                "tls-key-file": os.fspath(self.directory / "tls.key"),
+                "tls-ca-cert-file": os.fspath(self.directory / "tls.crt"),
+                "tls-auth-clients": "no",
+            }
+        else:
+            settings["port"] = str(self.port)
+        if self.password is not None:
+            settings |= {"requirepass": _quoted(self.password), "masterauth": _quoted(self.password)}
+        if self._replica_of is not None:
+            settings["replicaof"] = f"{self._replica_of.host} {self._replica_of.port}"
+        return settings | self._settings
+
+    def _is_ready(self) -> bool:
+        try:
+            answer = self.info("server", timeout_s=READY_TIMEOUT_S)
+        except (OSError, RedisReplyError):  # not listening yet, or loading its data
+            return False
+        return answer.get("process_id") == str(self.pid)
+
+
+def _quoted(value: str) -> str:
+    """A value of the configuration file that may hold blanks and quotes."""
+    escaped = value.replace("\\", "\\\\").replace('"', '\\"')
+    return f'"{escaped}"'
+
+
+def parse_info(reply: Reply) -> dict[str, str]:
+    """The `field:value` lines that INFO and CLUSTER INFO answer."""
+    lines = (line.partition(":") for line in str(reply).splitlines())
+    return {name: value for name, colon, value in lines if colon}
+
+
+def create_certificate(certificate: Path, key: Path) -> None:
+    """A self-signed certificate for 127.0.0.1 and localhost that also passes strict verification."""
+    run_tool(
+        [
+            find_binary("openssl", "openssl"),
+            *("req", "-x509", "-nodes", "-days", "2", "-subj", "/CN=localhost"),
+            *("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1"),
+            *("-addext", "subjectAltName=IP:127.0.0.1,DNS:localhost"),
+            *("-addext", "keyUsage=critical,digitalSignature,keyCertSign"),
+            *("-keyout", os.fspath(key), "-out", os.fspath(certificate)),
+        ]
+    )

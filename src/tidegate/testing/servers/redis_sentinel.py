@@ -1,0 +1,166 @@
+"""A real Redis Sentinel set-up for tests: a master, its replica, and sentinels that fail over within seconds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Self
+
+from tidegate.testing.servers.process import START_TIMEOUT_S, ServerError, wait_until
+from tidegate.testing.servers.redis import RedisServer
+from tidegate.testing.servers.redis_group import RedisGroup
+from tidegate.testing.servers.resp import RedisReplyError, Reply
+
+# As for a cluster: a master that only waits for the processor must not be replaced in the middle of a test.
+DOWN_AFTER_MS = 1_000
+FAILOVER_TIMEOUT_MS = 5_000
+# Sentinel's own rhythm, 1 to 10 s by default, decides how long a fail-over and the return of an old master take.
+RHYTHM_MS = {
+    "ping-period": 100,
+    "info-period": 200,
+    "publish-period": 200,
+    "ask-period": 100,
+    "tilt-period": 1_000,
+}
+
+
+class SentinelProcess(RedisServer):
+    """One sentinel that watches one master."""
+
+    kind = "redis-sentinel"
+
+    def __init__(self, master: RedisServer, *, master_name: str, quorum: int, down_after_ms: int) -> None:
+        super().__init__()
+        self._master = master
+        self._master_name = master_name
+        self._quorum = quorum
+        self._down_after_ms = down_after_ms
+
+    def _configuration(self) -> dict[str, str]:
+        name = self._master_name
+        return {
+            "bind": self.host,
+            "port": str(self.port),
+            "daemonize": "no",
+            "sentinel monitor": f"{name} {self._master.host} {self._master.port} {self._quorum}",
+            "sentinel down-after-milliseconds": f"{name} {self._down_after_ms}",
+            "sentinel failover-timeout": f"{name} {FAILOVER_TIMEOUT_MS}",
+        }
+
+    def _argv(self) -> list[str]:
+        return [*super()._argv(), "--sentinel"]
+
+    def _wipe(self) -> None:
+        """A sentinel holds no data, only its view of the others."""
+
+    def save(self) -> None:
+        """It writes its view down by itself."""
+
+    def start(self) -> Self:
+        super().start()
+        for name, period_ms in RHYTHM_MS.items():
+            self.command("SENTINEL", "DEBUG", name, period_ms)
+        return self
+
+    def flush(self) -> None:
+        """Nothing to flush."""
+
+    def master_port(self) -> int:
+        """Whom this sentinel takes for the master."""
+        address = self.command("SENTINEL", "GET-MASTER-ADDR-BY-NAME", self._master_name)
+        if not isinstance(address, list):
+            raise ServerError(f"the sentinel does not know {self._master_name}: {address!r}")
+        return int(str(address[1]))
+
+    def can_fail_over(self) -> bool:
+        """Whether it has a quorum and knows a replica that follows the master."""
+        try:
+            self.command("SENTINEL", "CKQUORUM", self._master_name)
+        except RedisReplyError:
+            return False
+        replicas = self.command("SENTINEL", "REPLICAS", self._master_name)
+        known = [_as_fields(replica) for replica in replicas] if isinstance(replicas, list) else []
+        return any(replica["flags"] == "slave" and replica["master-link-status"] == "ok" for replica in known)
+
+
+class RedisSentinel(RedisGroup):
+    """Ask `master` and `replica` who is who now: the roles move. `recover` restores a pair, not the first roles."""
+
+    def __init__(self, *, sentinels: int = 1, quorum: int = 1, down_after_ms: int = DOWN_AFTER_MS) -> None:
+        self.master_name = "tidegate"
+        first = RedisServer()
+        self.nodes = [first, RedisServer(replica_of=first)]
+        self.sentinels = [
+            SentinelProcess(first, master_name=self.master_name, quorum=quorum, down_after_ms=down_after_ms)
+            for _ in range(sentinels)
+        ]
+
+    @property
+    def members(self) -> Sequence[RedisServer]:
+        return [*self.nodes, *self.sentinels]
+
+    @property
+    def addresses(self) -> list[tuple[str, int]]:
+        """Host and port of every sentinel, as client libraries want them."""
+        return [(sentinel.host, sentinel.port) for sentinel in self.sentinels]
+
+    @property
+    def url(self) -> str:
+        """The common notation `redis+sentinel://host:port,host:port/master_name/0`."""
+        hosts = ",".join(f"{host}:{port}" for host, port in self.addresses)
+        return f"redis+sentinel://{hosts}/{self.master_name}/0"
+
+    @property
+    def master(self) -> RedisServer:
+        """The node that the sentinels name, whether it answers or not."""
+        port = self.sentinels[0].master_port()
+        return next(node for node in self.nodes if node.port == port)
+
+    @property
+    def replica(self) -> RedisServer:
+        master = self.master
+        return next(node for node in self.nodes if node is not master)
+
+    def flush(self) -> None:
+        """No keys, scripts or functions, on the replica either when this returns."""
+        master = self.master
+        master.flush()
+        master.command("WAIT", 1, int(START_TIMEOUT_S * 1000), timeout_s=START_TIMEOUT_S + 1)
+        for node in self.nodes:
+            node.command("SCRIPT", "FLUSH", "SYNC")
+
+    def wait_for_failover(self, old_master: RedisServer) -> RedisServer:
+        """Return the new master as soon as every sentinel names it and it takes writes."""
+
+        def is_done() -> bool:
+            if any(sentinel.master_port() == old_master.port for sentinel in self.sentinels):
+                return False
+            try:
+                return self.master.info("replication")["role"] == "master"
+            except (OSError, RedisReplyError):
+                return False  # named, but not yet answering
+
+        wait_until(is_done, timeout_s=START_TIMEOUT_S, what="the sentinels to name a new master")
+        return self.master
+
+    def _assemble(self) -> None:
+        """Configuration says it all: who follows whom, and whom the sentinels watch."""
+
+    def _is_whole(self) -> bool:
+        if len({sentinel.master_port() for sentinel in self.sentinels}) != 1:
+            return False
+        master, replica = self.master, self.replica
+        if master.info("replication")["role"] != "master":
+            return False
+        followed = replica.info("replication")
+        return (
+            followed["role"] == "slave"
+            and followed["master_port"] == str(master.port)
+            and followed["master_link_status"] == "up"
+            and all(sentinel.can_fail_over() for sentinel in self.sentinels)
+        )
+
+
+def _as_fields(reply: Reply) -> dict[str, str]:
+    """Sentinel's flat list name, value, name, value."""
+    words = [str(word) for word in reply] if isinstance(reply, list) else []
+    return dict(zip(words[::2], words[1::2], strict=True))
