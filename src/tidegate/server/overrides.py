@@ -9,7 +9,9 @@ Patterns are indexed by their literal beginning, so that thousands of `tenant_x_
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from bisect import insort
+from collections.abc import Iterable, Iterator
+from operator import attrgetter
 from typing import NamedTuple
 
 __all__ = ["Override", "OverrideMatcher", "matches", "specificity"]
@@ -87,28 +89,51 @@ class _Pattern(NamedTuple):
 
 
 class OverrideMatcher:
-    """The overrides of one namespace, prepared for look-ups. Frozen: a change makes a new one."""
+    """The overrides of one namespace, prepared for look-ups."""
 
     __slots__ = ("_lengths", "_literals", "_patterns")
 
-    def __init__(self, overrides: Iterable[Override]) -> None:
+    def __init__(self, overrides: Iterable[Override] = ()) -> None:
         self._literals: dict[str, Override] = {}
+        # By what stands before the first `*`; each list in order of preference.
         self._patterns: dict[str, list[_Pattern]] = {}
+        # How long those beginnings are: for each length one look-up.
+        self._lengths: list[int] = []
         for override in overrides:
-            text = override.identifier
-            # A pattern is also an identifier: somebody may be called `a*`, and its literal match comes first.
-            self._literals[text] = override
-            if "*" in text:
-                beginning = text.partition("*")[0]
-                self._patterns.setdefault(beginning, []).append(
-                    _Pattern(specificity(text), _compile(text), override)
-                )
-        for group in self._patterns.values():
-            group.sort(key=lambda pattern: pattern.rank)
-        self._lengths = sorted({len(beginning) for beginning in self._patterns})
+            self.add(override)
+
+    def add(self, override: Override) -> None:
+        """Add it, in place of the one with the same text."""
+        text = override.identifier
+        self.discard(text)
+        # A pattern is also an identifier: somebody may be called `a*`, and its literal match comes first.
+        self._literals[text] = override
+        if "*" in text:
+            beginning = text.partition("*")[0]
+            group = self._patterns.setdefault(beginning, [])
+            insort(group, _Pattern(specificity(text), _compile(text), override), key=attrgetter("rank"))
+            self._lengths = sorted({len(each) for each in self._patterns})
+
+    def discard(self, text: str) -> None:
+        """Remove the override with this text, if there is one."""
+        if self._literals.pop(text, None) is not None and "*" in text:
+            beginning = text.partition("*")[0]
+            group = [pattern for pattern in self._patterns[beginning] if pattern.override.identifier != text]
+            if group:
+                self._patterns[beginning] = group
+            else:
+                del self._patterns[beginning]
+                self._lengths = sorted({len(each) for each in self._patterns})
 
     def __len__(self) -> int:
         return len(self._literals)
+
+    def __iter__(self) -> Iterator[Override]:
+        return iter(self._literals.values())
+
+    @property
+    def has_patterns(self) -> bool:
+        return bool(self._patterns)
 
     def get(self, identifier: str) -> Override | None:
         """The override whose stored text is exactly this."""

@@ -71,6 +71,9 @@ UNEXPECTED_ERROR: Final = Problem(500, "Internal Server Error", "unkey/applicati
 # The published clients know 500 for a server's fault, whatever its kind, and repeat the call.
 SERVICE_UNAVAILABLE: Final = Problem(500, "Internal Server Error", "unkey/application/service_unavailable")
 
+# Before a request is even understood: this node has no room for it.
+OVERLOADED: Final = Problem(503, "Service Unavailable", "unkey/application/service_unavailable")
+
 
 class FieldError(msgspec.Struct, omit_defaults=True):
     """One thing that is wrong with a body."""
