@@ -17,6 +17,7 @@ from typing import Annotated, Any, Final, Literal, NamedTuple
 import msgspec
 from msgspec import Meta
 
+from tidegate.adapters.urls import MYSQL_SCHEMES, POSTGRES_SCHEMES, REDIS_SCHEMES
 from tidegate.errors import ConfigurationError
 from tidegate.telemetry.secrets import mask, url_password
 
@@ -33,21 +34,9 @@ __all__ = [
     "split_listen",
 ]
 
-ORIGIN_SCHEMES: Final = (
-    "redis",
-    "rediss",
-    "redis+cluster",
-    "rediss+cluster",
-    "redis+sentinel",
-    "rediss+sentinel",
-    "valkey",
-    "valkeys",
-    "valkey+cluster",
-    "valkey+sentinel",
-    "sqlite",
-    "memory",
-)
-LEDGER_SCHEMES: Final = ("mysql", "mariadb", "postgres", "postgresql", "sqlite")
+ORIGIN_SCHEMES: Final = REDIS_SCHEMES | {"sqlite", "memory"}
+# Several processes must see it, so that a ledger in the memory of one of them is not offered here.
+LEDGER_SCHEMES: Final = MYSQL_SCHEMES | POSTGRES_SCHEMES | {"sqlite"}
 
 # A region's name is written into every ledger row and into metric labels: short, plain, and the same for years.
 REGION_PATTERN: Final = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"

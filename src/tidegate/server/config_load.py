@@ -16,6 +16,8 @@ from typing import Any, Final
 
 import msgspec
 
+from tidegate.adapters.urls import parse_server_url, scheme_of, sqlite_path
+from tidegate.errors import ConfigurationError
 from tidegate.server.config import (
     LEDGER_SCHEMES,
     ORIGIN_SCHEMES,
@@ -137,6 +139,9 @@ class _Reading:
                 self._check(setting, typed)
             except (msgspec.ValidationError, ValueError):
                 self._fault(setting, value)
+            except ConfigurationError as error:
+                # What the adapters say about a URL names the part that is wrong, with the secret masked.
+                self._fault(setting, value, f"a URL that can be read ({error})")
             else:
                 converted[setting.path] = typed
         return converted
@@ -154,16 +159,19 @@ class _Reading:
 
     @staticmethod
     def _check(setting: Setting, value: Any) -> None:
-        """What the type alone cannot say about one value; ValueError when it does not hold."""
+        """What the type alone cannot say about one value; ValueError or ConfigurationError if it is wrong."""
         if setting.path == "listen":
             split_listen(value)
         elif setting.path == "region" and value is not None and re.fullmatch(REGION_PATTERN, value) is None:
             raise ValueError(value)
         elif setting.path in {"origin", "ledger"} and value is not None:
-            scheme, colon, _rest = value.partition("://")
-            allowed = ORIGIN_SCHEMES if setting.path == "origin" else LEDGER_SCHEMES
-            if not colon or scheme not in allowed:
+            scheme = scheme_of(value, setting.expected)
+            if scheme not in (ORIGIN_SCHEMES if setting.path == "origin" else LEDGER_SCHEMES):
                 raise ValueError(value)
+            if scheme == "sqlite":
+                sqlite_path(value)
+            elif scheme != "memory":
+                parse_server_url(value, default_port=1)
         elif setting.path.startswith("tls.") and value == "":
             raise ValueError(value)
 
