@@ -1,0 +1,10 @@
+"""Redis and Valkey as a region's origin: one server, Sentinel or Cluster.
+
+    settings   what a URL says                      wire       one connection: RESP over asyncio, replies in order
+    layout     keys, commands and their answers     link       one server: connects, keeps time limits, heals
+    sentinel   who is the master?                   cluster    which of the masters?
+    origin     the port, put together from these
+
+The driver is hiredis alone: it packs commands and parses replies in C. A client library around it would cost five
+times the processor time for each round trip, and close a connection for every cancelled call.
+"""

@@ -1,0 +1,110 @@
+"""Where commands go: to the one server there is, or to the master that the sentinels name. `cluster.py` has the rest.
+
+A network runs commands and answers their replies in order. Of error replies it lets through only those that concern
+a single command (`refusals.KEPT`); a script that the server forgot is loaded and the command repeated; every other
+error reply fails the call. Lives on one event loop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Protocol
+
+from tidegate.adapters.redis.layout import LOAD_SCRIPT, Command
+from tidegate.adapters.redis.link import Deadline, Greeting, Link, Statistics, Way
+from tidegate.adapters.redis.refusals import is_kept, is_script_unknown, refused, server_is_wrong
+from tidegate.adapters.redis.settings import Address, RedisSettings
+from tidegate.adapters.redis.wire import Reply, ReplyError, pack
+from tidegate.errors import ConfigurationError, DependencyUnavailable
+
+__all__ = ["LOAD_SCRIPT_PACKED", "Network", "OneMaster", "way_of"]
+
+LOAD_SCRIPT_PACKED = pack(LOAD_SCRIPT)
+
+
+class Network(Protocol):
+    """The servers of an origin."""
+
+    async def run(self, commands: Sequence[Command], deadline: Deadline) -> list[Reply]:
+        """The reply to each command, in order, in one round trip when nothing is amiss."""
+
+    async def marked_buckets(self, deadline: Deadline) -> list[int]:
+        """One bucket for each master: what is written there is lost when that master is wiped."""
+
+    def buckets(self) -> Sequence[int]:
+        """All buckets that may become marked ones."""
+
+    async def close(self) -> None: ...
+
+
+def way_of(settings: RedisSettings) -> Way:
+    return Way(settings.tls, settings.username, settings.password, settings.db)
+
+
+class OneMaster:
+    """A single server, or the master behind Sentinel."""
+
+    def __init__(
+        self, settings: RedisSettings, find: Callable[[], Awaitable[Address]], statistics: Statistics
+    ) -> None:
+        self._shown = settings.shown
+        self._statistics = statistics
+        self._link = Link(
+            find, way_of(settings), accept=self._accept, first=[LOAD_SCRIPT], statistics=statistics
+        )
+
+    async def run(self, commands: Sequence[Command], deadline: Deadline) -> list[Reply]:
+        count = len(commands)
+        self._statistics.commands += count
+        packed = commands[0].packed if count == 1 else b"".join([command.packed for command in commands])
+        replies = await self._link.exchange(packed, count, deadline)
+        forgotten = []
+        for index, reply in enumerate(replies):
+            if isinstance(reply, ReplyError):
+                if is_script_unknown(str(reply)):
+                    forgotten.append(index)
+                else:
+                    self._check(reply)
+        if forgotten:
+            await self._run_again(commands, forgotten, replies, deadline)
+        return replies
+
+    async def _run_again(
+        self, commands: Sequence[Command], forgotten: list[int], replies: list[Reply], deadline: Deadline
+    ) -> None:
+        """After SCRIPT FLUSH, or whatever else made the server forget: load and repeat in one round trip."""
+        self._statistics.commands += len(forgotten) + 1
+        self._statistics.scripts_loaded += 1
+        packed = b"".join([LOAD_SCRIPT_PACKED, *(commands[index].packed for index in forgotten)])
+        loaded, *again = await self._link.exchange(packed, len(forgotten) + 1, deadline)
+        for reply in (loaded, *again):
+            if isinstance(reply, ReplyError):
+                self._check(reply)
+        for index, reply in zip(forgotten, again, strict=True):
+            replies[index] = reply
+
+    def _check(self, reply: ReplyError) -> None:
+        message = str(reply)
+        if is_kept(message):
+            return
+        if server_is_wrong(message):
+            self._link.drop()
+        raise refused(self._shown, message)
+
+    async def marked_buckets(self, deadline: Deadline) -> list[int]:
+        return [0]
+
+    def buckets(self) -> Sequence[int]:
+        return (0,)
+
+    async def close(self) -> None:
+        await self._link.close()
+
+    @staticmethod
+    def _accept(greeting: Greeting, shown: str) -> None:
+        if greeting.mode == "cluster":
+            raise ConfigurationError(f"{shown}: is part of a Redis Cluster; use redis+cluster://")
+        if greeting.mode == "sentinel":
+            raise ConfigurationError(f"{shown}: is a sentinel; use redis+sentinel://host:port/service")
+        if greeting.role != "master":
+            raise DependencyUnavailable(f"{shown}: is a {greeting.role}, not the master")

@@ -1,0 +1,211 @@
+"""The region's origin in Redis or Valkey: one server, Sentinel or Cluster, by URL.
+
+Laws: a merge is a script, so that a cell's components, total and expiry change together; a read is plain HMGETs,
+pipelined; both take one round trip. The region's name lies beside the cells with a random incarnation: when that
+is new, the cells were lost, even if another node has put the name back already. On a Cluster each master holds the
+name, because each can be wiped alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import os
+import secrets
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from tidegate.adapters.redis.cluster import Cluster
+from tidegate.adapters.redis.layout import (
+    MERGE_SCRIPT,
+    Command,
+    Layout,
+    heard_from_merges,
+    heard_from_reads,
+)
+from tidegate.adapters.redis.link import Deadline, Statistics
+from tidegate.adapters.redis.network import Network, OneMaster
+from tidegate.adapters.redis.refusals import refused
+from tidegate.adapters.redis.sentinel import Sentinels
+from tidegate.adapters.redis.settings import Address, RedisSettings, parse_settings
+from tidegate.adapters.redis.wire import Reply, ReplyError, pack
+from tidegate.core.model import Component, Heard
+from tidegate.errors import ConfigurationError, DependencyUnavailable, RegionMismatch
+from tidegate.ports import Pulse
+
+__all__ = ["RedisOrigin"]
+
+TIME: Final = pack(("TIME",))
+
+# Networks of a parent process, kept so that no destructor ever touches its sockets or its event loop.
+_INHERITED: Final[list[Network]] = []
+
+
+class RedisOrigin:
+    """Honours `tidegate.ports.Origin`. One event loop at a time; after a fork the child connects by itself."""
+
+    def __init__(self, url: str) -> None:
+        self._settings: Final[RedisSettings] = parse_settings(url)
+        self._layout: Final = Layout(
+            self._settings.prefix,
+            script_sha=hashlib.sha1(MERGE_SCRIPT.encode(), usedforsecurity=False).hexdigest(),
+            spreads=self._settings.kind == "cluster",
+        )
+        self._statistics: Final = Statistics()
+        self._cells_read = 0
+        self._cells_merged = 0
+        self._incarnations: dict[int, bytes] = {}  # by bucket, as last heard by `pulse`
+        self._network_now: Network | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._pid = 0
+        self._closed = False
+
+    async def open(self, region: str, *, timeout_s: float) -> None:
+        held = (await self._pulse(region, Deadline.after(timeout_s))).region
+        if held != region:
+            raise RegionMismatch(region, held)
+
+    async def read(self, wanted: Sequence[Component], *, timeout_s: float) -> list[Heard]:
+        if not wanted:
+            return []
+        replies = await self._run(self._layout.reads(wanted), Deadline.after(timeout_s))
+        self._cells_read += len(wanted)
+        return heard_from_reads(replies)
+
+    async def merge(self, components: Sequence[Component], *, timeout_s: float) -> list[Heard]:
+        if not components:
+            return []
+        deadline = Deadline.after(timeout_s)
+        merges = self._layout.merges(components)
+        replies = await self._run([merge.command for merge in merges], deadline)
+        moving = [index for index, reply in enumerate(replies) if isinstance(reply, ReplyError)]
+        if moving:
+            # A slot that is on its way to another master serves commands with one key only.
+            singles = [
+                single
+                for index in moving
+                for single in self._layout.single_merges(components, merges[index].indexes)
+            ]
+            answers = await self._run([single.command for single in singles], deadline)
+            for answer in answers:
+                if isinstance(answer, ReplyError):
+                    raise refused(self._settings.shown, str(answer))
+            merges = [merge for index, merge in enumerate(merges) if index not in moving] + singles
+            replies = [reply for reply in replies if not isinstance(reply, ReplyError)] + answers
+        self._cells_merged += len(components)
+        return heard_from_merges(components, merges, replies)
+
+    async def pulse(self, region: str, *, timeout_s: float) -> Pulse:
+        try:
+            return await self._pulse(region, Deadline.after(timeout_s))
+        except ConfigurationError as error:
+            raise DependencyUnavailable(str(error)) from error
+
+    async def close(self) -> None:
+        self._closed = True
+        network = self._network_now
+        if network is not None and self._is_ours():
+            self._network_now = None
+            await network.close()
+
+    def statistics(self) -> Mapping[str, int]:
+        return {
+            "commands": self._statistics.commands,
+            "round_trips": self._statistics.round_trips,
+            "connections_opened": self._statistics.connections_opened,
+            "scripts_loaded": self._statistics.scripts_loaded,
+            "redirections": self._statistics.redirections,
+            "timeouts": self._statistics.timeouts,
+            "cells_read": self._cells_read,
+            "cells_merged": self._cells_merged,
+        }
+
+    # ---- the network
+
+    def _is_ours(self) -> bool:
+        return self._loop is asyncio.get_running_loop() and self._pid == os.getpid()
+
+    def _network(self) -> Network:
+        """The connections of this process on this event loop."""
+        if self._closed:
+            raise DependencyUnavailable(f"{self._settings.shown}: the origin was closed")
+        if self._network_now is None or not self._is_ours():
+            if self._network_now is not None and self._pid != os.getpid():
+                _INHERITED.append(self._network_now)
+            self._network_now = self._new_network()
+            self._loop, self._pid = asyncio.get_running_loop(), os.getpid()
+        return self._network_now
+
+    def _new_network(self) -> Network:
+        settings = self._settings
+        if settings.kind == "cluster":
+            return Cluster(settings, self._statistics)
+        if settings.kind == "sentinel":
+            return OneMaster(settings, Sentinels(settings).find, self._statistics)
+
+        async def find() -> Address:
+            return settings.hosts[0]
+
+        return OneMaster(settings, find, self._statistics)
+
+    async def _run(self, commands: Sequence[Command], deadline: Deadline) -> list[Reply]:
+        try:
+            return await self._network().run(commands, deadline)
+        except ConfigurationError as error:
+            # Only `open` tells it as what it is: later it may be somebody changing a password under way.
+            raise DependencyUnavailable(str(error)) from error
+
+    # ---- the region's name
+
+    async def _pulse(self, region: str, deadline: Deadline) -> Pulse:
+        network = self._network()
+        marked = await network.marked_buckets(deadline)
+        if not marked:
+            raise DependencyUnavailable(f"{self._settings.shown}: no master has any slots")
+        asked = [Command(bucket, pack((b"GET", self._layout.region_key(bucket)))) for bucket in marked]
+        *held, clock = await network.run([*asked, Command(marked[0], TIME)], deadline)
+        names = dict(zip(marked, held, strict=True))
+        is_missing = any(value is None for value in held)
+        if is_missing and self._other(region, names) is None:
+            names = await self._claim(network, region, deadline)
+        was_empty = is_missing or any(
+            self._incarnations.get(bucket, value) != value for bucket, value in names.items()
+        )
+        self._incarnations |= {bucket: value for bucket, value in names.items() if isinstance(value, bytes)}
+        return Pulse(self._other(region, names) or region, was_empty, self._milliseconds(clock))
+
+    async def _claim(self, network: Network, region: str, deadline: Deadline) -> dict[int, Reply]:
+        """Write the name wherever there is none; return what is there now.
+
+        One bucket first: of two regions that start at once on a new origin only one gets that far.
+        """
+        value = f"{secrets.token_hex(8)}:{region}".encode("utf-8", "surrogatepass")
+        names: dict[int, Reply] = {}
+        first, *others = network.buckets()
+        for buckets in ([first], others):
+            if not buckets or self._other(region, names) is not None:
+                break
+            commands = []
+            for bucket in buckets:
+                key = self._layout.region_key(bucket)
+                commands.append(Command(bucket, pack((b"SET", key, value, b"NX"))))
+                commands.append(Command(bucket, pack((b"GET", key))))
+            replies = await network.run(commands, deadline)
+            names |= dict(zip(buckets, replies[1::2], strict=True))
+        return names
+
+    @staticmethod
+    def _other(region: str, names: Mapping[int, Reply]) -> str | None:
+        """A name that is held and is not `region`."""
+        for value in names.values():
+            if isinstance(value, bytes):
+                name = value.partition(b":")[2].decode("utf-8", "surrogatepass")
+                if name != region:
+                    return name
+        return None
+
+    def _milliseconds(self, clock: Reply) -> int:
+        if isinstance(clock, list) and len(clock) == 2:
+            seconds, microseconds = clock
+            return int(seconds) * 1000 + int(microseconds) // 1000
+        raise DependencyUnavailable(f"{self._settings.shown}: answered TIME with {clock!r:.80}")

@@ -1,0 +1,113 @@
+"""One connection: RESP2 over an asyncio transport. Commands go out at once, replies come back in order.
+
+Several calls share a connection: each waits for its own replies. A call that is cancelled or gives up leaves its
+place in the queue, so that its replies are read and dropped and can never answer somebody else's question. Knows
+bytes and replies, nothing of keys, scripts or who serves what.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from typing import Final, cast
+
+import hiredis
+from hiredis import ReplyError
+
+from tidegate.errors import DependencyUnavailable
+
+__all__ = ["Reply", "ReplyError", "Wire", "pack"]
+
+# bytes, int, None, a list of those, or a ReplyError.
+Reply = object
+
+# hiredis declares a tuple of one element.
+pack: Final = cast("Callable[[tuple[bytes | str | int, ...]], bytes]", hiredis.pack_command)
+
+
+class _Exchange:
+    """Commands that were sent, and the replies that have come back so far."""
+
+    __slots__ = ("count", "future", "replies", "sent_at")
+
+    def __init__(self, future: asyncio.Future[list[Reply]], count: int, sent_at: float) -> None:
+        self.future = future
+        self.count = count
+        self.sent_at = sent_at
+        self.replies: list[Reply] = []
+
+
+class Wire(asyncio.Protocol):
+    """A connection in use. Made by `loop.create_connection(Wire)`; never reconnects."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, shown: str) -> None:
+        self.shown = shown
+        """The server as messages name it."""
+        self.lost: asyncio.Future[None] = loop.create_future()
+        """Done when the connection is gone."""
+        self._loop = loop
+        self._reader = hiredis.Reader()
+        self._transport: asyncio.Transport | None = None
+        self._waiting: deque[_Exchange] = deque()
+        self._heard_at = 0.0
+        self._aborted = False
+
+    @property
+    def is_lost(self) -> bool:
+        return self._aborted or self.lost.done()
+
+    def send(self, packed: bytes, count: int) -> asyncio.Future[list[Reply]]:
+        """Send commands that have `count` replies. The future may be cancelled or given an exception at any time."""
+        future: asyncio.Future[list[Reply]] = self._loop.create_future()
+        transport = self._transport
+        if transport is None or self.is_lost:
+            future.set_exception(DependencyUnavailable(f"{self.shown}: the connection is closed"))
+            return future
+        self._waiting.append(_Exchange(future, count, self._loop.time()))
+        transport.write(packed)
+        return future
+
+    def silent_s(self) -> float:
+        """For how long the peer has owed us bytes without sending any; 0 when it owes nothing."""
+        if not self._waiting:
+            return 0.0
+        return self._loop.time() - max(self._waiting[0].sent_at, self._heard_at)
+
+    def abort(self) -> None:
+        """Close at once. Who still waits hears `DependencyUnavailable`."""
+        self._aborted = True
+        if self._transport is not None:
+            self._transport.abort()
+
+    # ---- asyncio.Protocol
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.Transport", transport)
+
+    def data_received(self, data: bytes) -> None:
+        reader, waiting = self._reader, self._waiting
+        self._heard_at = self._loop.time()
+        reader.feed(data)
+        try:
+            while (reply := reader.gets()) is not False:
+                exchange = waiting[0]
+                exchange.replies.append(reply)
+                if len(exchange.replies) == exchange.count:
+                    waiting.popleft()
+                    if not exchange.future.done():
+                        exchange.future.set_result(exchange.replies)
+        except (hiredis.ProtocolError, IndexError):
+            # Not RESP, or an answer that nobody asked for: whatever this is, it is no Redis that we can use.
+            self.abort()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        reason = f": {exc}" if exc is not None and str(exc) else ""
+        for exchange in self._waiting:
+            if not exchange.future.done():
+                exchange.future.set_exception(
+                    DependencyUnavailable(f"{self.shown}: the connection was lost{reason}")
+                )
+        self._waiting.clear()
+        if not self.lost.done():
+            self.lost.set_result(None)
