@@ -1,0 +1,99 @@
+"""The catalog on a database server: drives the scripts of `catalog_sql` over two lanes, one to read and one to write.
+
+Two, so that the question every node asks once a second never waits behind a writer that waits for a lock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Generic, TypeVar
+
+from tidegate.adapters import catalog_sql
+from tidegate.adapters.catalog_sql import Script, Unchanged
+from tidegate.adapters.lane import Deadline, Lane, LockConflict, Session
+from tidegate.ports import CatalogChanges, KeyRow, NamespaceRow, OverrideRow, WorkspaceRow
+
+__all__ = ["LaneCatalog"]
+
+SessionType = TypeVar("SessionType", bound=Session[Any])
+T = TypeVar("T")
+
+
+class LaneCatalog(Generic[SessionType]):
+    """The `Catalog` port on a dialect's lanes. `spell` turns `?` into what the dialect wants."""
+
+    def __init__(self, connect: Callable[[], Lane[Any, SessionType]], spell: Callable[[str], str]) -> None:
+        self._reader = connect()
+        self._writer = connect()
+        self._spell = spell
+
+    async def open(self, *, timeout_s: float) -> None:
+        await self.version(timeout_s=timeout_s)
+
+    async def version(self, *, timeout_s: float) -> int:
+        return await self._read(catalog_sql.read_version(), timeout_s)
+
+    async def changes(self, since: int, *, timeout_s: float) -> CatalogChanges:
+        return await self._read(catalog_sql.changes(since), timeout_s)
+
+    async def put_workspace(self, row: WorkspaceRow, *, timeout_s: float) -> WorkspaceRow:
+        return await self._write(lambda: catalog_sql.put_workspace(row), timeout_s)
+
+    async def put_key(self, row: KeyRow, *, timeout_s: float) -> KeyRow:
+        return await self._write(lambda: catalog_sql.put_key(row), timeout_s)
+
+    async def create_namespace(self, row: NamespaceRow, *, timeout_s: float) -> NamespaceRow:
+        return await self._write(lambda: catalog_sql.create_namespace(row), timeout_s)
+
+    async def delete_namespace(
+        self, namespace_id: str, *, deleted_at_ms: int | None, timeout_s: float
+    ) -> bool:
+        return await self._write(lambda: catalog_sql.delete_namespace(namespace_id, deleted_at_ms), timeout_s)
+
+    async def set_override(self, row: OverrideRow, *, timeout_s: float) -> OverrideRow:
+        return await self._write(lambda: catalog_sql.set_override(row), timeout_s)
+
+    async def delete_override(
+        self, namespace_id: str, identifier: str, *, deleted_at_ms: int, timeout_s: float
+    ) -> OverrideRow | None:
+        return await self._write(
+            lambda: catalog_sql.delete_override(namespace_id, identifier, deleted_at_ms), timeout_s
+        )
+
+    async def close(self) -> None:
+        await self._reader.close()
+        await self._writer.close()
+
+    def statistics(self) -> Mapping[str, int]:
+        reads, writes = self._reader.statistics(), self._writer.statistics()
+        return {name: count + writes[name] for name, count in reads.items()}
+
+    async def _read(self, script: Script[T], timeout_s: float) -> T:
+        async with self._reader.session(timeout_s=timeout_s) as session:
+            return await self._drive(script, session)
+
+    async def _write(self, script: Callable[[], Script[T]], timeout_s: float) -> T:
+        """In one transaction, from the start again after a lock conflict, until the time is used up."""
+        deadline = Deadline(timeout_s)
+        while True:
+            try:
+                async with self._writer.session(timeout_s=deadline.remaining_s()) as session:
+                    try:
+                        async with session.transaction():
+                            return await self._drive(script(), session)
+                    except Unchanged as unchanged:
+                        found: T = unchanged.value
+                        return found
+            except LockConflict:
+                if deadline.remaining_s() < timeout_s / 4:
+                    raise
+
+    async def _drive(self, script: Script[T], session: Session[Any]) -> T:
+        try:
+            statement = next(script)
+            while True:
+                rows = await session.fetch(self._spell(statement.sql), statement.args)
+                statement = script.send(rows)
+        except StopIteration as stop:
+            result: T = stop.value
+            return result

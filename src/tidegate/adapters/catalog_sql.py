@@ -1,0 +1,280 @@
+"""The catalog in SQL, written once for all dialects.
+
+Each operation is a generator that yields statements and is sent their rows: the SQLite adapter drives it on its
+thread, the others on the event loop. It is possible without dialects because writers are serialised: whoever writes
+raises the catalog's version first and holds that row's lock until the commit, so that it may look and then insert
+without a race. Placeholders are `?`. Knows no driver and no connection.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Generator, Sequence
+from hashlib import blake2b
+from typing import Any, Final, NamedTuple, TypeVar
+
+from tidegate.adapters.lane import Record, SqlValue
+from tidegate.adapters.ledger_rows import decode_name, encode_name
+from tidegate.errors import InvalidInput, SchemaMissing
+from tidegate.ports import CatalogChanges, KeyRow, NamespaceRow, OverrideRow, WorkspaceRow
+
+__all__ = [
+    "Script",
+    "Statement",
+    "Unchanged",
+    "changes",
+    "create_namespace",
+    "delete_namespace",
+    "delete_override",
+    "dollars",
+    "find_namespace",
+    "put_key",
+    "put_workspace",
+    "read_version",
+    "set_override",
+]
+
+# Rows of each table in one answer of `changes`: a few megabytes, and a fraction of a second.
+ROWS_MAX: Final = 10_000
+
+
+class Statement(NamedTuple):
+    """One statement and its values."""
+
+    sql: str
+    args: tuple[SqlValue, ...] = ()
+
+
+T = TypeVar("T")
+
+Script = Generator[Statement, Sequence[Record], T]
+
+
+class Unchanged(Exception):
+    """Raised by a writing script that found nothing to do: roll back, the version stays, and `value` is the answer."""
+
+    def __init__(self, value: Any) -> None:
+        super().__init__()
+        self.value = value
+
+
+def dollars(sql: str) -> str:
+    """`?, ?` as PostgreSQL wants it: `$1, $2`."""
+    first, *rest = sql.split("?")
+    return first + "".join(f"${index}{part}" for index, part in enumerate(rest, 1))
+
+
+def digest(*names: bytes) -> bytes:
+    """Every part with its length, so that no two lists of names are ever written the same way."""
+    return blake2b(b"".join(len(name).to_bytes(4, "big") + name for name in names), digest_size=16).digest()
+
+
+# The columns of each table in the order of its row's fields, and how a record becomes a row.
+
+WORKSPACE_COLUMNS: Final = "id, name, enabled, quota, quota_duration_ms, version"
+KEY_COLUMNS: Final = (
+    "id, workspace_id, digest, name, hint, permissions, created_at, expires_at, enabled, revoked_at, version"
+)
+NAMESPACE_COLUMNS: Final = "id, workspace_id, name, created_at, deleted_at, version"
+OVERRIDE_COLUMNS: Final = "id, namespace_id, identifier, quota, duration_ms, deleted_at, version"
+
+
+def workspace_row(record: Record) -> WorkspaceRow:
+    return WorkspaceRow(decode_name(record[0]), decode_name(record[1]), bool(record[2]), *record[3:])
+
+
+def key_row(record: Record) -> KeyRow:
+    key_id, workspace_id, key_digest, name, hint, permissions, created, expires, enabled, revoked, version = (
+        record
+    )
+    return KeyRow(
+        decode_name(key_id),
+        decode_name(workspace_id),
+        bytes(key_digest),
+        decode_name(name),
+        decode_name(hint),
+        tuple(json.loads(permissions)),
+        created,
+        expires,
+        bool(enabled),
+        revoked,
+        version,
+    )
+
+
+def namespace_row(record: Record) -> NamespaceRow:
+    return NamespaceRow(decode_name(record[0]), decode_name(record[1]), decode_name(record[2]), *record[3:])
+
+
+def override_row(record: Record) -> OverrideRow:
+    return OverrideRow(decode_name(record[0]), decode_name(record[1]), decode_name(record[2]), *record[3:])
+
+
+# Reading.
+
+
+def read_version() -> Script[int]:
+    rows = yield Statement("SELECT version FROM ratelimit_catalog WHERE id = 1")
+    if not rows:
+        raise SchemaMissing("the catalog has no version; run: tidegate migrate --ledger URL")
+    return int(rows[0][0])
+
+
+def changes(since: int) -> Script[CatalogChanges]:
+    """Read the version first: whatever it says is committed by then, so that no row up to it can be missed."""
+    reached = yield from read_version()
+    is_complete = True
+    found: list[Sequence[Record]] = []
+    for table, columns in (
+        ("ratelimit_workspaces", WORKSPACE_COLUMNS),
+        ("ratelimit_keys", KEY_COLUMNS),
+        ("ratelimit_namespaces", NAMESPACE_COLUMNS),
+        ("ratelimit_overrides", OVERRIDE_COLUMNS),
+    ):
+        rows = yield Statement(
+            f"SELECT {columns} FROM {table} WHERE version > ? ORDER BY version LIMIT {ROWS_MAX}", (since,)
+        )
+        if len(rows) == ROWS_MAX:
+            is_complete = False
+            reached = min(reached, int(rows[-1][-1]))
+        found.append(rows)
+    workspaces, keys, namespaces, overrides = found
+    return CatalogChanges(
+        reached,
+        is_complete,
+        [workspace_row(row) for row in workspaces],
+        [key_row(row) for row in keys],
+        [namespace_row(row) for row in namespaces],
+        [override_row(row) for row in overrides],
+    )
+
+
+def find_namespace(name_digest: bytes) -> Script[NamespaceRow | None]:
+    rows = yield Statement(
+        f"SELECT {NAMESPACE_COLUMNS} FROM ratelimit_namespaces WHERE name_digest = ?", (name_digest,)
+    )
+    return namespace_row(rows[0]) if rows else None
+
+
+# Writing. Each runs in one transaction.
+
+
+def _next_version() -> Script[int]:
+    yield Statement("UPDATE ratelimit_catalog SET version = version + 1 WHERE id = 1")
+    return (yield from read_version())
+
+
+def put_workspace(row: WorkspaceRow) -> Script[WorkspaceRow]:
+    version = yield from _next_version()
+    key = encode_name(row.id)
+    values = (encode_name(row.name), int(row.enabled), row.quota, row.quota_duration_ms, version)
+    held = yield Statement("SELECT version FROM ratelimit_workspaces WHERE id = ?", (key,))
+    if held:
+        sql = (
+            "UPDATE ratelimit_workspaces SET name = ?, enabled = ?, quota = ?, quota_duration_ms = ?, version = ? "
+            "WHERE id = ?"
+        )
+        yield Statement(sql, (*values, key))
+    else:
+        sql = f"INSERT INTO ratelimit_workspaces ({WORKSPACE_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?)"
+        yield Statement(sql, (key, *values))
+    return row._replace(version=version)
+
+
+def put_key(row: KeyRow) -> Script[KeyRow]:
+    version = yield from _next_version()
+    key = encode_name(row.id)
+    workspace_id = encode_name(row.workspace_id)
+    if not (yield Statement("SELECT version FROM ratelimit_workspaces WHERE id = ?", (workspace_id,))):
+        raise InvalidInput("workspace_id", row.workspace_id, "a workspace that exists")
+    if (yield Statement("SELECT id FROM ratelimit_keys WHERE digest = ? AND id <> ?", (row.digest, key))):
+        raise InvalidInput("digest", "another key's", "a key that does not exist yet")
+    values = (
+        workspace_id,
+        row.digest,
+        encode_name(row.name),
+        encode_name(row.hint),
+        json.dumps(row.permissions).encode(),
+        row.created_at_ms,
+        row.expires_at_ms,
+        int(row.enabled),
+        row.revoked_at_ms,
+        version,
+    )
+    if (yield Statement("SELECT version FROM ratelimit_keys WHERE id = ?", (key,))):
+        sql = (
+            "UPDATE ratelimit_keys SET workspace_id = ?, digest = ?, name = ?, hint = ?, permissions = ?, "
+            "created_at = ?, expires_at = ?, enabled = ?, revoked_at = ?, version = ? WHERE id = ?"
+        )
+        yield Statement(sql, (*values, key))
+    else:
+        sql = f"INSERT INTO ratelimit_keys ({KEY_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+        yield Statement(sql, (key, *values))
+    return row._replace(version=version)
+
+
+def name_digest_of(row: NamespaceRow) -> bytes:
+    return digest(encode_name(row.workspace_id), encode_name(row.name))
+
+
+def create_namespace(row: NamespaceRow) -> Script[NamespaceRow]:
+    version = yield from _next_version()
+    name_digest = name_digest_of(row)
+    held = yield from find_namespace(name_digest)
+    if held is not None:
+        raise Unchanged(held)
+    key = encode_name(row.id)
+    if (yield Statement("SELECT version FROM ratelimit_namespaces WHERE id = ?", (key,))):
+        raise InvalidInput("id", row.id, "an id that no other namespace has")
+    sql = f"INSERT INTO ratelimit_namespaces ({NAMESPACE_COLUMNS}, name_digest) VALUES (?, ?, ?, ?, ?, ?, ?)"
+    values = (
+        encode_name(row.workspace_id),
+        encode_name(row.name),
+        row.created_at_ms,
+        row.deleted_at_ms,
+        version,
+    )
+    yield Statement(sql, (key, *values, name_digest))
+    return row._replace(version=version)
+
+
+def delete_namespace(namespace_id: str, deleted_at_ms: int | None) -> Script[bool]:
+    version = yield from _next_version()
+    key = encode_name(namespace_id)
+    if not (yield Statement("SELECT version FROM ratelimit_namespaces WHERE id = ?", (key,))):
+        raise Unchanged(False)
+    sql = "UPDATE ratelimit_namespaces SET deleted_at = ?, version = ? WHERE id = ?"
+    yield Statement(sql, (deleted_at_ms, version, key))
+    return True
+
+
+def _find_override(namespace_id: str, identifier: str) -> Script[OverrideRow | None]:
+    wanted = digest(encode_name(namespace_id), encode_name(identifier))
+    rows = yield Statement(
+        f"SELECT {OVERRIDE_COLUMNS} FROM ratelimit_overrides WHERE identifier_digest = ?", (wanted,)
+    )
+    return override_row(rows[0]) if rows else None
+
+
+def set_override(row: OverrideRow) -> Script[OverrideRow]:
+    version = yield from _next_version()
+    held = yield from _find_override(row.namespace_id, row.identifier)
+    if held is not None:
+        sql = "UPDATE ratelimit_overrides SET quota = ?, duration_ms = ?, deleted_at = NULL, version = ? WHERE id = ?"
+        yield Statement(sql, (row.limit, row.duration_ms, version, encode_name(held.id)))
+        return row._replace(id=held.id, deleted_at_ms=None, version=version)
+    namespace_id, identifier = encode_name(row.namespace_id), encode_name(row.identifier)
+    sql = f"INSERT INTO ratelimit_overrides ({OVERRIDE_COLUMNS}, identifier_digest) VALUES (?, ?, ?, ?, ?, NULL, ?, ?)"
+    values = (encode_name(row.id), namespace_id, identifier, row.limit, row.duration_ms, version)
+    yield Statement(sql, (*values, digest(namespace_id, identifier)))
+    return row._replace(deleted_at_ms=None, version=version)
+
+
+def delete_override(namespace_id: str, identifier: str, deleted_at_ms: int) -> Script[OverrideRow | None]:
+    version = yield from _next_version()
+    held = yield from _find_override(namespace_id, identifier)
+    if held is None or held.deleted_at_ms is not None:
+        raise Unchanged(None)
+    sql = "UPDATE ratelimit_overrides SET deleted_at = ?, version = ? WHERE id = ?"
+    yield Statement(sql, (deleted_at_ms, version, encode_name(held.id)))
+    return held._replace(deleted_at_ms=deleted_at_ms, version=version)
