@@ -45,6 +45,7 @@ def _initialise(data: Path) -> None:
             "--no-defaults",
             *_run_as_root(),
             f"--datadir={data}",
+            f"--tmpdir={data.parent}",  # or two that initialise at the same time delete each other's tables in /tmp
             "--auth-root-authentication-method=normal",
             "--skip-test-db",
             "--skip-name-resolve",
