@@ -47,32 +47,64 @@ class OriginSnapshot:
 
     cells: Mapping[CellKey, _HeldCell]
     region: str | None
+    incarnation: int
+
+
+class _OriginStore:
+    """What the nodes of a region share."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.cells: dict[CellKey, _HeldCell] = {}
+        self.expiries: list[tuple[int, CellKey]] = []  # a heap; may name cells that are gone
+        self.region: str | None = None
+        self.incarnation = 0  # which time the region's name was claimed that is held now
+        self.claims = 0
+
+    def cell(self, key: CellKey, expires_at_ms: int) -> _HeldCell:
+        cell = self.cells.get(key)
+        if cell is None:
+            cell = self.cells[key] = _HeldCell(expires_at_ms)
+            heapq.heappush(self.expiries, (expires_at_ms, key))
+        return cell
+
+    def expire(self, now_ms: int) -> None:
+        while self.expiries and self.expiries[0][0] <= now_ms:
+            self.cells.pop(heapq.heappop(self.expiries)[1], None)
 
 
 class MemoryOrigin:
-    """Honours `tidegate.ports.Origin` for any number of nodes in one process."""
+    """Honours `tidegate.ports.Origin` for any number of nodes in one process.
+
+    Each node has its own object: `another()` makes one for the next node, as another connection to a server would.
+    """
 
     def __init__(self, *, clock: Clock | None = None) -> None:
         self._clock = clock if clock is not None else WallClock()
-        self._lock = threading.Lock()
-        self._cells: dict[CellKey, _HeldCell] = {}
-        self._expiries: list[tuple[int, CellKey]] = []  # a heap; may name cells that are gone
-        self._region: str | None = None
+        self._store = _OriginStore()
+        self._incarnation: int | None = None  # as last heard by a pulse
         self._commands = 0
         self._cells_read = 0
         self._cells_merged = 0
+
+    def another(self) -> MemoryOrigin:
+        """The same counts, as another node sees them."""
+        other = MemoryOrigin(clock=self._clock)
+        other._store = self._store
+        return other
 
     # ---- the synchronous core
 
     def read_nowait(self, wanted: Sequence[Component]) -> list[Heard]:
         """See `Origin.read`."""
-        with self._lock:
+        store = self._store
+        with store.lock:
             self._commands += 1
             self._cells_read += len(wanted)
-            self._expire()
+            store.expire(self._clock.now_ms())
             answers = []
             for one in wanted:
-                cell = self._cells.get((one.digest, one.sequence))
+                cell = store.cells.get((one.digest, one.sequence))
                 answers.append(
                     Heard(0, 0) if cell is None else Heard(cell.total, cell.components.get(one.writer, 0))
                 )
@@ -80,14 +112,16 @@ class MemoryOrigin:
 
     def merge_nowait(self, components: Sequence[Component]) -> list[Heard]:
         """See `Origin.merge`."""
-        with self._lock:
+        store = self._store
+        with store.lock:
             self._commands += 1
             self._cells_merged += len(components)
-            self._expire()
+            now_ms = self._clock.now_ms()
+            store.expire(now_ms)
             merged: list[_HeldCell] = []
             before: dict[tuple[bytes, int, str], int] = {}
             for one in components:
-                cell = self._cell((one.digest, one.sequence), one.expires_at_ms)
+                cell = store.cell((one.digest, one.sequence), one.expires_at_ms)
                 held = cell.components.get(one.writer, 0)
                 before.setdefault((one.digest, one.sequence, one.writer), held)
                 if one.own > held:
@@ -98,36 +132,46 @@ class MemoryOrigin:
                 Heard(cell.total, before[one.digest, one.sequence, one.writer])
                 for one, cell in zip(components, merged, strict=True)
             ]
-            self._expire()  # what had expired before it was merged is answered and not kept
+            store.expire(now_ms)  # what had expired before it was merged is answered and not kept
             return answers
 
     def pulse_nowait(self, region: str) -> Pulse:
         """See `Origin.pulse`."""
-        with self._lock:
+        store = self._store
+        with store.lock:
             self._commands += 1
-            was_empty = self._region is None
-            if self._region is None:
-                self._region = region
-            return Pulse(self._region, was_empty, self._clock.now_ms())
+            was_empty = store.region is None
+            if store.region is None:
+                store.region = region
+                store.claims += 1
+                store.incarnation = store.claims
+            elif self._incarnation is not None:
+                was_empty = self._incarnation != store.incarnation
+            self._incarnation = store.incarnation
+            return Pulse(store.region, was_empty, self._clock.now_ms())
 
     # ---- accidents
 
     def snapshot(self) -> OriginSnapshot:
         """A copy to fail over to."""
-        with self._lock:
-            return OriginSnapshot({key: cell.copied() for key, cell in self._cells.items()}, self._region)
+        store = self._store
+        with store.lock:
+            cells = {key: cell.copied() for key, cell in store.cells.items()}
+            return OriginSnapshot(cells, store.region, store.incarnation)
 
     def restore(self, snapshot: OriginSnapshot) -> None:
         """Fail over to an older copy."""
-        with self._lock:
-            self._cells = {key: cell.copied() for key, cell in snapshot.cells.items()}
-            self._expiries = [(cell.expires_at_ms, key) for key, cell in self._cells.items()]
-            heapq.heapify(self._expiries)
-            self._region = snapshot.region
+        store = self._store
+        with store.lock:
+            store.cells = {key: cell.copied() for key, cell in snapshot.cells.items()}
+            store.expiries = [(cell.expires_at_ms, key) for key, cell in store.cells.items()]
+            heapq.heapify(store.expiries)
+            store.region = snapshot.region
+            store.incarnation = snapshot.incarnation
 
     def wipe(self) -> None:
         """Come back empty, without even the region's name."""
-        self.restore(OriginSnapshot({}, None))
+        self.restore(OriginSnapshot({}, None, 0))
 
     # ---- the port
 
@@ -152,24 +196,10 @@ class MemoryOrigin:
         return {
             "commands": self._commands,
             "connections_opened": 0,
-            "cells": len(self._cells),
+            "cells": len(self._store.cells),
             "cells_read": self._cells_read,
             "cells_merged": self._cells_merged,
         }
-
-    # ---- inside
-
-    def _cell(self, key: CellKey, expires_at_ms: int) -> _HeldCell:
-        cell = self._cells.get(key)
-        if cell is None:
-            cell = self._cells[key] = _HeldCell(expires_at_ms)
-            heapq.heappush(self._expiries, (expires_at_ms, key))
-        return cell
-
-    def _expire(self) -> None:
-        now_ms = self._clock.now_ms()
-        while self._expiries and self._expiries[0][0] <= now_ms:
-            self._cells.pop(heapq.heappop(self._expiries)[1], None)
 
 
 @dataclass(slots=True)

@@ -72,14 +72,15 @@ def parse_settings(url: str) -> RedisSettings:
     prefix = parts.options.get("prefix", "tg")
     if not PREFIX.match(prefix):
         raise ConfigurationError(f"{parts.shown}: prefix must be 1 to 64 letters, digits, '_', '.' or '-'")
+    service, db = _service_and_db(parts, kind)
     return RedisSettings(
         kind=kind,
         hosts=parts.hosts,
         shown=parts.shown,
         username=parts.username,
         password=parts.password or None,
-        db=_db(parts, kind),
-        service=_service(parts) if kind == "sentinel" else "",
+        db=db,
+        service=service,
         sentinel_username=parts.options.get("sentinel_username"),
         sentinel_password=parts.options.get("sentinel_password"),
         tls=_tls(parts) if secure else None,
@@ -87,17 +88,15 @@ def parse_settings(url: str) -> RedisSettings:
     )
 
 
-def _service(parts: ServerURL) -> str:
-    if not parts.path:
-        raise ConfigurationError(
-            f"{parts.shown}: name the service that the sentinels watch: redis+sentinel://host:port/service"
-        )
-    return parts.path
-
-
-def _db(parts: ServerURL, kind: Kind) -> int:
-    """The database: the path, or the option `db` (with sentinels the path names the service)."""
-    by_path = "" if kind == "sentinel" else parts.path
+def _service_and_db(parts: ServerURL, kind: Kind) -> tuple[str, int]:
+    """`/0`, or with sentinels `/service` and `/service/0`; the database may also be the option `db`."""
+    service, by_path = "", parts.path
+    if kind == "sentinel":
+        service, _, by_path = parts.path.partition("/")
+        if not service:
+            raise ConfigurationError(
+                f"{parts.shown}: name the service that the sentinels watch: redis+sentinel://host:port/service"
+            )
     by_option = parts.options.get("db", "")
     if by_path and by_option:
         raise ConfigurationError(f"{parts.shown}: the database is given twice, as path and as option db")
@@ -106,7 +105,7 @@ def _db(parts: ServerURL, kind: Kind) -> int:
         raise ConfigurationError(f"{parts.shown}: the database is a number, as in redis://host:6379/0")
     if kind == "cluster" and int(text) != 0:
         raise ConfigurationError(f"{parts.shown}: a Redis Cluster has no database but 0")
-    return int(text)
+    return service, int(text)
 
 
 def _tls(parts: ServerURL) -> ssl.SSLContext:

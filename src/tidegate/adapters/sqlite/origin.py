@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 import sqlite3
 import time
 from collections.abc import Mapping, Sequence
@@ -33,7 +34,7 @@ SCHEMA: Final = (
     "CREATE INDEX IF NOT EXISTS origin_components_expiry ON origin_components (expires_at_ms)",
     """
     CREATE TABLE IF NOT EXISTS origin_region (
-        only INTEGER PRIMARY KEY CHECK (only = 1), region TEXT NOT NULL
+        only INTEGER PRIMARY KEY CHECK (only = 1), region TEXT NOT NULL, incarnation TEXT NOT NULL
     )
     """,
 )
@@ -113,6 +114,7 @@ class SQLiteOrigin:
     def __init__(self, path: str | os.PathLike[str], *, clock: Clock | None = None) -> None:
         self._file = SQLiteFile(path, prepare=_prepare)
         self._clock = clock if clock is not None else WallClock()
+        self._incarnation: str | None = None  # as last heard by `pulse`
         self._cells_read = 0
         self._cells_merged = 0
 
@@ -161,18 +163,23 @@ class SQLiteOrigin:
         return answers
 
     async def pulse(self, region: str, *, timeout_s: float) -> Pulse:
-        def work(connection: sqlite3.Connection) -> tuple[str, bool]:
-            query = "SELECT region FROM origin_region"
+        claim = (region, secrets.token_hex(8))
+
+        def work(connection: sqlite3.Connection) -> tuple[str, str, bool]:
+            query = "SELECT region, incarnation FROM origin_region"
             row = connection.execute(query).fetchone()
             if row is not None:
-                return str(row[0]), False  # the usual case takes no write lock
+                return *row, False  # the usual case takes no write lock
             with transaction(connection):
                 claimed = connection.execute(
-                    "INSERT OR IGNORE INTO origin_region (only, region) VALUES (1, ?)", (region,)
+                    "INSERT OR IGNORE INTO origin_region (only, region, incarnation) VALUES (1, ?, ?)", claim
                 ).rowcount
-                return str(connection.execute(query).fetchone()[0]), claimed == 1
+                return *connection.execute(query).fetchone(), claimed == 1
 
-        held, was_empty = await self._file.run(work, timeout_s=timeout_s)
+        held, incarnation, was_empty = await self._file.run(work, timeout_s=timeout_s)
+        # Another process may have been the first to find it empty, and have put the name back already.
+        was_empty = was_empty or self._incarnation not in (None, incarnation)
+        self._incarnation = incarnation
         return Pulse(held, was_empty, self._clock.now_ms())
 
     async def close(self) -> None:
