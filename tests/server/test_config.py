@@ -257,7 +257,7 @@ def test_no_fault_shows_a_secret(tmp_path: Path) -> None:
         {"flags": {"ledger": f"mysql://u:{SECRET}@h:port/db"}},
     ):
         with pytest.raises(ConfigFaults) as caught:
-            load(**sources)  # type: ignore[arg-type] # one of three keyword arguments
+            load(**sources)
         assert SECRET not in str(caught.value)
         assert SECRET not in repr(caught.value.faults)
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import difflib
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -35,7 +35,7 @@ from tidegate.server.config import (
 )
 from tidegate.telemetry.secrets import mask
 
-__all__ = ["load"]
+__all__ = ["load", "load_values"]
 
 # A name that the environment may hold without being a setting of the server.
 OTHER_VARIABLES: Final = frozenset(
@@ -210,15 +210,7 @@ def load(
 
     Raises `ConfigFaults` with everything that is wrong.
     """
-    reading = _Reading()
-    if file is not None:
-        reading.read_file(file)
-    if environ is not None:
-        reading.read_environment(environ)
-    by_path = {setting.path: setting for setting in SETTINGS}
-    for path, value in (flags or {}).items():
-        if value is not None:
-            reading.put(path, value, f"flag {by_path[path].flag}")
+    reading = _read(file, environ, flags)
     converted = reading.convert()
     reading.check_together(converted)
     if reading.faults:
@@ -232,3 +224,34 @@ def load(
     if built["test_mode"]:
         reading.warnings.append("test_mode is on: whoever can call the API can choose the time of a request")
     return Loaded(ServerConfig(**built), reading.sources, tuple(reading.warnings))
+
+
+def load_values(
+    paths: Collection[str],
+    *,
+    file: Path | None = None,
+    environ: Mapping[str, str] | None = None,
+    flags: Mapping[str, object] | None = None,
+) -> dict[str, Any]:
+    """Only these settings, for a command that needs no more: faults of others are none of its business."""
+    reading = _read(file, environ, flags)
+    converted = reading.convert()
+    faults = tuple(fault for fault in reading.faults if fault.field in {"config", *paths})
+    if faults:
+        raise ConfigFaults(faults)
+    return {path: converted[path] for path in paths}
+
+
+def _read(
+    file: Path | None, environ: Mapping[str, str] | None, flags: Mapping[str, object] | None
+) -> _Reading:
+    reading = _Reading()
+    if file is not None:
+        reading.read_file(file)
+    if environ is not None:
+        reading.read_environment(environ)
+    by_path = {setting.path: setting for setting in SETTINGS}
+    for path, value in (flags or {}).items():
+        if value is not None:
+            reading.put(path, value, f"flag {by_path[path].flag}")
+    return reading

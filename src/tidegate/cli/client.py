@@ -1,0 +1,146 @@
+"""Talking to a running server: the options `--url`, `--key`, `--timeout`, and one POST over the standard library.
+
+It repeats nothing: a retried `limit` could count twice. It follows no redirect: a key is sent where it was told to be
+sent, and nowhere else.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import ssl
+from collections.abc import Callable, Mapping
+from functools import wraps
+from typing import Any, Final, NamedTuple, TypeVar
+from urllib.parse import urlsplit
+
+import click
+
+from tidegate.telemetry.secrets import mask
+
+__all__ = ["Answer", "Client", "client_options"]
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+DEFAULT_URL: Final = "http://127.0.0.1:8080"
+
+
+class Answer(NamedTuple):
+    """What the server said: the JSON document and the header fields (lower case)."""
+
+    document: Mapping[str, Any]
+    headers: Mapping[str, str]
+
+    @property
+    def data(self) -> Any:
+        """The `data` member of the envelope."""
+        return self.document["data"]
+
+
+class Client:
+    """One server, one key."""
+
+    def __init__(self, url: str, key: str | None, timeout_s: float) -> None:
+        parts = urlsplit(url)
+        if parts.scheme not in {"http", "https"} or not parts.hostname:
+            raise click.BadParameter(
+                f"{mask(url)!r} is not http://HOST:PORT or https://HOST:PORT", param_hint="--url"
+            )
+        try:
+            self._port = parts.port
+        except ValueError as error:
+            raise click.BadParameter(f"{mask(url)!r}: {error}", param_hint="--url") from error
+        if not key:
+            raise click.UsageError(
+                "no key: pass --key or set TIDEGATE_KEY (`tidegate keys create` makes one)"
+            )
+        if not key.isascii() or not key.isprintable():
+            raise click.BadParameter("a key holds only printable ASCII", param_hint="--key")
+        self._host = parts.hostname
+        self._is_tls = parts.scheme == "https"
+        self._path = parts.path.rstrip("/")
+        self._shown = mask(f"{parts.scheme}://{parts.netloc}{self._path}")
+        self._key = key
+        self._timeout_s = timeout_s
+
+    def post(self, operation: str, body: object) -> Answer:
+        """Call one operation of the API. Anything but an answer with `data` is an error with the server's own words."""
+        connection = self._connect()
+        headers = {
+            "Authorization": f"Bearer {self._key}",
+            "Content-Type": "application/json",
+            "Accept": "application/json",
+        }
+        try:
+            connection.request("POST", f"{self._path}/v2/{operation}", json.dumps(body).encode(), headers)
+            response = connection.getresponse()
+            payload = response.read()
+        except (OSError, http.client.HTTPException) as error:
+            reason = "timed out" if isinstance(error, TimeoutError) else (str(error) or type(error).__name__)
+            raise click.ClickException(
+                f"no answer from {self._shown}: {reason}; is a server running there? (--url, TIDEGATE_URL)"
+            ) from error
+        finally:
+            connection.close()
+        try:
+            document = json.loads(payload)
+        except (ValueError, RecursionError) as error:
+            raise click.ClickException(
+                f"{self._shown} answered {response.status} with something that is no JSON; is that a Tidegate server?"
+            ) from error
+        if response.status != http.HTTPStatus.OK or not isinstance(document, dict) or "data" not in document:
+            raise click.ClickException(self._refusal(response.status, document))
+        return Answer(document, {name.lower(): value for name, value in response.getheaders()})
+
+    def _connect(self) -> http.client.HTTPConnection:
+        if self._is_tls:
+            context = ssl.create_default_context()
+            return http.client.HTTPSConnection(
+                self._host, self._port, timeout=self._timeout_s, context=context
+            )
+        return http.client.HTTPConnection(self._host, self._port, timeout=self._timeout_s)
+
+    def _refusal(self, status: int, document: object) -> str:
+        error = document.get("error") if isinstance(document, dict) else None
+        if not isinstance(error, dict):
+            return (
+                f"{self._shown} answered {status} in a way that Tidegate does not; is that a Tidegate server?"
+            )
+        lines = [f"{status} {error.get('title', '')}: {error.get('detail', '')}"]
+        for item in error.get("errors") or []:
+            if isinstance(item, dict):
+                fix = f" ({item['fix']})" if item.get("fix") else ""
+                lines.append(f"  {item.get('location', '')}: {item.get('message', '')}{fix}")
+        meta = document.get("meta") if isinstance(document, dict) else None
+        if isinstance(meta, dict) and meta.get("requestId"):
+            lines.append(f"  request {meta['requestId']}, {error.get('type', '')}")
+        return "\n".join(lines)
+
+
+def client_options(command: F) -> F:
+    """`--url`, `--key` and `--timeout`; the command gets a `client`."""
+
+    @click.option(
+        "--url",
+        envvar="TIDEGATE_URL",
+        default=DEFAULT_URL,
+        show_default=True,
+        show_envvar=True,
+        help="Server.",
+    )
+    @click.option(
+        "--key", envvar="TIDEGATE_KEY", show_envvar=True, help="Root key. The variable keeps it out of `ps`."
+    )
+    @click.option(
+        "--timeout",
+        "timeout_s",
+        type=click.FloatRange(0.01, 3600),
+        default=10.0,
+        show_default=True,
+        help="Seconds to wait.",
+    )
+    @wraps(command)
+    def wrapped(url: str, key: str | None, timeout_s: float, **rest: Any) -> Any:
+        return command(client=Client(url, key, timeout_s), **rest)
+
+    return wrapped  # type: ignore[return-value] # the command's signature, with the client's options for the client

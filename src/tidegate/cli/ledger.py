@@ -1,0 +1,73 @@
+"""`tidegate ledger`: what the shared database holds."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import click
+
+from tidegate.cli.databases import ledger_options, opened_ledger, run
+from tidegate.cli.outcomes import answer, json_option
+from tidegate.ports import LedgerOverview
+
+__all__ = ["ledger"]
+
+
+@click.command()
+@click.option(
+    "--hottest",
+    "hottest_max",
+    type=click.IntRange(0, 1000),
+    default=10,
+    show_default=True,
+    help="How many cells.",
+)
+@ledger_options
+@json_option
+def ledger(url: str, timeout_s: float, hottest_max: int, as_json: bool) -> None:
+    """Show the regions of a ledger and when they last beat, their rows, and the cells with the highest counts."""
+    overview = run(_overview(url, timeout_s, hottest_max))
+    document = describe(overview)
+    answer(as_json, document, "\n".join(_lines(document)))
+
+
+async def _overview(url: str, timeout_s: float, hottest_max: int) -> LedgerOverview:
+    async with opened_ledger(url, timeout_s) as opened:
+        now_ms = time.time_ns() // 1_000_000
+        return await opened.overview(now_ms=now_ms, hottest_max=hottest_max, timeout_s=timeout_s)
+
+
+def describe(overview: LedgerOverview) -> dict[str, Any]:
+    """The overview as plain data."""
+    beats = {beat.region: overview.clock_ms - beat.beat_at_ms for beat in overview.regions}
+    # A region may have rows and no beat (its nodes are gone), or a beat and no rows (nothing near a limit).
+    regions = [
+        {"region": name, "rows": overview.rows.get(name, 0), "lag_ms": beats.get(name)}
+        for name in sorted({*beats, *overview.rows})
+    ]
+    return {
+        "clock_ms": overview.clock_ms,
+        "regions": regions,
+        "rows": sum(overview.rows.values()),
+        "expired_rows": overview.expired_rows,
+        "hottest": [row._asdict() for row in overview.hottest],
+    }
+
+
+def _lines(document: dict[str, Any]) -> list[str]:
+    lines = [f"{'region':<24} {'rows':>10}  last beat"]
+    for region in document["regions"]:
+        beat = "never" if region["lag_ms"] is None else f"{region['lag_ms'] / 1000:.1f} s ago"
+        lines.append(f"{region['region']:<24} {region['rows']:>10}  {beat}")
+    lines += [
+        "",
+        f"{document['rows']} live rows, {document['expired_rows']} expired (tidegate cleanup deletes them)",
+    ]
+    if document["hottest"]:
+        lines += ["", f"{'count':>12}  hottest cells"]
+        for row in document["hottest"]:
+            window = f"{row['duration_ms'] // 1000} s window {row['sequence']}"
+            place = f"{row['workspace']} / {row['namespace']} / {row['identifier']!r}"
+            lines.append(f"{row['regional']:>12}  {place}, {window}, region {row['region']}")
+    return lines

@@ -1,0 +1,104 @@
+"""Exit codes, answers and failures: what every subcommand has in common with what calls it.
+
+Laws: the answer goes to stdout, everything else to stderr; with `--json` both are JSON, one document each; no message
+holds a secret. Exit code 1 means one thing only, a denied limit, so that a script can tell "no" from "broken".
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import traceback
+from collections.abc import Callable
+from enum import IntEnum
+from typing import Any, Final, TypeVar
+
+import click
+
+from tidegate.errors import TidegateError
+from tidegate.telemetry.secrets import mask
+
+__all__ = ["EXIT_CODES", "ExitCode", "answer", "fail", "json_option"]
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+JSON_KEY: Final = "tidegate.cli.json"
+
+
+class ExitCode(IntEnum):
+    """What a script may rely on."""
+
+    OK = 0
+    DENIED = 1
+    ERROR = 2
+    INTERRUPTED = 130
+    BROKEN_PIPE = 141
+
+
+EXIT_CODES: Final = {
+    ExitCode.OK: "It worked. For `limit` and `multi-limit`: allowed.",
+    ExitCode.DENIED: "`limit` or `multi-limit` was answered, and the answer is: denied. Nothing else exits with 1.",
+    ExitCode.ERROR: "An error: wrong usage, a faulty configuration, a server that refuses or cannot be reached, "
+    "a check of `doctor` or `config check` that failed. The message on stderr says what and what to do next.",
+    ExitCode.INTERRUPTED: "Interrupted with Ctrl-C (SIGINT) before it was done.",
+    ExitCode.BROKEN_PIPE: "Whoever read the output stopped reading.",
+}
+
+
+def _remember(context: click.Context, _parameter: click.Parameter, value: bool) -> bool:
+    # The root reads it when something fails, also in the middle of parsing.
+    context.meta[JSON_KEY] = context.meta.get(JSON_KEY, False) or value
+    return value
+
+
+def json_option(command: F) -> F:
+    """`--json`, the same for every command."""
+    option = click.option(
+        "--json",
+        "as_json",
+        is_flag=True,
+        is_eager=True,
+        callback=_remember,
+        help="Answer with one JSON document on stdout; an error is one on stderr.",
+    )
+    return option(command)
+
+
+def answer(as_json: bool, document: object, text: str) -> None:
+    """The answer of a command: `document` for programs, `text` for people."""
+    click.echo(json.dumps(document, ensure_ascii=False) if as_json else text)
+
+
+def fail(context: click.Context, error: BaseException) -> ExitCode:
+    """Tell what went wrong, and how the program ends."""
+    if isinstance(error, BrokenPipeError):
+        # Nobody listens: also not to the complaint that Python would write when it flushes at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return ExitCode.BROKEN_PIPE
+    if isinstance(error, KeyboardInterrupt | EOFError | click.Abort):
+        click.echo("interrupted", err=True)
+        return ExitCode.INTERRUPTED
+    as_json = bool(context.meta.get(JSON_KEY))
+    if isinstance(error, click.UsageError) and not as_json:
+        error.show()
+        return ExitCode.ERROR
+    if os.environ.get("TIDEGATE_DEBUG"):
+        click.echo(mask("".join(traceback.format_exception(error))), err=True, nl=False)
+    message = mask(_message(error))
+    if as_json:
+        click.echo(json.dumps({"error": {"type": type(error).__name__, "message": message}}), err=True)
+    else:
+        click.echo(f"error: {message}", err=True)
+    return ExitCode.ERROR
+
+
+def _message(error: BaseException) -> str:
+    if isinstance(error, click.ClickException):
+        return error.format_message()
+    if isinstance(error, TidegateError):
+        return str(error)
+    if isinstance(error, OSError) and error.strerror:
+        return f"{error.strerror}: {error.filename}" if error.filename else error.strerror
+    hint = "set TIDEGATE_DEBUG=1 to see where, and report it"
+    return f"unexpected {type(error).__name__}: {error} ({hint})"

@@ -1,0 +1,119 @@
+"""The root of the command line: which subcommands there are, and how any of them ends.
+
+The table below holds what `tidegate --help` shows, so that a subcommand's module is imported only when it is called
+or completed.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any, Final, NamedTuple
+
+import click
+from click.shell_completion import CompletionItem
+
+from tidegate.cli.outcomes import fail
+from tidegate.errors import MissingExtra
+
+__all__ = ["COMMANDS", "root"]
+
+
+class Entry(NamedTuple):
+    """One subcommand: where it is, and its line in the help."""
+
+    module: str
+    name: str
+    summary: str
+
+
+COMMANDS: Final[dict[str, Entry]] = {
+    "serve": Entry("tidegate.cli.serve", "serve", "Run the rate limit server."),
+    "limit": Entry("tidegate.cli.limit", "limit", "Ask a server for one decision; exits 1 when denied."),
+    "multi-limit": Entry(
+        "tidegate.cli.multi_limit", "multi_limit", "Ask for several decisions, all or nothing."
+    ),
+    "overrides": Entry("tidegate.cli.overrides", "overrides", "Set, get, list and delete overrides."),
+    "keys": Entry("tidegate.cli.keys", "keys", "Create, list, expire and revoke root keys."),
+    "namespaces": Entry("tidegate.cli.namespaces", "namespaces", "List, delete and restore namespaces."),
+    "migrate": Entry("tidegate.cli.migrate", "migrate", "Create or upgrade the schema of a ledger."),
+    "cleanup": Entry("tidegate.cli.cleanup", "cleanup", "Delete expired rows of a ledger, once or for ever."),
+    "ledger": Entry(
+        "tidegate.cli.ledger", "ledger", "Show regions, rows, lag and hottest cells of a ledger."
+    ),
+    "simulate": Entry("tidegate.sim.commands", "simulate", "Run seeded worlds in the simulator."),
+    "config": Entry("tidegate.cli.config", "config", "Check and show the configuration."),
+    "doctor": Entry("tidegate.cli.doctor", "doctor", "Check every dependency and say what to do."),
+    "version": Entry("tidegate.cli.version", "version", "Show the version of Tidegate."),
+    "completion": Entry("tidegate.cli.completion", "completion", "Print the completion script of a shell."),
+}
+
+# Which extra brings a module that a subcommand needs.
+EXTRAS: Final = {"msgspec": "server", "httptools": "server", "uvloop": "server", "matplotlib": "plot"}
+
+
+class Root(click.Group):
+    """Loads a subcommand when it is asked for, and turns every failure into a message and an exit code."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        entry = COMMANDS.get(cmd_name)
+        if entry is None:
+            return None
+        try:
+            command: Any = getattr(importlib.import_module(entry.module), entry.name)
+        except ModuleNotFoundError as error:
+            extra = EXTRAS.get((error.name or "").partition(".")[0])
+            if extra is None:
+                raise
+            raise MissingExtra(extra, f"tidegate {cmd_name}") from error
+        if not isinstance(command, click.Command):
+            raise TypeError(f"{entry.module}:{entry.name} is not a command")
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, entry.summary) for name, entry in COMMANDS.items()])
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        # Group would load every subcommand to ask for its help; the table knows it.
+        names = [
+            CompletionItem(name, help=entry.summary)
+            for name, entry in COMMANDS.items()
+            if name.startswith(incomplete)
+        ]
+        return [*names, *click.Command.shell_complete(self, ctx, incomplete)]
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            code = super().invoke(ctx)
+        except click.exceptions.Exit:
+            raise
+        except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001 - whatever it was, exit code 1 is taken
+            code = fail(ctx, error)
+        ctx.exit(code if isinstance(code, int) else 0)
+
+
+def _show_version(context: click.Context, _parameter: click.Parameter, wanted: bool) -> None:
+    if wanted and not context.resilient_parsing:
+        from tidegate.cli.version import installed
+
+        click.echo(f"tidegate {installed()['version']}")
+        context.exit()
+
+
+@click.group(cls=Root, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.option(
+    "--version",
+    is_flag=True,
+    expose_value=False,
+    is_eager=True,
+    callback=_show_version,
+    help="Show the version and exit.",
+)
+def root() -> None:
+    """Tidegate: a rate limiter that decides from local memory and converges across nodes and regions.
+
+    Exit codes: 0 ok, 1 denied (limit and multi-limit only), 2 error.
+    """

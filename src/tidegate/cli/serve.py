@@ -1,0 +1,39 @@
+"""`tidegate serve`: run the server until it is told to stop."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+import click
+
+from tidegate.cli.outcomes import json_option
+from tidegate.cli.settings import setting_options
+from tidegate.server.config import Loaded, ServerConfig
+
+__all__ = ["serve"]
+
+
+@click.command()
+@setting_options
+@json_option
+def serve(load_settings: Callable[[], Loaded], as_json: bool) -> int:
+    """Run the rate limit server.
+
+    Without options it keeps everything in ./tidegate-data and needs nothing else; the first start prints a root key.
+    SIGTERM stops it gracefully, SIGHUP reads keys and log level again. --json is the same as --log-format json.
+    """
+    from tidegate.server.service import run
+    from tidegate.telemetry.logging import configure
+
+    loaded = load_settings()
+    config = loaded.config
+    line_format = "json" if as_json else config.log.format
+    configure(config.log.level, line_format, secrets=config.secrets)
+    for warning in loaded.warnings:
+        logging.getLogger("tidegate.config").warning("%s", warning)
+
+    def reload() -> ServerConfig:
+        return load_settings().config
+
+    return run(config, reload=reload)
