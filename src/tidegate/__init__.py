@@ -1,1 +1,44 @@
-"""Tidegate: a rate limiter whose every process decides from its own memory."""
+"""Tidegate: a rate limiter whose every process decides from its own memory.
+
+    from tidegate import Limit, Limiter
+
+    limiter = Limiter()
+    emails = Limit("100/minute", namespace="email.send")
+    if not limiter.limit(emails, "user_123"):
+        ...
+
+Nodes of a region converge through a shared origin, regions through a ledger; see `Limiter`.
+"""
+
+from tidegate.core import engine as _engine
+from tidegate.core.model import Decision, Limit, Request, Tuning
+from tidegate.errors import (
+    ConfigurationError,
+    InvalidInput,
+    LimitExceeded,
+    TidegateError,
+)
+from tidegate.runtime.limiter import AsyncLimiter, Limiter
+from tidegate.runtime.statistics import Health, Statistics
+
+__all__ = [
+    "AsyncLimiter",
+    "ConfigurationError",
+    "Decision",
+    "Health",
+    "InvalidInput",
+    "Limit",
+    "LimitExceeded",
+    "Limiter",
+    "Request",
+    "Statistics",
+    "TidegateError",
+    "Tuning",
+    "__version__",
+    "compiled",
+]
+
+__version__ = "0.1.0"
+
+compiled: bool = not _engine.__file__.endswith(".py")
+"""True when the core runs as compiled extension modules, False when the same source is interpreted."""

@@ -8,7 +8,6 @@
     │   └── SchemaMissing              the ledger has no schema, or an older one
     ├── Closed                         the limiter was stopped
     ├── ReentrantCall (RuntimeError)   a signal handler or finalizer called in the middle of a decision
-    ├── WaitTimeout (TimeoutError)     wait() gave up; carries the last decision
     ├── LimitExceeded                  the decorator's denial; carries the decision
     └── DependencyError                an origin or a ledger failed; decisions went on without it
         ├── DependencyTimeout          no answer in time (it may have been applied all the same)
@@ -41,7 +40,6 @@ __all__ = [
     "RowsRejected",
     "SchemaMissing",
     "TidegateError",
-    "WaitTimeout",
 ]
 
 
@@ -113,16 +111,6 @@ class ReentrantCall(TidegateError, RuntimeError):
     """
 
     transient = True
-
-
-class WaitTimeout(TidegateError, TimeoutError):
-    """`wait()` gave up. `decision` is the last denial, None if there was time for none."""
-
-    transient = True
-
-    def __init__(self, message: str, decision: Decision | None = None) -> None:
-        super().__init__(message)
-        self.decision = decision
 
 
 class LimitExceeded(TidegateError):

@@ -105,6 +105,8 @@ class Changes(NamedTuple):
     """Pass it back to go on from here. Opaque; a later cursor never skips a row that committed late."""
     lag_ms: Mapping[str, int]
     """For each region in `rows`: ledger clock minus the newest `updated_at` of its rows."""
+    more: bool = False
+    """There were too many rows for one answer: ask again, with this cursor, at once."""
 
 
 class LedgerOverview(NamedTuple):
@@ -138,7 +140,7 @@ class Ledger(Protocol):
         """Rows of all regions that changed since `cursor` (None: all), unless expired at `now_ms`.
 
         Overlaps the previous answer on purpose, so that a transaction that committed late is never missed.
-        At most 50,000 rows an answer: when more are left the cursor continues inside, and `rows` is full.
+        At most 50,000 rows an answer: when more are left the cursor continues inside, and `more` is true.
         """
 
     async def heartbeat(self, region: str, *, timeout_s: float) -> list[RegionBeat]:

@@ -206,7 +206,18 @@ class Convergence:
 
     @property
     def sweeping(self) -> bool:
+        """A sweep is under way: call `sweep` until it is done."""
         return self._sweep_at >= 0
+
+    @property
+    def has_dirty(self) -> bool:
+        """There is something to replay."""
+        return bool(self._engine.dirty)
+
+    @property
+    def has_pressed(self) -> bool:
+        """There is something to publish before the next tick."""
+        return bool(self._engine.pressed)
 
     def sweep(self, slots_max: int) -> bool:
         """Go through the next slots. True while there are more."""
@@ -294,9 +305,10 @@ class Convergence:
             return None
         if regional <= shared.published or now_ms < shared.set_aside_until_ms:
             return None
-        if cell.foreign == 0:
-            if shared.limit_min == 0 or regional < publish_threshold(shared.limit_min, self._engine.regions):
-                return None
+        if cell.foreign == 0 and (
+            shared.limit_min == 0 or regional < publish_threshold(shared.limit_min, self._engine.regions)
+        ):
+            return None
         self.hot_until_ms = max(self.hot_until_ms, now_ms + 2 * self._tuning.import_interval_ms)
         return LedgerRow(
             workspace,

@@ -410,7 +410,7 @@ class Engine:
 
     def decide_many(
         self, requests: Sequence[Request], now_ms: int, source: int = LOCAL
-    ) -> list[Decision] | list[Need]:
+    ) -> tuple[list[Decision] | None, list[Need]]:
         """Decide a batch at one instant, all or nothing, in one step.
 
         Items are judged in order, each seeing the cost of the earlier ones on its own counter; if all fit, each is
@@ -458,7 +458,7 @@ class Engine:
         if passed and self._has_origin and source == LOCAL:
             needs = self._needs(requests, subjects, now_ms)
             if needs:
-                return needs
+                return None, needs
         probable = self._anticipate(requests, subjects, pending, effectives, now_ms) if passed else {}
         if probable:
             passed = False
@@ -466,7 +466,7 @@ class Engine:
         for subject in subjects:
             if subject.table >= 0:
                 self.subjects.make_room(now_ms, subject)
-        return decisions
+        return decisions, []
 
     def _needs(self, requests: Sequence[Request], subjects: list[Subject], now_ms: int) -> list[Need]:
         needs: list[Need] = []

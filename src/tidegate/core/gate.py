@@ -53,11 +53,15 @@ class Gate:
         # True while a decision is being made. Read and written only with the lock held.
         self._busy: bool = False
 
+    def reopened(self, acquire: Callable[[], bool], release: Callable[[], None]) -> Gate:
+        """The same door with another lock: in a forked child, the old one may be held by a thread that is gone."""
+        return Gate(self._engine, self._now_ns, self._wake, self._settle, acquire, release)
+
     def now_ms(self) -> int:
         """The time that a request without its own gets."""
         return self._now_ns() // 1_000_000
 
-    def enter(self) -> None:
+    def __enter__(self) -> None:
         """Keep everybody else out; every loop that touches the engine does so too."""
         if self._locked:
             self._acquire()
@@ -72,7 +76,7 @@ class Gate:
             "a decision was asked for in the middle of another one, by a signal handler or a finalizer"
         )
 
-    def leave(self) -> None:
+    def __exit__(self, _kind: object, _error: object, _trace: object) -> None:
         self._busy = False
         if self._locked:
             self._release()
@@ -104,21 +108,28 @@ class Gate:
             return answer
         return self._settle(limit, identifier, amount, at_ms, answer)
 
+    def ask(self, limit: object, identifier: object, cost: object, now_ms: object) -> Decision | Need:
+        """A decision, or what must be read first."""
+        if not isinstance(limit, Limit):
+            raise InvalidInput("limit", limit, LIMIT_EXPECTED)
+        if not isinstance(identifier, str):
+            raise InvalidInput("identifier", identifier, "a str")
+        amount = cost if type(cost) is int and cost >= 0 else checked_int("cost", cost, 0)
+        at_ms = self._now_ns() // 1_000_000 if now_ms is None else checked_int("now_ms", now_ms, 0)
+        return self.decide(limit, identifier, amount, at_ms, LOCAL)
+
     def decide(self, limit: Limit, identifier: str, cost: int, now_ms: int, source: int) -> Decision | Need:
         """The engine's answer to arguments that were checked before: the second try of a driver."""
-        self.enter()
-        try:
+        with self:
             answer = self._engine.decide(limit, identifier, cost, now_ms, source)
-        finally:
-            self.leave()
         if self._engine.signals:
             self._wake()
         return answer
 
     def decide_many(
         self, requests: Sequence[Request], now_ms: object = None, source: int = LOCAL
-    ) -> list[Decision] | list[Need]:
-        """Decisions for a batch, all or nothing, or what must be read first."""
+    ) -> tuple[list[Decision] | None, list[Need]]:
+        """Decisions for a batch, all or nothing; or None, and what must be read first."""
         for request in requests:
             if not isinstance(request, Request):
                 raise InvalidInput("requests", request, "Request(limit, identifier, cost) items")
@@ -127,11 +138,8 @@ class Gate:
             checked_name("identifier", request.identifier)
             checked_int("cost", request.cost, 0)
         at_ms = self._now_ns() // 1_000_000 if now_ms is None else checked_int("now_ms", now_ms, 0)
-        self.enter()
-        try:
+        with self:
             answers = self._engine.decide_many(requests, at_ms, source)
-        finally:
-            self.leave()
         if self._engine.signals:
             self._wake()
         return answers

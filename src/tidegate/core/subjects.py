@@ -199,10 +199,13 @@ class Subjects:
     def _victim(self, now_ms: int, keep: Subject | None) -> Subject | None:
         clean = self._oldest(self._clean, keep)
         blocked = self._oldest(self._blocked, keep)
-        if blocked is not None and blocked.strict_until_ms <= now_ms:
-            # Its denial is over: it is as good as clean, and goes if it is the older one.
-            if clean is None or blocked.touched_ms < clean.touched_ms:
-                return blocked
+        if (
+            blocked is not None
+            and blocked.strict_until_ms <= now_ms
+            and (clean is None or blocked.touched_ms < clean.touched_ms)
+        ):
+            # Its denial is over: it is as good as clean, and it is the older one.
+            return blocked
         if clean is not None:
             return clean
         if blocked is not None:

@@ -1,0 +1,155 @@
+"""The import loop: what other regions published, and what this region published, into the local view.
+
+Incremental, by the ledger's cursor; a full read at the start and from time to time. Fast while this node holds
+cells above their threshold. Rows are merged in slices, so that no turn holds the event loop. The heartbeat of the
+region travels along and says how many regions are alive.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from random import Random
+from typing import Final, NamedTuple
+
+from tidegate.core.convergence import Convergence
+from tidegate.core.engine import Engine
+from tidegate.core.gate import Gate
+from tidegate.core.model import LedgerRow, Tuning
+from tidegate.errors import DependencyError
+from tidegate.ports import Changes, Ledger, RegionBeat
+from tidegate.runtime.calls import Calls
+from tidegate.runtime.loops import Metronome, wait_for_event
+
+__all__ = ["ImportLoop", "Imported"]
+
+# Rows merged between two breaths of the event loop: about a millisecond, compiled.
+SLICE_ROWS: Final = 500
+
+
+class Imported(NamedTuple):
+    """What one turn did."""
+
+    ok: bool
+    rows: int
+    full: bool
+
+
+class ImportLoop:
+    """Imports the ledger into one node."""
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        region: str,
+        engine: Engine,
+        gate: Gate,
+        convergence: Convergence,
+        tuning: Tuning,
+        random: Random,
+    ) -> None:
+        self._ledger = ledger
+        self._region = region
+        self._engine = engine
+        self._gate = gate
+        self._convergence = convergence
+        self._tuning = tuning
+        self._random = random
+        self._timeout_s = tuning.ledger_timeout_ms / 1000
+        self._cursor: str | None = None
+        self._full_at_s = 0.0
+        self._hurry = asyncio.Event()
+        self.calls = Calls("ledger_import", tuning)
+        self.rows_last = 0
+        self.rows_total = 0
+        self.lag_ms: dict[str, int] = {}
+        self.beats: list[RegionBeat] = []
+
+    def hurry(self) -> None:
+        """Cells are hot: do not wait for the slow tick."""
+        self._hurry.set()
+
+    async def run_once(self, *, full: bool = False) -> Imported:
+        """One turn. A failure leaves everything as it was: existing foreign counts stay."""
+        loop = asyncio.get_running_loop()
+        full = full or self._cursor is None or loop.time() >= self._full_at_s
+        rows = 0
+        now_ms = self._gate.now_ms()
+        cursor = None if full else self._cursor
+        if full:
+            self._convergence.begin_full_import()
+        try:
+            more = True
+            while more:
+                changes = await self._changes(cursor, now_ms)
+                for start in range(0, len(changes.rows), SLICE_ROWS):
+                    await self._merge(changes.rows[start : start + SLICE_ROWS], now_ms, full)
+                rows += len(changes.rows)
+                self.lag_ms.update(changes.lag_ms)
+                cursor = changes.cursor
+                more = changes.more
+        except DependencyError:
+            return Imported(False, rows, full)
+        self._cursor = cursor
+        if full:
+            self._full_at_s = loop.time() + self._tuning.import_full_interval_ms / 1000
+        with self._gate:
+            self._convergence.finish_import(self._gate.now_ms(), full=full)
+        self.rows_last = rows
+        self.rows_total += rows
+        return Imported(True, rows, full)
+
+    async def _changes(self, cursor: str | None, now_ms: int) -> Changes:
+        return await self.calls.through(
+            ["import"],
+            lambda: self._ledger.changes(cursor, now_ms=now_ms, timeout_s=self._timeout_s),
+            self._timeout_s,
+        )
+
+    async def _merge(self, rows: list[LedgerRow], now_ms: int, full: bool) -> None:
+        with self._gate:
+            self._convergence.apply_import(rows, now_ms, full=full)
+        await asyncio.sleep(0)
+
+    async def beat_once(self) -> bool:
+        """Beat for this region, and learn how many regions are alive."""
+        try:
+            self.beats = await self.calls.through(
+                ["heartbeat"],
+                lambda: self._ledger.heartbeat(self._region, timeout_s=self._timeout_s),
+                self._timeout_s,
+            )
+        except DependencyError:
+            return False
+        newest_ms = max(beat.beat_at_ms for beat in self.beats)
+        live = sum(newest_ms - beat.beat_at_ms <= self._tuning.region_live_ms for beat in self.beats)
+        with self._gate:
+            self._convergence.apply_regions(live)
+        return True
+
+    def _interval_s(self) -> float:
+        hot = self._gate.now_ms() < self._convergence.hot_until_ms
+        interval_ms = self._tuning.import_hot_interval_ms if hot else self._tuning.import_interval_ms
+        self._engine.anticipation_ms_max = 2 * interval_ms
+        return interval_ms / 1000
+
+    async def run(self) -> None:
+        """The loop, until cancelled."""
+        loop = asyncio.get_running_loop()
+        tuning = self._tuning
+        slow_s = tuning.import_interval_ms / 1000
+        ticks = Metronome(slow_s, tuning.jitter_percent, self._random, loop.time())
+        await self.beat_once()
+        await self.run_once()
+        tick_s = ticks.next_s(loop.time())
+        while True:
+            self._hurry.clear()
+            interval_s = self._interval_s()
+            if interval_s < slow_s:
+                jitter = 1 + tuning.jitter_percent / 100 * (self._random.random() - 0.5)
+                await asyncio.sleep(min(interval_s * jitter, max(0.0, tick_s - loop.time())))
+            else:
+                await wait_for_event(self._hurry, tick_s - loop.time())
+            if loop.time() >= tick_s:
+                tick_s = ticks.next_s(loop.time())
+                await self.beat_once()
+            await self.run_once()

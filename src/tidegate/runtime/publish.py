@@ -1,0 +1,173 @@
+"""The publish loop: this region's counts to the ledger, on a tick and under pressure.
+
+Rows go out sorted and in chunks; each chunk's "last published" is committed only after that chunk stands in the
+ledger, so that a failed one alone is repeated. A chunk that the database refuses is bisected: the bad row is set
+aside, the others go out in the same turn. The work between two awaits is bounded.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from random import Random
+from typing import NamedTuple
+
+from tidegate.core.convergence import Convergence, Publication
+from tidegate.core.gate import Gate
+from tidegate.core.model import LedgerRow, Tuning
+from tidegate.errors import DependencyError, RowsRejected
+from tidegate.ports import Ledger
+from tidegate.runtime.calls import Calls
+from tidegate.runtime.loops import Metronome, wait_for_event
+
+__all__ = ["PublishLoop", "Published"]
+
+logger = logging.getLogger(__name__)
+
+# After so many chunks in a row have failed the rest of the turn is left for the next one.
+FAILED_CHUNKS_MAX = 2
+
+
+class Published(NamedTuple):
+    """What one turn did."""
+
+    ok: bool
+    rows: list[LedgerRow]
+    """Those that stand in the ledger now."""
+    chunks: list[int]
+    """Rows in each chunk that was sent."""
+
+
+class PublishLoop:
+    """Publishes one node's view of its region."""
+
+    def __init__(
+        self, ledger: Ledger, gate: Gate, convergence: Convergence, tuning: Tuning, random: Random
+    ) -> None:
+        self._ledger = ledger
+        self._gate = gate
+        self._convergence = convergence
+        self._tuning = tuning
+        self._random = random
+        self._timeout_s = tuning.ledger_timeout_ms / 1000
+        self._pressure = asyncio.Event()
+        # Called after rows went out: cells are hot, and imports should be fast.
+        self.on_published: Callable[[], object] = lambda: None
+        self.calls = Calls("ledger_publish", tuning)
+        self.rows_published = 0
+        self.turns = 0
+
+    def press(self) -> None:
+        """A cell has grown enough not to wait for the tick."""
+        self._pressure.set()
+
+    async def run_once(self, *, pressed_only: bool = False) -> Published:
+        """One turn: everything that changed and passes the filters, or only what is under pressure."""
+        self.turns += 1
+        await self._sweep()
+        with self._gate:
+            publication = self._convergence.plan_publish(self._gate.now_ms(), pressed_only=pressed_only)
+        done: list[LedgerRow] = []
+        chunks: list[int] = []
+        if publication is None:
+            return Published(True, done, chunks)
+        ok = True
+        failed_in_a_row = 0
+        size = self._tuning.publish_rows_max
+        for start in range(0, len(publication.rows), size):
+            end = min(start + size, len(publication.rows))
+            if failed_in_a_row >= FAILED_CHUNKS_MAX:
+                self._give_back(publication, start, len(publication.rows))
+                break
+            try:
+                await self._send(publication, start, end, done, chunks)
+                failed_in_a_row = 0
+            except DependencyError:
+                ok = False
+                failed_in_a_row += 1
+        if done:
+            self.on_published()
+        return Published(ok, done, chunks)
+
+    async def _sweep(self) -> None:
+        while self._convergence.sweeping:
+            with self._gate:
+                self._convergence.sweep(1_000)
+            await asyncio.sleep(0)
+
+    async def _send(
+        self, publication: Publication, start: int, end: int, done: list[LedgerRow], chunks: list[int]
+    ) -> None:
+        """Send the rows from `start` up to `end`; split them where the database refuses."""
+        rows = publication.rows[start:end]
+        settled = False
+        try:
+            await self.calls.through(
+                ["publish"], lambda: self._ledger.publish(rows, timeout_s=self._timeout_s), self._timeout_s
+            )
+            with self._gate:
+                self._convergence.apply_publish(publication, start, end, self._gate.now_ms())
+            settled = True
+        except RowsRejected as error:
+            settled = True
+            await self._bisect(publication, start, end, done, chunks, error)
+            return
+        finally:
+            if not settled:
+                self._give_back(publication, start, end)
+        chunks.append(len(rows))
+        done.extend(rows)
+        self.rows_published += len(rows)
+
+    async def _bisect(
+        self,
+        publication: Publication,
+        start: int,
+        end: int,
+        done: list[LedgerRow],
+        chunks: list[int],
+        error: RowsRejected,
+    ) -> None:
+        if end - start == 1:
+            row = publication.rows[start]
+            logger.warning(
+                "the ledger refuses a row of namespace %r, sequence %d, and it was set aside: %s",
+                row.namespace,
+                row.sequence,
+                error,
+            )
+            with self._gate:
+                self._convergence.set_aside(publication, start, self._gate.now_ms())
+            return
+        middle = (start + end) // 2
+        try:
+            await self._send(publication, start, middle, done, chunks)
+        except BaseException:
+            self._give_back(publication, middle, end)
+            raise
+        await self._send(publication, middle, end, done, chunks)
+
+    def _give_back(self, publication: Publication, start: int, end: int) -> None:
+        with self._gate:
+            self._convergence.fail_publish(publication, start, end)
+
+    async def run(self) -> None:
+        """The loop, until cancelled: on the tick, and under pressure at most once per `pressure_interval_ms`."""
+        loop = asyncio.get_running_loop()
+        tuning = self._tuning
+        ticks = Metronome(tuning.publish_interval_ms / 1000, tuning.jitter_percent, self._random, loop.time())
+        tick_s = ticks.next_s(loop.time())
+        pause_s = tuning.pressure_interval_ms / 1000
+        while True:
+            pressed = await wait_for_event(self._pressure, tick_s - loop.time())
+            self._pressure.clear()
+            if not self.calls.is_usable():
+                await asyncio.sleep(pause_s)
+                continue
+            if loop.time() >= tick_s:
+                await self.run_once()
+                tick_s = ticks.next_s(loop.time())
+            elif pressed:
+                await self.run_once(pressed_only=True)
+            await asyncio.sleep(min(pause_s, max(0.0, tick_s - loop.time())))

@@ -1,0 +1,93 @@
+"""The pulse: who are you, and what time is it?
+
+Every second the node asks its origin for the region's name and its clock. A missing name means that the origin was
+wiped or replaced, traffic or not: everything is merged again. Another region's name means that the origin is not
+ours: it is not used until somebody mends it. The clock offset is reported, never corrected.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+from tidegate.core.convergence import Convergence
+from tidegate.core.gate import Gate
+from tidegate.core.model import Tuning
+from tidegate.errors import DependencyError, RegionMismatch
+from tidegate.ports import Origin
+
+__all__ = ["PulseLoop"]
+
+logger = logging.getLogger(__name__)
+
+
+class PulseLoop:
+    """Watches over one node's origin."""
+
+    def __init__(
+        self,
+        origin: Origin,
+        region: str,
+        gate: Gate,
+        convergence: Convergence,
+        tuning: Tuning,
+        on_wiped: Callable[[], object],
+    ) -> None:
+        self._origin = origin
+        self._region = region
+        self._gate = gate
+        self._convergence = convergence
+        self._interval_s = tuning.pulse_interval_ms / 1000
+        self._timeout_s = tuning.read_timeout_ms / 1000
+        self._offset_warn_ms = tuning.clock_offset_warn_ms
+        self._on_wiped = on_wiped
+        self._warned = False
+        self.last_error: str | None = None
+        # Origin clock minus ours, at the middle of the last round trip; None before the first.
+        self.clock_offset_ms: int | None = None
+        self.alive = False
+        # The name that the origin holds instead of ours, if it is not our origin.
+        self.foreign_region: str | None = None
+
+    async def run_once(self) -> None:
+        """One pulse. Raises a `DependencyError` when the origin does not answer."""
+        before_ms = self._gate.now_ms()
+        try:
+            pulse = await self._origin.pulse(self._region, timeout_s=self._timeout_s)
+        except DependencyError as error:
+            self.alive = False
+            self.last_error = f"{type(error).__name__}: {error}"
+            raise
+        after_ms = self._gate.now_ms()
+        self.alive = True
+        if pulse.region != self._region:
+            if self.foreign_region is None:
+                logger.error("%s", RegionMismatch(self._region, pulse.region))
+            self.foreign_region = pulse.region
+            return
+        self.foreign_region = None
+        self._note_offset(pulse.time_ms - (before_ms + after_ms) // 2)
+        if pulse.was_empty:
+            with self._gate:
+                self._convergence.start_heal()
+            self._on_wiped()
+
+    def _note_offset(self, offset_ms: int) -> None:
+        self.clock_offset_ms = offset_ms
+        if abs(offset_ms) <= self._offset_warn_ms:
+            self._warned = False
+        elif not self._warned:
+            self._warned = True
+            logger.warning(
+                "the clock of this node is %d ms off the clock of its origin; check NTP on both", -offset_ms
+            )
+
+    async def run(self) -> None:
+        """The loop, until cancelled."""
+        while True:
+            try:
+                await self.run_once()
+            except DependencyError:
+                logger.debug("no pulse: %s", self.last_error)
+            await asyncio.sleep(self._interval_s)

@@ -1,0 +1,30 @@
+"""How long the event loop was held by somebody: the delay of a timer that should be on time."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Final
+
+from tidegate.runtime.latency import Histogram
+
+__all__ = ["StallMonitor"]
+
+INTERVAL_S: Final = 0.1
+
+
+class StallMonitor:
+    """Feeds `loop_stall_seconds`."""
+
+    def __init__(self) -> None:
+        self.histogram = Histogram()
+        self.worst_s = 0.0
+
+    async def run(self) -> None:
+        """The loop, until cancelled."""
+        loop = asyncio.get_running_loop()
+        while True:
+            due_s = loop.time() + INTERVAL_S
+            await asyncio.sleep(INTERVAL_S)
+            late_s = max(0.0, loop.time() - due_s)
+            self.histogram.observe(late_s)
+            self.worst_s = max(self.worst_s, late_s)

@@ -1,0 +1,62 @@
+"""What a limiter can tell about itself: one frozen value, made on request, from the counters of its parts.
+
+Names follow the metrics that telemetry makes of them; nothing here is labelled by workspace or identifier.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from tidegate.runtime.latency import HistogramSnapshot
+
+__all__ = ["Health", "Statistics"]
+
+
+@dataclass(frozen=True)
+class Health:
+    """One dependency, for a line of `/readyz`."""
+
+    name: str
+    ok: bool
+    detail: str
+
+
+@dataclass(frozen=True)
+class Statistics:
+    """A snapshot. Counters since the start, gauges as of now."""
+
+    node_id: str
+    region: str | None
+    # Decisions: all, and those that waited for the origin or had to do without it.
+    passed: int
+    denied: int
+    from_origin: int
+    from_degraded: int
+    subjects: int
+    cells_created_by_traffic: int
+    cells_created_by_import: int
+    subjects_evicted: Mapping[str, int]
+    subjects_expired: int
+    strict_activations: int
+    # The origin.
+    origin_operations: Mapping[str, int] = field(default_factory=dict)
+    origin_errors: Mapping[tuple[str, str], int] = field(default_factory=dict)
+    origin_latency: Mapping[str, HistogramSnapshot] = field(default_factory=dict)
+    origin_dirty_subjects: int = 0
+    origin_cells_merged: int = 0
+    replay_lag_s: float = 0.0
+    origin_heals: int = 0
+    clock_offset_ms: int | None = None
+    # The ledger.
+    publish_rows: int = 0
+    publish_errors: int = 0
+    rows_set_aside: int = 0
+    import_rows: int = 0
+    import_rows_last: int = 0
+    import_errors: int = 0
+    global_lag_ms: Mapping[str, int] = field(default_factory=dict)
+    regions: int = 0
+    # Breakers by name: 0 closed, 1 half open, 2 open.
+    breaker_states: Mapping[str, int] = field(default_factory=dict)
+    loop_stall: HistogramSnapshot | None = None
