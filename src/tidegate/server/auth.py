@@ -102,6 +102,7 @@ class Authenticator:
             return None
         if not workspace.is_enabled:
             raise Refusal(WORKSPACE_DISABLED, "The workspace of this key is disabled.")
+        caller.workspace = workspace
         return caller
 
     @staticmethod

@@ -122,7 +122,7 @@ class Caller:
         "grants",
         "id",
         "is_enabled",
-        "version",
+        "workspace",
         "workspace_id",
     )
 
@@ -133,7 +133,8 @@ class Caller:
         self.grants = frozenset(row.permissions)
         self.expires_at_ms = row.expires_at_ms
         self.is_enabled = row.enabled
-        self.version = row.version
+        # Set by the authenticator, once it has found the workspace to be there and enabled.
+        self.workspace: WorkspaceView | None = None
         # The two that the hot path asks about.
         self.can_limit = "ratelimit.*.limit" in self.grants
         self.can_create = "ratelimit.*.create_namespace" in self.grants
@@ -159,6 +160,20 @@ class CatalogView:
         # may bring them first.
         self._homeless: dict[str, list[NamespaceView]] = {}
         self._orphans: dict[str, list[OverrideRow]] = {}
+
+    def become(self, other: CatalogView) -> None:
+        """Take over everything that `other` holds, in one step; `other` is not used any more."""
+        for workspace_id, workspace in other.workspaces.items():
+            if (held := self.workspaces.get(workspace_id)) is not None:
+                workspace.decisions = held.decisions
+        self.version = other.version
+        self.workspaces = other.workspaces
+        self._callers = other._callers
+        self._keys = other._keys
+        self._namespaces = other._namespaces
+        self._homeless = other._homeless
+        self._orphans = other._orphans
+        self.epoch += 1
 
     def caller(self, digest: bytes) -> Caller | None:
         return self._callers.get(digest)

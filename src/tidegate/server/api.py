@@ -1,0 +1,379 @@
+"""`limit`, `multiLimit` and `liveness`: what they check, in which order, and what they answer.
+
+Order of checks: size (the protocol's), schema, caller, quota of the workspace, namespace, permission. Both limit
+operations have a short way that touches nothing but memory. Whatever it cannot settle goes the long way, which does
+the same with waiting allowed. The short way consumes nothing before it is certain to end there, except the quota of
+the workspace, which it hands on.
+
+HTTP is known here as (head, body) in and (status, header lines, body) out, no more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Coroutine, Sequence
+from functools import partial
+from typing import Any, Final, NamedTuple
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from tidegate.core.model import Decision, Limit, Request
+from tidegate.runtime.limiter import AsyncLimiter
+from tidegate.server.admission import Admission, Admissions, missing_permission, over_quota, quota_lines
+from tidegate.server.catalog import NamespaceView, WorkspaceView
+from tidegate.server.catalog_sync import CatalogSync
+from tidegate.server.messages import Head, Route
+from tidegate.server.overrides import Override
+from tidegate.server.problems import (
+    INVALID_INPUT,
+    JSON_LINE,
+    NAMESPACE_GONE,
+    Answer,
+    FieldError,
+    Meta,
+    Refusal,
+    error_answer,
+)
+from tidegate.server.ratelimit_fields import allowed_line, denied_line, policy_lines, policy_name
+from tidegate.server.schema import LimitBody, decode_limit, decode_multi_limit
+from tidegate.telemetry.topk import SpaceSaving
+
+__all__ = ["Api"]
+
+# Plans and matches kept ready, in two generations of this many. Whoever draws limits at random replaces his own.
+PLANS_MAX: Final = 16_384
+MATCHES_MAX: Final = 65_536
+# The most denied identifiers are known to within 1 % of all denials.
+TOP_CAPACITY: Final = 100
+
+ENCODE: Final = msgspec.json.Encoder().encode
+
+
+class Plan:
+    """How to judge and answer one (namespace, limit, duration): all that stays the same between two requests."""
+
+    __slots__ = ("limit", "lines", "namespace", "workspace")
+
+    def __init__(
+        self, workspace: WorkspaceView, namespace: NamespaceView, quota: int, duration_ms: int
+    ) -> None:
+        self.workspace = workspace
+        self.namespace = namespace
+        self.limit = Limit(
+            quota, duration_ms=duration_ms, namespace=namespace.id, workspace=workspace.id, quota_min=0
+        )
+        name = policy_name(namespace.name, namespace.id)
+        self.lines = "content-type: application/json\r\n" + policy_lines(name, quota, duration_ms)
+
+
+class Judgement(NamedTuple):
+    """What a request will be judged by."""
+
+    plan: Plan
+    override: Override | None
+
+
+class MultiLimitItem(msgspec.Struct, gc=False, rename={"override_id": "overrideId"}):
+    """One item of an answer of `multiLimit`."""
+
+    namespace: str
+    identifier: str
+    limit: int
+    remaining: int
+    reset: int
+    passed: bool
+    override_id: str | UnsetType = UNSET
+
+
+class MultiLimitData(msgspec.Struct):
+    passed: bool
+    limits: list[MultiLimitItem]
+
+
+class MultiLimitEnvelope(msgspec.Struct):
+    meta: Meta
+    data: MultiLimitData
+
+
+class Api:
+    """The operations on counters. Those on overrides are in `override_api`."""
+
+    def __init__(
+        self, limiter: AsyncLimiter, sync: CatalogSync, admissions: Admissions, *, test_mode: bool = False
+    ) -> None:
+        self._limiter = limiter
+        self._sync = sync
+        self._admissions = admissions
+        self._test_mode = test_mode
+        self._plans: dict[tuple[NamespaceView, int, int], Plan] = {}
+        self._plans_before: dict[tuple[NamespaceView, int, int], Plan] = {}
+        self._matches: dict[tuple[object, str], Override | None] = {}
+        self._matches_before: dict[tuple[object, str], Override | None] = {}
+        self.top_denials: SpaceSaving[tuple[str, str, str]] = SpaceSaving(TOP_CAPACITY)
+        # Bound once: the short way looks up nothing twice.
+        self._decide = limiter.limit_nowait
+        self._request_id = admissions.request_id
+        self._now_ms = admissions.now_ms
+        self._caller = admissions.auth.caller
+
+    def routes(self) -> list[Route]:
+        return [
+            Route("POST", "/v2/ratelimit.limit", "limit", self.limit),
+            Route("POST", "/v2/ratelimit.multiLimit", "multiLimit", self.multi_limit),
+            Route("GET", "/v2/liveness", "liveness", self.liveness),
+        ]
+
+    def liveness(self, head: Head, body: bytes) -> Answer:
+        message = f'{{"meta":{{"requestId":"req_{self._request_id()}"}},"data":{{"message":"OK"}}}}'
+        return 200, JSON_LINE, message.encode("ascii")
+
+    # limit
+
+    def limit(self, head: Head, body: bytes) -> Answer | Coroutine[Any, Any, Answer]:
+        request_id = self._request_id()
+        try:
+            call = decode_limit(body)
+            now_ms = self._now_ms()
+            caller = self._caller(head, now_ms)
+        except Refusal as refusal:
+            return error_answer(refusal, request_id, head.accept)
+        if caller is None or (self._test_mode and head.test_time is not None):
+            return self._limit_slowly(head, call, request_id)
+        workspace = caller.workspace
+        assert workspace is not None
+        namespace = workspace.namespaces.get(call.namespace)
+        if namespace is None or namespace.is_deleted:
+            return self._limit_slowly(head, call, request_id)
+        if not caller.can_limit and not caller.may("limit", namespace.id):
+            return self._limit_slowly(head, call, request_id)
+        lines = b""
+        if workspace.quota is not None:
+            quota = self._decide(workspace.quota, workspace.id, 1, now_ms=now_ms)
+            if quota is None:
+                return self._limit_slowly(head, call, request_id)
+            if not quota.success:
+                return error_answer(over_quota(quota, now_ms), request_id, head.accept)
+            lines = quota_lines(quota, now_ms)
+        override = self._override(namespace, call.identifier) if len(namespace.matcher) else None
+        if override is None:
+            plan = self._plans.get((namespace, call.limit, call.duration))
+            if plan is None:
+                plan = self._plan(workspace, namespace, call.limit, call.duration)
+        else:
+            plan = self._plan(workspace, namespace, override.limit, override.duration_ms)
+        cost = 1 if call.cost is UNSET else call.cost
+        decision = self._decide(plan.limit, call.identifier, cost, now_ms=now_ms)
+        if decision is None:
+            return self._limit_slowly(head, call, request_id, Admission(caller, workspace, lines))
+        if not head.metrics_off:
+            self._note(plan, call.identifier, decision)
+        return limit_answer(request_id, plan, override, decision, now_ms, lines)
+
+    def _limit_slowly(
+        self, head: Head, call: LimitBody, request_id: str, admission: Admission | None = None
+    ) -> Coroutine[Any, Any, Answer]:
+        work = partial(self._limit_after_admission, head, call, request_id)
+        return self._admissions.serve(head, request_id, work, admission)
+
+    async def _limit_after_admission(
+        self, head: Head, call: LimitBody, request_id: str, admission: Admission
+    ) -> Answer:
+        (judgement,) = await self._judgements([call], admission)
+        plan, override = judgement
+        test_time_ms = self._test_time_ms(head)
+        cost = 1 if call.cost is UNSET else call.cost
+        decision = await self._limiter.limit(plan.limit, call.identifier, cost, now_ms=test_time_ms)
+        if not head.metrics_off:
+            self._note(plan, call.identifier, decision)
+        now_ms = self._now_ms() if test_time_ms is None else test_time_ms
+        return limit_answer(request_id, plan, override, decision, now_ms, admission.lines)
+
+    # multiLimit
+
+    def multi_limit(self, head: Head, body: bytes) -> Answer | Coroutine[Any, Any, Answer]:
+        request_id = self._request_id()
+        try:
+            calls = decode_multi_limit(body)
+            now_ms = self._now_ms()
+            caller = self._caller(head, now_ms)
+        except Refusal as refusal:
+            return error_answer(refusal, request_id, head.accept)
+        work = partial(self._multi_limit_after_admission, head, calls, request_id)
+        if caller is None or (self._test_mode and head.test_time is not None):
+            return self._admissions.serve(head, request_id, work)
+        workspace = caller.workspace
+        assert workspace is not None
+        judgements = []
+        for call in calls:
+            namespace = workspace.namespaces.get(call.namespace)
+            if (
+                namespace is None
+                or namespace.is_deleted
+                or not (caller.can_limit or caller.may("limit", namespace.id))
+            ):
+                return self._admissions.serve(head, request_id, work)
+            judgements.append(self._judgement(workspace, namespace, call))
+        lines = b""
+        if workspace.quota is not None:
+            quota = self._decide(workspace.quota, workspace.id, 1, now_ms=now_ms)
+            if quota is None:
+                return self._admissions.serve(head, request_id, work)
+            if not quota.success:
+                return error_answer(over_quota(quota, now_ms), request_id, head.accept)
+            lines = quota_lines(quota, now_ms)
+        decisions = self._limiter.limit_many_nowait(_requests(calls, judgements), now_ms=now_ms)
+        if decisions is None:
+            return self._admissions.serve(head, request_id, work, Admission(caller, workspace, lines))
+        return self._multi_limit_answer(head, request_id, calls, judgements, decisions, lines)
+
+    async def _multi_limit_after_admission(
+        self, head: Head, calls: list[LimitBody], request_id: str, admission: Admission
+    ) -> Answer:
+        judgements = await self._judgements(calls, admission)
+        requests = _requests(calls, judgements)
+        decisions = await self._limiter.limit_many(requests, now_ms=self._test_time_ms(head))
+        return self._multi_limit_answer(head, request_id, calls, judgements, decisions, admission.lines)
+
+    def _multi_limit_answer(
+        self,
+        head: Head,
+        request_id: str,
+        calls: Sequence[LimitBody],
+        judgements: Sequence[Judgement],
+        decisions: Sequence[Decision],
+        lines: bytes,
+    ) -> Answer:
+        items = []
+        passed = True
+        for call, (plan, override), decision in zip(calls, judgements, decisions, strict=True):
+            if not head.metrics_off:
+                self._note(plan, call.identifier, decision)
+            passed = passed and decision.success
+            items.append(
+                MultiLimitItem(
+                    call.namespace,
+                    call.identifier,
+                    decision.limit,
+                    decision.remaining,
+                    decision.reset_ms,
+                    decision.success,
+                    UNSET if override is None else override.id,
+                )
+            )
+        envelope = MultiLimitEnvelope(Meta("req_" + request_id), MultiLimitData(passed, items))
+        return 200, JSON_LINE + lines, ENCODE(envelope)
+
+    # What a request is judged by
+
+    async def _judgements(self, calls: Sequence[LimitBody], admission: Admission) -> list[Judgement]:
+        """For every call: its namespace is there (or is created now), is not deleted, and the caller may limit in it.
+
+        One that is gone refuses them all, before anything is created or permissions are looked at.
+        """
+        caller, workspace, _ = admission
+        wanted = dict.fromkeys(call.namespace for call in calls)
+        if not caller.can_create and any(name not in workspace.namespaces for name in wanted):
+            await self._sync.confirm()  # somebody else may have created it a moment ago
+            workspace = self._sync.view.workspaces.get(workspace.id, workspace)
+        for name in wanted:
+            found = workspace.namespaces.get(name)
+            if found is not None and found.is_deleted:
+                raise _gone(name)
+        unknown = [name for name in wanted if name not in workspace.namespaces]
+        if unknown and not caller.can_create:
+            raise missing_permission("create_namespace", None)
+        if unknown and not caller.can_limit:
+            raise missing_permission("limit", None)  # and nothing is created for nothing
+        namespaces = {}
+        for name in wanted:
+            namespace = workspace.namespaces.get(name)
+            if namespace is None:
+                namespace = await self._sync.create_namespace(workspace, name)
+                if namespace.is_deleted:
+                    raise _gone(name)
+            elif not caller.may("limit", namespace.id):
+                raise missing_permission("limit", namespace)
+            namespaces[name] = namespace
+        return [self._judgement(workspace, namespaces[call.namespace], call) for call in calls]
+
+    def _judgement(self, workspace: WorkspaceView, namespace: NamespaceView, call: LimitBody) -> Judgement:
+        override = self._override(namespace, call.identifier) if len(namespace.matcher) else None
+        if override is None:
+            return Judgement(self._plan(workspace, namespace, call.limit, call.duration), None)
+        return Judgement(self._plan(workspace, namespace, override.limit, override.duration_ms), override)
+
+    def _plan(self, workspace: WorkspaceView, namespace: NamespaceView, quota: int, duration_ms: int) -> Plan:
+        key = (namespace, quota, duration_ms)
+        plan = self._plans.get(key)
+        if plan is None:
+            plan = self._plans_before.get(key) or Plan(workspace, namespace, quota, duration_ms)
+            if len(self._plans) >= PLANS_MAX:
+                self._plans_before = self._plans
+                self._plans = {}
+            self._plans[key] = plan
+        return plan
+
+    def _override(self, namespace: NamespaceView, identifier: str) -> Override | None:
+        if not namespace.matcher.has_patterns:
+            return namespace.matcher.get(identifier)
+        key = (namespace.token, identifier)
+        for known in (self._matches, self._matches_before):
+            if key in known:
+                return known[key]
+        found = namespace.matcher.find(identifier)
+        if len(self._matches) >= MATCHES_MAX:
+            self._matches_before = self._matches
+            self._matches = {}
+        self._matches[key] = found
+        return found
+
+    def _note(self, plan: Plan, identifier: str, decision: Decision) -> None:
+        """For the metrics by workspace and identifier."""
+        plan.workspace.decisions += 1
+        if not decision.success:
+            self.top_denials.add((plan.workspace.id, plan.namespace.name, identifier))
+
+    def _test_time_ms(self, head: Head) -> int | None:
+        """The request's own time: in test mode only."""
+        if not self._test_mode or head.test_time is None:
+            return None
+        if not head.test_time.isdigit() or len(head.test_time) > 15:
+            error = FieldError(
+                "/headers/X-Test-Time", "header 'X-Test-Time' must be Unix time in milliseconds"
+            )
+            raise Refusal(INVALID_INPUT, "The header X-Test-Time is not a time", errors=[error])
+        return int(head.test_time)
+
+
+def _gone(name: str) -> Refusal:
+    shown = name if len(name) <= 64 else name[:61] + "..."
+    return Refusal(NAMESPACE_GONE, f"The namespace {shown!r} has been deleted.")
+
+
+def _requests(calls: Sequence[LimitBody], judgements: Sequence[Judgement]) -> list[Request]:
+    return [
+        Request(judgement.plan.limit, call.identifier, 1 if call.cost is UNSET else call.cost)
+        for call, judgement in zip(calls, judgements, strict=True)
+    ]
+
+
+def limit_answer(
+    request_id: str, plan: Plan, override: Override | None, decision: Decision, now_ms: int, lines: bytes
+) -> Answer:
+    """Written as text: every value is a number, a truth value or an id of ours, so that nothing needs escaping."""
+    suffix = "" if override is None else f',"overrideId":"{override.id}"'
+    reset_ms = decision.reset_ms
+    if decision.success:
+        remaining = decision.remaining
+        text = (
+            f'{{"meta":{{"requestId":"req_{request_id}"}},"data":{{"success":true,"limit":{decision.limit},'
+            f'"remaining":{remaining},"reset":{reset_ms}{suffix}}}}}'
+        )
+        fields = plan.lines + allowed_line(remaining, reset_ms - now_ms)
+    else:
+        text = (
+            f'{{"meta":{{"requestId":"req_{request_id}"}},"data":{{"success":false,"limit":{decision.limit},'
+            f'"remaining":0,"reset":{reset_ms}{suffix}}}}}'
+        )
+        fields = plan.lines + denied_line(decision.retry_after_ms, reset_ms - now_ms)
+    return 200, fields.encode("ascii") + lines, text.encode("ascii")
