@@ -1,0 +1,593 @@
+"""What every origin must do: the contract of `tidegate.ports.Origin`, as tests.
+
+`OriginContract` holds for all of them. `RemoteOriginContract` adds what can happen to a store that is another process:
+it stands still, dies, comes back empty. Subclasses give the fixture `place`. Nothing here knows a particular store.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import random
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Awaitable, Callable
+from hashlib import blake2b
+from typing import Any, Final, Protocol
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tidegate.core.model import Component, Heard, subject_digest
+from tidegate.errors import DependencyError, DependencyTimeout, RegionMismatch
+from tidegate.ports import Origin
+
+__all__ = ["OpenNode", "OriginContract", "OriginPlace", "RemoteOriginContract", "RemotePlace", "component"]
+
+REGION: Final = "fra"
+# Generous where an answer is expected: a busy machine is not what is tested.
+TIMEOUT_S: Final = 10.0
+# Tight where none is expected, and what may be added to it before we say that the limit was not kept.
+SHORT_TIMEOUT_S: Final = 0.2
+MARGIN_S: Final = 2.0
+# Expires in the year 2100: nothing expires by accident.
+FAR_MS: Final = 4_102_444_800_000
+COUNT_MAX: Final = 2**53
+
+_numbers = itertools.count()
+
+
+def new_digest() -> bytes:
+    """A subject that no test has used before."""
+    return blake2b(b"contract %d" % next(_numbers), digest_size=16).digest()
+
+
+def component(
+    digest: bytes, own: int = 0, *, writer: str = "node-a", sequence: int = 1, expires_at_ms: int = FAR_MS
+) -> Component:
+    return Component(digest, sequence, writer, own, expires_at_ms)
+
+
+class OriginPlace(ABC):
+    """The store behind the origins of one test."""
+
+    @abstractmethod
+    def node(self) -> Origin:
+        """An origin for one more node on this store, not yet opened."""
+
+    @abstractmethod
+    def wipe(self) -> None:
+        """Lose everything, the region's name included."""
+
+    @abstractmethod
+    def entries(self) -> int:
+        """How many cells or components the store holds, in whatever way it counts them; names of regions apart."""
+
+    async def wait_until(self, at_ms: int, origin: Origin) -> None:
+        """Return when the store's clock is past `at_ms`. A store with a clock of the test's own just sets it."""
+        while (await origin.pulse(REGION, timeout_s=TIMEOUT_S)).time_ms <= at_ms:  # noqa: ASYNC110 - a clock elsewhere sets no event
+            await asyncio.sleep(0.005)
+
+
+class RemotePlace(OriginPlace):
+    """A store that is another process, and can be hurt."""
+
+    @abstractmethod
+    def freeze(self) -> None:
+        """Nobody answers any more; connections stay open, and new ones are accepted."""
+
+    @abstractmethod
+    def thaw(self) -> None:
+        """End of `freeze`."""
+
+    @abstractmethod
+    def kill(self) -> None:
+        """Gone at once, with everything it held."""
+
+    @abstractmethod
+    def start_empty(self) -> None:
+        """At the same address again, as new. Returns when it serves."""
+
+
+class OpenNode(Protocol):
+    """What the fixture `open_node` is: an opened origin for one more node, closed after the test."""
+
+    async def __call__(self, region: str = REGION) -> Origin: ...
+
+
+class OriginContract:
+    """One suite for all origins."""
+
+    @pytest.fixture
+    def place(self) -> OriginPlace:
+        raise NotImplementedError("give the fixture `place` in your subclass")
+
+    @pytest.fixture
+    async def open_node(self, place: OriginPlace) -> AsyncIterator[OpenNode]:
+        opened: list[Origin] = []
+
+        async def open_node(region: str = REGION) -> Origin:
+            origin = place.node()
+            opened.append(origin)
+            await origin.open(region, timeout_s=TIMEOUT_S)
+            return origin
+
+        yield open_node
+        for origin in opened:
+            await origin.close()
+
+    @pytest.fixture
+    async def origin(self, open_node: OpenNode) -> Origin:
+        return await open_node()
+
+    # ---- merging and reading
+
+    async def test_an_unknown_cell_answers_zero(self, origin: Origin) -> None:
+        assert await origin.read([component(new_digest())], timeout_s=TIMEOUT_S) == [Heard(0, 0)]
+
+    async def test_asking_for_nothing_answers_nothing(self, origin: Origin) -> None:
+        assert await origin.read([], timeout_s=TIMEOUT_S) == []
+        assert await origin.merge([], timeout_s=TIMEOUT_S) == []
+
+    async def test_a_merge_answers_the_total_after_it_and_the_component_before_it(
+        self, origin: Origin
+    ) -> None:
+        digest = new_digest()
+        assert await self.merged(origin, component(digest, 5)) == Heard(5, 0)
+        assert await self.merged(origin, component(digest, 7)) == Heard(7, 5)
+
+    async def test_a_merge_keeps_the_maximum(self, origin: Origin) -> None:
+        digest = new_digest()
+        await self.merged(origin, component(digest, 7))
+        assert await self.merged(origin, component(digest, 3)) == Heard(7, 7)
+        assert await self.read(origin, component(digest)) == Heard(7, 7)
+
+    async def test_the_total_is_the_sum_of_all_writers(self, open_node: OpenNode) -> None:
+        here, there = await open_node(), await open_node()
+        digest = new_digest()
+        assert await self.merged(here, component(digest, 5, writer="a")) == Heard(5, 0)
+        assert await self.merged(there, component(digest, 8, writer="b")) == Heard(13, 0)
+        assert await self.merged(here, component(digest, 6, writer="a")) == Heard(14, 5)
+        assert await self.read(there, component(digest, writer="b")) == Heard(14, 8)
+        assert await self.read(there, component(digest, writer="c")) == Heard(14, 0)
+
+    async def test_repeating_a_merge_changes_nothing(self, origin: Origin) -> None:
+        digest = new_digest()
+        await self.merged(origin, component(digest, 4))
+        for _ in range(3):
+            assert await self.merged(origin, component(digest, 4)) == Heard(4, 4)
+
+    async def test_cells_of_one_subject_are_counted_apart(self, origin: Origin) -> None:
+        digest = new_digest()
+        cells = [
+            component(digest, own, sequence=sequence)
+            for own, sequence in ((1, 0), (2, 1), (3, 10), (4, 2**40))
+        ]
+        assert await origin.merge(cells, timeout_s=TIMEOUT_S) == [Heard(own, 0) for own in (1, 2, 3, 4)]
+        assert await origin.read(cells, timeout_s=TIMEOUT_S) == [Heard(own, own) for own in (1, 2, 3, 4)]
+
+    async def test_answers_are_in_the_order_of_the_questions(self, origin: Origin) -> None:
+        order = random.Random(1)
+        cells = [component(new_digest(), own) for own in range(1, 301)]
+        order.shuffle(cells)
+        assert await origin.merge(cells, timeout_s=TIMEOUT_S) == [Heard(cell.own, 0) for cell in cells]
+        order.shuffle(cells)
+        assert await origin.read(cells, timeout_s=TIMEOUT_S) == [Heard(cell.own, cell.own) for cell in cells]
+
+    async def test_a_thousand_cells_go_in_one_call(self, origin: Origin) -> None:
+        cells = [component(new_digest(), own) for own in range(1, 1_001)]
+        assert await origin.merge(cells, timeout_s=TIMEOUT_S) == [Heard(cell.own, 0) for cell in cells]
+        assert await origin.merge(cells, timeout_s=TIMEOUT_S) == [Heard(cell.own, cell.own) for cell in cells]
+        assert await origin.read(cells, timeout_s=TIMEOUT_S) == [Heard(cell.own, cell.own) for cell in cells]
+
+    async def test_components_of_one_cell_in_one_call_are_merged_together(self, origin: Origin) -> None:
+        digest = new_digest()
+        await self.merged(origin, component(digest, 1, writer="a"))
+        # More than any command carries, so that cutting the call up must not tear the cell apart.
+        others = [component(new_digest(), 1) for _ in range(600)]
+        cells = [
+            component(digest, 2, writer="a"),
+            *others,
+            component(digest, 5, writer="b"),
+            component(digest, 3, writer="a"),
+        ]
+        answers = await origin.merge(cells, timeout_s=TIMEOUT_S)
+        assert (answers[0], answers[601], answers[602]) == (Heard(8, 1), Heard(8, 0), Heard(8, 1))
+        assert answers[1:601] == [Heard(1, 0)] * 600
+        assert await self.read(origin, component(digest, writer="b")) == Heard(8, 5)
+
+    @pytest.mark.parametrize(
+        "own",
+        [COUNT_MAX - 1, COUNT_MAX - 2, 10**15, 10**15 + 1, 123_456_789_012_345, 2**31, 2**32 + 1, 99_999],
+    )
+    async def test_totals_are_exact_up_to_2_to_the_53(self, origin: Origin, own: int) -> None:
+        digest = new_digest()
+        assert await self.merged(origin, component(digest, own - 1, writer="a")) == Heard(own - 1, 0)
+        assert await self.merged(origin, component(digest, own, writer="a")) == Heard(own, own - 1)
+        assert await self.merged(origin, component(digest, 1, writer="b")) == Heard(own + 1, 0)
+        assert await self.read(origin, component(digest, writer="a")) == Heard(own + 1, own)
+
+    @settings(
+        max_examples=30,
+        deadline=None,
+        suppress_health_check=[HealthCheck.function_scoped_fixture],
+        derandomize=True,
+    )
+    @given(
+        deliveries=st.lists(
+            st.lists(
+                st.tuples(st.integers(0, 2), st.sampled_from("abc"), st.integers(0, COUNT_MAX // 8)),
+                min_size=1,
+                max_size=5,
+            ),
+            min_size=1,
+            max_size=8,
+        ),
+        chance=st.randoms(use_true_random=False),
+    )
+    async def test_any_order_and_any_repetition_of_deliveries_gives_the_same_totals(
+        self, origin: Origin, deliveries: list[list[tuple[int, str, int]]], chance: random.Random
+    ) -> None:
+        digests = [new_digest() for _ in range(3)]
+        held: dict[tuple[int, str], int] = {}
+        for cell, writer, own in itertools.chain.from_iterable(deliveries):
+            held[cell, writer] = max(own, held.get((cell, writer), 0))
+        totals = [sum(own for (cell, _), own in held.items() if cell == index) for index in range(3)]
+        delivered = deliveries + chance.choices(deliveries, k=3)
+        chance.shuffle(delivered)
+        for call in delivered:
+            answers = await origin.merge(
+                [component(digests[cell], own, writer=writer) for cell, writer, own in call],
+                timeout_s=TIMEOUT_S,
+            )
+            for (cell, writer, own), heard in zip(call, answers, strict=True):
+                assert own <= heard.total <= totals[cell]
+                assert heard.component <= held[cell, writer]
+        wanted = [component(digest, writer="a") for digest in digests]
+        assert await origin.read(wanted, timeout_s=TIMEOUT_S) == [
+            Heard(totals[cell], held.get((cell, "a"), 0)) for cell in range(3)
+        ]
+
+    async def test_nodes_that_merge_at_the_same_time_lose_nothing(self, open_node: OpenNode) -> None:
+        digests = [new_digest() for _ in range(20)]
+        nodes = [await open_node() for _ in range(3)]
+
+        async def count(node: Origin, writer: str) -> None:
+            for own in range(1, 16):
+                cells = [component(digest, own, writer=writer) for digest in digests]
+                for heard in await node.merge(cells, timeout_s=TIMEOUT_S):
+                    assert heard.component == own - 1
+                    assert own <= heard.total <= own + 30
+
+        await asyncio.gather(*(count(node, f"node-{index}") for index, node in enumerate(nodes)))
+        wanted = [component(digest, writer="node-0") for digest in digests]
+        assert await nodes[0].read(wanted, timeout_s=TIMEOUT_S) == [Heard(45, 15)] * 20
+
+    async def test_calls_at_the_same_time_on_one_origin_get_their_own_answers(self, origin: Origin) -> None:
+        cells = [component(new_digest(), own) for own in range(1, 41)]
+
+        async def both(cell: Component) -> list[Heard]:
+            first = await origin.merge([cell], timeout_s=TIMEOUT_S)
+            return first + await origin.read([cell], timeout_s=TIMEOUT_S)
+
+        answers = await asyncio.gather(*(both(cell) for cell in cells))
+        assert answers == [[Heard(cell.own, 0), Heard(cell.own, cell.own)] for cell in cells]
+
+    async def test_reading_writes_nothing(self, origin: Origin, place: OriginPlace) -> None:
+        before = place.entries()
+        cells = [component(new_digest(), own=9) for _ in range(50)]
+        await origin.read(cells, timeout_s=TIMEOUT_S)
+        assert place.entries() == before
+        assert await origin.read(cells, timeout_s=TIMEOUT_S) == [Heard(0, 0)] * 50
+
+    # ---- keys
+
+    async def test_subjects_that_look_alike_never_share_a_cell(self, origin: Origin) -> None:
+        names = [
+            "a",
+            "b",
+            "a-b",
+            "b-a",
+            "a:b",
+            "A",
+            "á",
+            "a\u0301",
+            "a ",
+            "a\x00",
+            "\x00",
+            "{a}",
+            "}",
+            "\r\n",
+            "1",
+            "11",
+        ]
+        subjects = [
+            (workspace, namespace, identifier, duration_ms)
+            for workspace, namespace, identifier in itertools.product(names[:6], names[2:8], names)
+            for duration_ms in (1_000, 11_000)
+        ]
+        cells = [component(subject_digest(*subject), own) for own, subject in enumerate(subjects, start=1)]
+        for start in range(0, len(cells), 500):
+            await origin.merge(cells[start : start + 500], timeout_s=TIMEOUT_S)
+        for start in range(0, len(cells), 500):
+            part = cells[start : start + 500]
+            assert await origin.read(part, timeout_s=TIMEOUT_S) == [
+                Heard(cell.own, cell.own) for cell in part
+            ]
+
+    async def test_no_byte_of_a_digest_confuses_the_store(self, origin: Origin) -> None:
+        digests = [bytes([byte]) * 16 for byte in range(256)]
+        digests += [bytes([byte]) + b"}:{}:1\r\n$-1\r\n\x00\x00" for byte in range(256)]
+        digests += [b":1:1:1:1:1:1:1:" + bytes([byte]) for byte in range(256)]
+        cells = [
+            component(digest, own, sequence=sequence)
+            for own, (digest, sequence) in enumerate(itertools.product(digests, (1, 11)), start=1)
+        ]
+        assert len({(cell.digest, cell.sequence) for cell in cells}) == len(cells)
+        for start in range(0, len(cells), 500):
+            await origin.merge(cells[start : start + 500], timeout_s=TIMEOUT_S)
+        for start in range(0, len(cells), 500):
+            part = cells[start : start + 500]
+            assert await origin.read(part, timeout_s=TIMEOUT_S) == [
+                Heard(cell.own, cell.own) for cell in part
+            ]
+
+    async def test_any_name_of_a_writer_is_only_a_name(self, origin: Origin) -> None:
+        digest = new_digest()
+        writers = ["total", "0", "=", " ", "''", "a,b", "ä", "node-a~1", "x" * 200]
+        cells = [component(digest, 2**index, writer=writer) for index, writer in enumerate(writers)]
+        await origin.merge(cells, timeout_s=TIMEOUT_S)
+        total = 2 ** len(writers) - 1
+        assert await origin.read(cells, timeout_s=TIMEOUT_S) == [Heard(total, cell.own) for cell in cells]
+
+    # ---- expiry
+
+    async def test_a_cell_expires_by_itself(self, origin: Origin, place: OriginPlace) -> None:
+        before = place.entries()
+        now_ms = (await origin.pulse(REGION, timeout_s=TIMEOUT_S)).time_ms
+        short = component(new_digest(), 5, expires_at_ms=now_ms + 300)
+        long = component(new_digest(), 6)
+        assert await origin.merge([short, long], timeout_s=TIMEOUT_S) == [Heard(5, 0), Heard(6, 0)]
+        # Merging again must not take the expiry away.
+        await origin.merge(
+            [short._replace(own=7), short._replace(writer="node-b", own=1)], timeout_s=TIMEOUT_S
+        )
+        await place.wait_until(short.expires_at_ms, origin)
+        assert await origin.read([short, long], timeout_s=TIMEOUT_S) == [Heard(0, 0), Heard(6, 6)]
+        await self.merged(origin, component(long.digest, 7))  # some stores clear away when they write
+        assert place.entries() == before + 1
+
+    async def test_what_expired_before_it_was_merged_is_not_kept(self, origin: Origin) -> None:
+        now_ms = (await origin.pulse(REGION, timeout_s=TIMEOUT_S)).time_ms
+        late = component(new_digest(), 5, expires_at_ms=now_ms - 1)
+        assert (await self.merged(origin, late)).total == 5
+        assert await self.read(origin, late) == Heard(0, 0)
+
+    # ---- the region
+
+    async def test_the_first_node_claims_the_origin_and_the_others_find_its_name(
+        self, place: OriginPlace
+    ) -> None:
+        first, second = place.node(), place.node()
+        pulse = await first.pulse(REGION, timeout_s=TIMEOUT_S)
+        assert (pulse.region, pulse.was_empty) == (REGION, True)
+        for node in (second, first, second):
+            pulse = await node.pulse(REGION, timeout_s=TIMEOUT_S)
+            assert (pulse.region, pulse.was_empty) == (REGION, False)
+        await first.close()
+        await second.close()
+
+    async def test_an_origin_of_another_region_refuses_and_says_whose_it_is(
+        self, place: OriginPlace, open_node: OpenNode
+    ) -> None:
+        ours = await open_node("fra")
+        theirs = place.node()
+        with pytest.raises(RegionMismatch) as refusal:
+            await theirs.open("lhr", timeout_s=TIMEOUT_S)
+        assert (refusal.value.configured, refusal.value.held) == ("lhr", "fra")
+        assert (await theirs.pulse("lhr", timeout_s=TIMEOUT_S)).region == "fra"
+        assert (await ours.pulse("fra", timeout_s=TIMEOUT_S)).region == "fra"
+        await theirs.close()
+
+    async def test_every_node_notices_a_wipe_once(self, place: OriginPlace, open_node: OpenNode) -> None:
+        nodes = [await open_node() for _ in range(3)]
+        place.wipe()
+        for node in nodes:
+            assert (await node.pulse(REGION, timeout_s=TIMEOUT_S)).was_empty
+        for node in nodes:
+            assert not (await node.pulse(REGION, timeout_s=TIMEOUT_S)).was_empty
+
+    async def test_a_wiped_origin_shows_by_the_component_before_the_merge(
+        self, place: OriginPlace, origin: Origin
+    ) -> None:
+        digest = new_digest()
+        await self.merged(origin, component(digest, 5))
+        place.wipe()
+        assert await self.read(origin, component(digest)) == Heard(0, 0)
+        assert await self.merged(origin, component(digest, 6)) == Heard(6, 0)
+
+    async def test_the_clock_of_the_origin_does_not_go_back(self, origin: Origin) -> None:
+        first = await origin.pulse(REGION, timeout_s=TIMEOUT_S)
+        second = await origin.pulse(REGION, timeout_s=TIMEOUT_S)
+        assert 0 < first.time_ms <= second.time_ms
+
+    # ---- life
+
+    async def test_a_cancelled_call_never_answers_a_later_question(self, origin: Origin) -> None:
+        await check_cancelled_calls(origin, seed=1)
+
+    async def test_closing_twice_is_harmless(self, open_node: OpenNode) -> None:
+        origin = await open_node()
+        await origin.close()
+        await origin.close()
+
+    async def test_closing_what_was_never_opened_is_harmless(self, place: OriginPlace) -> None:
+        await place.node().close()
+
+    async def test_statistics_count_commands_and_connections(self, origin: Origin) -> None:
+        before = origin.statistics()
+        await self.merged(origin, component(new_digest(), 1))
+        after = origin.statistics()
+        assert after["commands"] > before["commands"]
+        assert after["connections_opened"] == before["connections_opened"]
+
+    # ---- short forms
+
+    @staticmethod
+    async def merged(origin: Origin, one: Component) -> Heard:
+        (heard,) = await origin.merge([one], timeout_s=TIMEOUT_S)
+        return heard
+
+    @staticmethod
+    async def read(origin: Origin, one: Component) -> Heard:
+        (heard,) = await origin.read([one], timeout_s=TIMEOUT_S)
+        return heard
+
+
+async def check_cancelled_calls(origin: Origin, *, seed: int, rounds: int = 20) -> None:
+    """Cancel calls after a few turns of the loop; whatever still answers, then and later, answers its own question."""
+    chance = random.Random(seed)
+    cells = [component(new_digest(), own) for own in range(1, 31)]
+    await origin.merge(cells, timeout_s=TIMEOUT_S)
+
+    async def ask(cell: Component, *, merging: bool) -> None:
+        call = origin.merge if merging else origin.read
+        assert await call([cell], timeout_s=TIMEOUT_S) == [Heard(cell.own, cell.own)]
+
+    for _ in range(rounds):
+        tasks = [
+            asyncio.ensure_future(ask(cell, merging=chance.random() < 0.5))
+            for cell in chance.sample(cells, 10)
+        ]
+        for _ in range(chance.randrange(6)):
+            await asyncio.sleep(0)
+        for task in tasks:
+            if chance.random() < 0.6:
+                task.cancel()
+        for answer in await asyncio.gather(*tasks, return_exceptions=True):
+            assert answer is None or isinstance(answer, asyncio.CancelledError), answer
+    for cell in cells:
+        await ask(cell, merging=False)
+
+
+class RemoteOriginContract(OriginContract):
+    """What may happen to a store in another process."""
+
+    @pytest.fixture
+    def place(self) -> RemotePlace:
+        raise NotImplementedError("give the fixture `place` in your subclass")
+
+    @pytest.mark.parametrize("call", ["read", "merge", "pulse"])
+    async def test_the_time_limit_is_kept_when_the_store_stands_still(
+        self, origin: Origin, place: RemotePlace, call: str
+    ) -> None:
+        cell = component(new_digest(), 3)
+        await self.merged(origin, cell)
+        place.freeze()
+        try:
+            for _ in range(2):
+                await expect_timeout(calls_of(origin, cell)[call])
+        finally:
+            place.thaw()
+        await self.recovered(origin, cell)
+        assert await self.read(origin, cell) == Heard(3, 3)
+
+    async def test_the_time_limit_is_kept_when_the_store_stands_still_before_the_first_connection(
+        self, place: RemotePlace
+    ) -> None:
+        origin = place.node()
+        cell = component(new_digest(), 3)
+        place.freeze()
+        try:
+            for call in calls_of(origin, cell).values():
+                await expect_timeout(call)
+            await expect_timeout(lambda timeout_s: origin.open(REGION, timeout_s=timeout_s))
+        finally:
+            place.thaw()
+        await self.recovered(origin, cell)
+        await origin.open(REGION, timeout_s=TIMEOUT_S)
+        await origin.close()
+
+    async def test_closing_does_not_wait_for_a_store_that_stands_still(
+        self, place: RemotePlace, open_node: OpenNode
+    ) -> None:
+        origin = await open_node()
+        place.freeze()
+        try:
+            async with asyncio.timeout(MARGIN_S):
+                await origin.close()
+        finally:
+            place.thaw()
+
+    async def test_a_dead_store_is_said_to_be_unavailable_and_found_again(
+        self, origin: Origin, place: RemotePlace
+    ) -> None:
+        cell = component(new_digest(), 4)
+        await self.merged(origin, cell)
+        place.kill()
+        for call in calls_of(origin, cell).values():
+            with pytest.raises(DependencyError):
+                await call(SHORT_TIMEOUT_S)
+        place.start_empty()
+        await self.recovered(origin, cell)
+        assert await self.read(origin, cell) == Heard(4, 4)
+
+    async def test_a_node_that_starts_while_the_store_is_down_works_when_it_is_up(
+        self, place: RemotePlace
+    ) -> None:
+        origin = place.node()
+        place.kill()
+        with pytest.raises(DependencyError):
+            await origin.open(REGION, timeout_s=SHORT_TIMEOUT_S)
+        place.start_empty()
+        cell = component(new_digest(), 4)
+        await self.recovered(origin, cell)
+        assert (await origin.pulse(REGION, timeout_s=TIMEOUT_S)).region == REGION
+        await origin.close()
+
+    async def test_a_store_that_came_back_empty_is_noticed_and_healed(
+        self, place: RemotePlace, open_node: OpenNode
+    ) -> None:
+        here, there = await open_node(), await open_node()
+        digest = new_digest()
+        await self.merged(here, component(digest, 5, writer="here"))
+        await self.merged(there, component(digest, 8, writer="there"))
+        place.kill()
+        place.start_empty()
+        probe = component(new_digest(), 1)
+        await self.recovered(here, probe)
+        await self.recovered(there, probe)
+        assert (await here.pulse(REGION, timeout_s=TIMEOUT_S)).was_empty
+        assert (await there.pulse(REGION, timeout_s=TIMEOUT_S)).was_empty
+        assert await self.merged(here, component(digest, 6, writer="here")) == Heard(6, 0)
+        assert await self.merged(there, component(digest, 8, writer="there")) == Heard(14, 0)
+
+    @staticmethod
+    async def recovered(origin: Origin, cell: Component) -> None:
+        """Merge until it succeeds: a store that is up again is found without anybody's help."""
+        async with asyncio.timeout(TIMEOUT_S):
+            while True:
+                try:
+                    await origin.merge([cell], timeout_s=1.0)
+                except DependencyError:
+                    await asyncio.sleep(0.01)
+                else:
+                    return
+
+
+def calls_of(origin: Origin, cell: Component) -> dict[str, Callable[[float], Awaitable[Any]]]:
+    """Every call that can block, as a function of its time limit."""
+    return {
+        "read": lambda timeout_s: origin.read([cell], timeout_s=timeout_s),
+        "merge": lambda timeout_s: origin.merge([cell], timeout_s=timeout_s),
+        "pulse": lambda timeout_s: origin.pulse(REGION, timeout_s=timeout_s),
+    }
+
+
+async def expect_timeout(call: Callable[[float], Awaitable[Any]]) -> None:
+    """The call says that it ran out of time, and says so in time."""
+    loop = asyncio.get_running_loop()
+    started = loop.time()
+    with pytest.raises(DependencyTimeout):
+        await call(SHORT_TIMEOUT_S)
+    assert loop.time() - started < SHORT_TIMEOUT_S + MARGIN_S

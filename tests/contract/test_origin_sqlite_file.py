@@ -1,0 +1,202 @@
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import sqlite3
+import threading
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import pytest
+
+from tidegate.adapters.sqlite.connection import SQLiteFile, transaction
+from tidegate.errors import (
+    DependencyError,
+    DependencyTimeout,
+    DependencyUnavailable,
+    InvalidInput,
+    RowsRejected,
+)
+from tidegate.testing import wait_until
+
+TIMEOUT_S = 10.0
+ENDLESS = "WITH RECURSIVE r(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM r) SELECT count(*) FROM r"
+
+
+def prepare(connection: sqlite3.Connection) -> None:
+    connection.execute("CREATE TABLE IF NOT EXISTS t (a UNIQUE)")
+
+
+def insert(value: object) -> Callable[[sqlite3.Connection], None]:
+    def work(connection: sqlite3.Connection) -> None:
+        with transaction(connection):
+            connection.execute("INSERT INTO t VALUES (?)", (value,))
+
+    return work
+
+
+def count(connection: sqlite3.Connection) -> int:
+    (rows,) = connection.execute("SELECT count(*) FROM t").fetchone()
+    return int(rows)
+
+
+@pytest.fixture
+async def file(tmp_path: Path) -> AsyncIterator[SQLiteFile]:
+    file = SQLiteFile(tmp_path / "file.db", prepare=prepare)
+    yield file
+    await file.close()
+
+
+def _worker_threads() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name.startswith("tidegate sqlite")]
+
+
+async def test_work_is_done_on_the_thread_of_the_file_and_answered_on_the_loop(file: SQLiteFile) -> None:
+    here = threading.current_thread()
+    there = await file.run(lambda connection: threading.current_thread(), timeout_s=TIMEOUT_S)
+    assert there is not here
+    assert await file.run(lambda connection: threading.current_thread(), timeout_s=TIMEOUT_S) is there
+
+
+async def test_what_the_work_raises_reaches_the_caller_and_nothing_of_it_is_kept(file: SQLiteFile) -> None:
+    def work(connection: sqlite3.Connection) -> None:
+        connection.execute("BEGIN IMMEDIATE")
+        connection.execute("INSERT INTO t VALUES (1)")
+        raise InvalidInput("a", 1, "2")
+
+    with pytest.raises(InvalidInput):
+        await file.run(work, timeout_s=TIMEOUT_S)
+    assert await file.run(count, timeout_s=TIMEOUT_S) == 0
+
+
+@pytest.mark.parametrize("value", [2**63, "\ud800"], ids=["too large an int", "lone surrogate"])
+async def test_values_that_sqlite_cannot_hold_are_rejected_rows(file: SQLiteFile, value: object) -> None:
+    with pytest.raises(RowsRejected):
+        await file.run(insert(value), timeout_s=TIMEOUT_S)
+
+
+async def test_a_broken_constraint_is_a_rejected_row_and_nothing_is_kept(file: SQLiteFile) -> None:
+    def twice(connection: sqlite3.Connection) -> None:
+        with transaction(connection):
+            connection.execute("INSERT INTO t VALUES (1)")
+            connection.execute("INSERT INTO t VALUES (1)")
+
+    with pytest.raises(RowsRejected, match="UNIQUE"):
+        await file.run(twice, timeout_s=TIMEOUT_S)
+    assert await file.run(count, timeout_s=TIMEOUT_S) == 0
+
+
+async def test_work_that_takes_too_long_is_interrupted_and_rolled_back(file: SQLiteFile) -> None:
+    def slow(connection: sqlite3.Connection) -> None:
+        with transaction(connection):
+            connection.execute("INSERT INTO t VALUES (1)")
+            connection.execute(ENDLESS)
+
+    with pytest.raises(DependencyTimeout):
+        await file.run(slow, timeout_s=0.1)
+    assert await file.run(count, timeout_s=TIMEOUT_S) == 0
+
+
+async def test_cancelled_work_is_interrupted_and_the_next_gets_its_own_answer(file: SQLiteFile) -> None:
+    begun = threading.Event()
+
+    def slow(connection: sqlite3.Connection) -> None:
+        begun.set()
+        connection.execute(ENDLESS)
+
+    task = asyncio.create_task(file.run(slow, timeout_s=TIMEOUT_S))
+    await asyncio.to_thread(begun.wait, TIMEOUT_S)
+    waiting = asyncio.create_task(file.run(insert(1), timeout_s=TIMEOUT_S))
+    after = asyncio.create_task(file.run(lambda connection: "mine", timeout_s=TIMEOUT_S))
+    await asyncio.sleep(0)
+    waiting.cancel()
+    task.cancel()
+    assert await after == "mine"
+    assert [isinstance(one, asyncio.CancelledError) for one in await asyncio.gather(
+        task, waiting, return_exceptions=True)] == [True, True]  # fmt: skip
+    assert await file.run(count, timeout_s=TIMEOUT_S) == 0, "what had not begun was skipped"
+
+
+async def test_waiting_for_a_turn_counts_against_the_time_limit(file: SQLiteFile) -> None:
+    begun = threading.Event()
+
+    def slow(connection: sqlite3.Connection) -> None:
+        begun.set()
+        connection.execute(ENDLESS)
+
+    first = asyncio.create_task(file.run(slow, timeout_s=TIMEOUT_S))
+    await asyncio.to_thread(begun.wait, TIMEOUT_S)
+    with pytest.raises(DependencyTimeout):
+        await file.run(insert(1), timeout_s=0.05)
+    first.cancel()
+    await asyncio.gather(first, return_exceptions=True)
+    assert await file.run(count, timeout_s=TIMEOUT_S) == 0
+
+
+def test_one_file_serves_several_event_loops_one_after_the_other(tmp_path: Path) -> None:
+    file = SQLiteFile(tmp_path / "file.db", prepare=prepare)
+    for value in range(3):
+        asyncio.run(file.run(insert(value), timeout_s=TIMEOUT_S))
+    assert asyncio.run(file.run(count, timeout_s=TIMEOUT_S)) == 3
+    asyncio.run(file.close())
+
+
+async def test_a_closed_file_refuses_work(file: SQLiteFile) -> None:
+    await file.run(count, timeout_s=TIMEOUT_S)
+    await file.close()
+    await file.close()
+    with pytest.raises(DependencyUnavailable, match="closed"):
+        await file.run(count, timeout_s=TIMEOUT_S)
+
+
+async def test_the_thread_ends_with_close_and_with_the_last_reference(tmp_path: Path) -> None:
+    before = len(_worker_threads())
+    closed, dropped = SQLiteFile(tmp_path / "a.db"), SQLiteFile(tmp_path / "b.db")
+    for file in (closed, dropped):
+        await file.open(timeout_s=TIMEOUT_S)
+    assert len(_worker_threads()) == before + 2
+    await closed.close()
+    del dropped, file
+    gc.collect()
+    wait_until(lambda: len(_worker_threads()) == before, timeout_s=TIMEOUT_S, what="the threads to end")
+
+
+async def test_several_processes_that_create_the_file_at_once_all_succeed(tmp_path: Path) -> None:
+    files = [SQLiteFile(tmp_path / "file.db", prepare=prepare) for _ in range(8)]
+    await asyncio.gather(*(file.run(insert(value), timeout_s=TIMEOUT_S) for value, file in enumerate(files)))
+    assert await files[0].run(count, timeout_s=TIMEOUT_S) == 8
+    for file in files:
+        await file.close()
+
+
+# The warning is about threads that the child lacks: that the child does without them is what is tested.
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_forked_child_works_on_a_connection_of_its_own(tmp_path: Path) -> None:
+    file = SQLiteFile(tmp_path / "file.db", prepare=prepare)
+    asyncio.run(file.run(insert("parent"), timeout_s=TIMEOUT_S))
+    child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            asyncio.run(file.run(insert("child"), timeout_s=TIMEOUT_S))
+            status = 0 if asyncio.run(file.run(count, timeout_s=TIMEOUT_S)) == 2 else 2
+        finally:
+            os._exit(status)
+    _, status = os.waitpid(child, 0)
+    assert os.waitstatus_to_exitcode(status) == 0
+    assert asyncio.run(file.run(count, timeout_s=TIMEOUT_S)) == 2
+    assert file.statistics()["connections_opened"] == 2, "the parent closed its connection for the fork"
+    asyncio.run(file.close())
+
+
+async def test_a_damaged_file_is_unavailable_and_works_again_when_it_is_replaced(file: SQLiteFile) -> None:
+    await file.run(insert(1), timeout_s=TIMEOUT_S)
+    for name in file.path.parent.iterdir():
+        name.unlink()
+    file.path.write_bytes(b"not a database" * 1000)
+    with pytest.raises(DependencyError):
+        await file.run(count, timeout_s=TIMEOUT_S)
+    for name in file.path.parent.iterdir():
+        name.unlink()
+    assert await file.run(count, timeout_s=TIMEOUT_S) == 0
