@@ -12,10 +12,12 @@ from tidegate.testing.servers.resp import RedisReplyError, Reply
 
 # As for a cluster: a master that only waits for the processor must not be replaced in the middle of a test.
 DOWN_AFTER_MS = 1_000
-FAILOVER_TIMEOUT_MS = 5_000
+FAILOVER_TIMEOUT_MS = 3_000  # after an attempt that came to nothing, the next one waits for twice that
 # Sentinel's own rhythm, 1 to 10 s by default, decides how long a fail-over and the return of an old master take.
+# ping-period must not be shorter: a replica is eligible only if its last INFO is younger than five of these, and while
+# the master is down it is asked once a second, whatever info-period says.
 RHYTHM_MS = {
-    "ping-period": 100,
+    "ping-period": 500,
     "info-period": 200,
     "publish-period": 200,
     "ask-period": 100,
