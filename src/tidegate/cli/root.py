@@ -35,6 +35,7 @@ COMMANDS: Final[dict[str, Entry]] = {
     "overrides": Entry("tidegate.cli.overrides", "overrides", "Set, get, list and delete overrides."),
     "keys": Entry("tidegate.cli.keys", "keys", "Create, list, expire and revoke root keys."),
     "namespaces": Entry("tidegate.cli.namespaces", "namespaces", "List, delete and restore namespaces."),
+    "workspaces": Entry("tidegate.cli.workspaces", "workspaces", "List workspaces, set API quotas."),
     "migrate": Entry("tidegate.cli.migrate", "migrate", "Create or upgrade the schema of a ledger."),
     "cleanup": Entry("tidegate.cli.cleanup", "cleanup", "Delete expired rows of a ledger, once or for ever."),
     "ledger": Entry(

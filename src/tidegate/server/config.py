@@ -12,7 +12,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, Any, Final, Literal, NamedTuple
+from urllib.parse import quote
 
 import msgspec
 from msgspec import Meta
@@ -31,7 +33,9 @@ __all__ = [
     "ServerConfig",
     "Setting",
     "TlsConfig",
+    "catalog_url",
     "split_listen",
+    "sqlite_url",
 ]
 
 ORIGIN_SCHEMES: Final = REDIS_SCHEMES | {"sqlite", "memory"}
@@ -40,6 +44,13 @@ LEDGER_SCHEMES: Final = MYSQL_SCHEMES | POSTGRES_SCHEMES | {"sqlite"}
 
 # A region's name is written into every ledger row and into metric labels: short, plain, and the same for years.
 REGION_PATTERN: Final = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
+
+# What an embedded server keeps in `data_dir`. Two files, so that counting never waits for a change of the catalog.
+CATALOG_FILE: Final = "tidegate.db"
+ORIGIN_FILE: Final = "origin.db"
+
+# Without a ledger there is no other region to be told apart from.
+ONLY_REGION: Final = "default"
 
 Seconds = Annotated[float, Meta(gt=0, le=86_400)]
 
@@ -180,6 +191,21 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
         return split_listen(self.listen)[1]
 
     @property
+    def catalog_url(self) -> str:
+        """Where keys, namespaces and overrides are: the ledger's database, or a file in `data_dir`."""
+        return catalog_url(self.data_dir, self.ledger)
+
+    @property
+    def origin_url(self) -> str:
+        """The region's shared counter: the one that was configured, or a file in `data_dir`."""
+        return self.origin or sqlite_url(Path(self.data_dir) / ORIGIN_FILE)
+
+    @property
+    def region_name(self) -> str:
+        """`region`, or a name for the only region of a fleet that has no ledger."""
+        return self.region or ONLY_REGION
+
+    @property
     def secrets(self) -> tuple[str, ...]:
         """The literal secrets in this configuration, for the masker of the logs."""
         passwords = (url_password(url) for url in (self.origin, self.ledger) if url)
@@ -308,6 +334,16 @@ EXPECTED_BY_PATH: Final = {
 
 SETTINGS: Final = tuple(_walk(ServerConfig, ""))
 """Every setting, in the order of the reference page: the top level first, then section by section."""
+
+
+def sqlite_url(path: Path) -> str:
+    """The URL of a SQLite file; absolute, so that it stays right when somebody changes the directory."""
+    return f"sqlite:///{quote(str(path.absolute()))}"
+
+
+def catalog_url(data_dir: str, ledger: str | None) -> str:
+    """`ServerConfig.catalog_url` for a command that needs nothing else of the configuration."""
+    return ledger or sqlite_url(Path(data_dir) / CATALOG_FILE)
 
 
 def split_listen(listen: str) -> tuple[str, int]:

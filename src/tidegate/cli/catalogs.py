@@ -1,0 +1,106 @@
+"""The catalog of a server, opened by a command: keys, namespaces and workspaces, before and while servers run.
+
+The database is the one of `--ledger`, or the file of an embedded server in `--data-dir`, which is made if it is not
+there yet. Servers notice what was written by themselves.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from functools import wraps
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from tidegate.cli.settings import value_options
+from tidegate.server.config import CATALOG_FILE, catalog_url
+
+if TYPE_CHECKING:
+    from tidegate.ports import Catalog, CatalogChanges, WorkspaceRow
+
+__all__ = ["Place", "all_rows", "catalog_options", "find_workspace", "now_ms", "opened_catalog"]
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+class Place:
+    """Where the catalog is, and how long to wait for it."""
+
+    def __init__(self, data_dir: str, ledger: str | None, timeout_s: float) -> None:
+        self.data_dir = Path(data_dir)
+        self.url = catalog_url(data_dir, ledger)
+        self.is_embedded = ledger is None
+        self.timeout_s = timeout_s
+
+
+def catalog_options(command: F) -> F:
+    """`--data-dir`, `--ledger`, `--config` and `--timeout`; the command gets a `place`."""
+
+    @click.option(
+        "--timeout",
+        "timeout_s",
+        type=click.FloatRange(0.01, 3600),
+        default=10.0,
+        show_default=True,
+        help="Seconds to wait for the database.",
+    )
+    @value_options("data_dir", "ledger")
+    @wraps(command)
+    def wrapped(values: dict[str, Any], timeout_s: float, **rest: Any) -> Any:
+        return command(place=Place(values["data_dir"], values["ledger"], timeout_s), **rest)
+
+    return wrapped  # type: ignore[return-value] # the command's signature, with options for its place
+
+
+@asynccontextmanager
+async def opened_catalog(place: Place, *, create: bool = False) -> AsyncIterator[Catalog]:
+    """The catalog, connected. With `create` an embedded one is made first; a shared one is never touched."""
+    from tidegate.adapters.catalogs import open_catalog
+    from tidegate.adapters.migrations import migrate
+
+    if place.is_embedded and not create and not (place.data_dir / CATALOG_FILE).exists():
+        raise click.ClickException(
+            f"nothing is stored in {place.data_dir} yet: pass the --data-dir or --ledger of your server"
+        )
+    if place.is_embedded and create:
+        # What lies in it (digests of keys, counts of identifiers) is nobody else's business.
+        place.data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+        await migrate(place.url, timeout_s=place.timeout_s)
+    catalog = open_catalog(place.url)
+    try:
+        await catalog.open(timeout_s=place.timeout_s)
+        yield catalog
+    finally:
+        await catalog.close()
+
+
+async def all_rows(catalog: Catalog, place: Place) -> CatalogChanges:
+    """Everything that the catalog holds."""
+    whole = await catalog.changes(0, timeout_s=place.timeout_s)
+    while not whole.is_complete:
+        more = await catalog.changes(whole.version, timeout_s=place.timeout_s)
+        whole = more._replace(
+            workspaces=whole.workspaces + more.workspaces,
+            keys=whole.keys + more.keys,
+            namespaces=whole.namespaces + more.namespaces,
+            overrides=whole.overrides + more.overrides,
+        )
+    return whole
+
+
+def find_workspace(rows: CatalogChanges, wanted: str) -> WorkspaceRow | None:
+    """The workspace with that id, or else with that name; an error when several have the name."""
+    by_id = [row for row in rows.workspaces if row.id == wanted]
+    found = by_id or [row for row in rows.workspaces if row.name == wanted]
+    if len(found) > 1:
+        ids = ", ".join(row.id for row in found)
+        raise click.ClickException(f"several workspaces are called {wanted!r}: use an id ({ids})")
+    return found[0] if found else None
+
+
+def now_ms() -> int:
+    """Unix time in whole milliseconds."""
+    return time.time_ns() // 1_000_000

@@ -1,0 +1,262 @@
+"""`tidegate keys`: who may call the API. A key is shown once, when it is made; only its digest is stored."""
+
+from __future__ import annotations
+
+import re
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+from tidegate.cli.catalogs import Place, all_rows, catalog_options, find_workspace, now_ms, opened_catalog
+from tidegate.cli.databases import run
+from tidegate.cli.durations import DURATION
+from tidegate.cli.outcomes import answer, json_option
+
+if TYPE_CHECKING:
+    from tidegate.ports import CatalogChanges, KeyRow
+
+__all__ = ["keys"]
+
+ACTIONS: Final = (
+    "limit",
+    "create_namespace",
+    "set_override",
+    "read_override",
+    "delete_override",
+)
+# Named by the API, used by none of its operations yet.
+ACTIONS_RESERVED: Final = ("read_namespace", "update_namespace", "delete_namespace", "list_overrides")
+PERMISSION: Final = re.compile(
+    rf"ratelimit\.(\*|[A-Za-z0-9_]{{1,64}})\.({'|'.join(ACTIONS + ACTIONS_RESERVED)})"
+)
+ALL: Final = tuple(f"ratelimit.*.{action}" for action in ACTIONS)
+# What the rate limit SDKs need, and no more.
+DEFAULT: Final = ("ratelimit.*.limit", "ratelimit.*.create_namespace")
+
+
+class Permissions(click.ParamType[tuple[str, ...]]):
+    """`A,B`: permissions separated by commas, or `all`."""
+
+    name = "permissions"
+
+    def convert(
+        self, value: object, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[str, ...]:
+        if isinstance(value, tuple):
+            return value
+        wanted = [part.strip() for part in str(value).split(",") if part.strip()]
+        if wanted == ["all"]:
+            return ALL
+        for part in wanted:
+            if PERMISSION.fullmatch(part) is None:
+                self.fail(
+                    f"{part!r} is no permission: write ratelimit.SCOPE.ACTION, SCOPE * or a namespace id, "
+                    f"ACTION one of {', '.join(ACTIONS)}; or all",
+                    param,
+                    ctx,
+                )
+            if part.endswith(".create_namespace") and part != "ratelimit.*.create_namespace":
+                self.fail(f"{part!r}: a namespace that does not exist has no id: use *", param, ctx)
+        if not wanted:
+            self.fail("at least one permission", param, ctx)
+        return tuple(dict.fromkeys(wanted))
+
+
+class Moment(click.ParamType[int]):
+    """`30d` from now, or a date: `2027-01-01`, `2027-01-01T12:00:00+01:00` (UTC unless it says otherwise)."""
+
+    name = "moment"
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        if isinstance(value, int):
+            return value
+        text = str(value).strip()
+        try:
+            moment = datetime.fromisoformat(text)
+        except ValueError:
+            return now_ms() + DURATION.convert(text, param, ctx)
+        if moment.tzinfo is None:
+            moment = moment.replace(tzinfo=UTC)
+        return round(moment.timestamp() * 1000)
+
+
+PERMISSIONS: Final = Permissions()
+MOMENT: Final = Moment()
+
+
+def _iso(moment_ms: int | None) -> str | None:
+    if moment_ms is None:
+        return None
+    return datetime.fromtimestamp(moment_ms / 1000, UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
+
+
+def _state(row: KeyRow, at_ms: int) -> str:
+    if row.revoked_at_ms is not None:
+        return "revoked"
+    if not row.enabled:
+        return "disabled"
+    return "expired" if row.expires_at_ms is not None and row.expires_at_ms <= at_ms else "active"
+
+
+def _document(row: KeyRow, at_ms: int) -> dict[str, Any]:
+    return {
+        "id": row.id,
+        "workspace": row.workspace_id,
+        "name": row.name,
+        "hint": row.hint,
+        "permissions": list(row.permissions),
+        "state": _state(row, at_ms),
+        "created": _iso(row.created_at_ms),
+        "expires": _iso(row.expires_at_ms),
+        "revoked": _iso(row.revoked_at_ms),
+    }
+
+
+@click.group()
+def keys() -> None:
+    """Create, list, expire and revoke root keys: in an embedded server's --data-dir, or in --ledger.
+
+    Works before and while servers run; they notice a change within seconds.
+    """
+
+
+@keys.command()
+@click.option(
+    "--workspace", default="default", show_default=True, help="Id or name; made if it is not there yet."
+)
+@click.option(
+    "--permissions",
+    type=PERMISSIONS,
+    default=",".join(DEFAULT),
+    show_default=True,
+    metavar="A,B",
+    help="ratelimit.SCOPE.ACTION, separated by commas; `all` for everything.",
+)
+@click.option("--name", default="", help="For people: who or what uses it.")
+@click.option("--expires", "expires_at_ms", type=MOMENT, help="30d, or a date such as 2027-01-01.")
+@catalog_options
+@json_option
+def create(
+    place: Place,
+    workspace: str,
+    permissions: tuple[str, ...],
+    name: str,
+    expires_at_ms: int | None,
+    as_json: bool,
+) -> None:
+    """Make a root key and print it, once: it cannot be shown again.
+
+    \b
+    tidegate keys create --data-dir ./tidegate-data --workspace acme --permissions ratelimit.*.limit --json
+    """
+    key, row = run(_create(place, workspace, permissions, name, expires_at_ms))
+    answer(as_json, {"key": key, **_document(row, now_ms())}, key)
+    if not as_json:
+        click.echo(f"{row.id} of workspace {row.workspace_id}: {', '.join(row.permissions)}", err=True)
+
+
+async def _create(
+    place: Place, workspace: str, permissions: tuple[str, ...], name: str, expires_at_ms: int | None
+) -> tuple[str, KeyRow]:
+    from tidegate.core.model import checked_name
+    from tidegate.ports import KeyRow, WorkspaceRow
+    from tidegate.server.auth import digest_of, hint_of, new_key
+    from tidegate.server.ids import IdSource
+
+    checked_name("workspace", workspace)
+    if expires_at_ms is not None and expires_at_ms <= now_ms():
+        raise click.BadParameter("that is over already", param_hint="--expires")
+    async with opened_catalog(place, create=True) as catalog:
+        owner = find_workspace(await all_rows(catalog, place), workspace)
+        if owner is None:
+            fresh = WorkspaceRow(workspace, workspace, enabled=True, quota=None, quota_duration_ms=None)
+            owner = await catalog.put_workspace(fresh, timeout_s=place.timeout_s)
+        key = new_key()
+        row = KeyRow(
+            id=f"key_{IdSource().take()}",
+            workspace_id=owner.id,
+            digest=digest_of(key),
+            name=name,
+            hint=hint_of(key),
+            permissions=permissions,
+            created_at_ms=now_ms(),
+            expires_at_ms=expires_at_ms,
+            enabled=True,
+            revoked_at_ms=None,
+        )
+        return key, await catalog.put_key(row, timeout_s=place.timeout_s)
+
+
+@keys.command("list")
+@click.option("--workspace", help="Only of this workspace, by id or name.")
+@click.option("--all", "everything", is_flag=True, help="Also those that are revoked or have expired.")
+@catalog_options
+@json_option
+def list_keys(place: Place, workspace: str | None, everything: bool, as_json: bool) -> None:
+    """List keys: never the key itself, only its first characters."""
+    at_ms = now_ms()
+    found = [
+        _document(row, at_ms)
+        for row in sorted(run(_list(place, workspace)), key=lambda row: (row.created_at_ms, row.id))
+        if everything or _state(row, at_ms) in {"active", "disabled"}
+    ]
+    lines = [
+        f"{key['id']}  {key['hint']}…  {key['state']:<8}  {key['workspace']}  {key['name'] or '-'}  "
+        f"{','.join(key['permissions'])}" + (f"  expires {key['expires']}" if key["expires"] else "")
+        for key in found
+    ]
+    answer(as_json, {"keys": found}, "\n".join(lines) or "no keys")
+
+
+async def _list(place: Place, workspace: str | None) -> list[KeyRow]:
+    async with opened_catalog(place) as catalog:
+        rows = await all_rows(catalog, place)
+    if workspace is None:
+        return rows.keys
+    owner = find_workspace(rows, workspace)
+    if owner is None:
+        raise click.ClickException(f"no workspace has the id or name {workspace!r}")
+    return [row for row in rows.keys if row.workspace_id == owner.id]
+
+
+@keys.command()
+@click.argument("key_id")
+@click.option("--at", "expires_at_ms", type=MOMENT, help="30d from now, or a date; at once without it.")
+@catalog_options
+@json_option
+def expire(place: Place, key_id: str, expires_at_ms: int | None, as_json: bool) -> None:
+    """Let a key expire: now, or --at a moment. KEY_ID is its id, or the key itself."""
+    moment_ms = now_ms() if expires_at_ms is None else expires_at_ms
+    row = run(_change(place, key_id, expires_at_ms=moment_ms))
+    answer(as_json, _document(row, now_ms()), f"{row.id} expires {_iso(row.expires_at_ms)}")
+
+
+@keys.command()
+@click.argument("key_id")
+@catalog_options
+@json_option
+def revoke(place: Place, key_id: str, as_json: bool) -> None:
+    """Revoke a key for good; every server refuses it within seconds. KEY_ID is its id, or the key itself."""
+    row = run(_change(place, key_id, revoked_at_ms=now_ms()))
+    answer(as_json, _document(row, now_ms()), f"{row.id} revoked")
+
+
+async def _change(place: Place, key_id: str, **changes: Any) -> KeyRow:
+    async with opened_catalog(place) as catalog:
+        row = _find_key(await all_rows(catalog, place), key_id)
+        if row.revoked_at_ms is not None:
+            if "revoked_at_ms" in changes:
+                return row
+            raise click.ClickException(f"{row.id} was revoked {_iso(row.revoked_at_ms)}; make a new key")
+        return await catalog.put_key(row._replace(**changes), timeout_s=place.timeout_s)
+
+
+def _find_key(rows: CatalogChanges, wanted: str) -> KeyRow:
+    from tidegate.server.auth import digest_of
+
+    digest = digest_of(wanted)
+    for row in rows.keys:
+        if wanted == row.id or row.digest == digest:
+            return row
+    raise click.ClickException("no key has that id; `tidegate keys list --all` shows them")

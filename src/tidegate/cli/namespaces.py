@@ -1,0 +1,110 @@
+"""`tidegate namespaces`: what is counted in, and stopping it. Namespaces are made by their first use."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from tidegate.cli.catalogs import Place, all_rows, catalog_options, find_workspace, now_ms, opened_catalog
+from tidegate.cli.databases import run
+from tidegate.cli.outcomes import answer, json_option
+
+if TYPE_CHECKING:
+    from tidegate.ports import CatalogChanges, NamespaceRow
+
+__all__ = ["namespaces"]
+
+
+def _document(row: NamespaceRow, rows: CatalogChanges) -> dict[str, Any]:
+    overrides = sum(
+        1 for item in rows.overrides if item.namespace_id == row.id and item.deleted_at_ms is None
+    )
+    return {
+        "id": row.id,
+        "name": row.name,
+        "workspace": row.workspace_id,
+        "overrides": overrides,
+        "deleted": row.deleted_at_ms is not None,
+    }
+
+
+@click.group()
+def namespaces() -> None:
+    """List, delete and restore namespaces: in an embedded server's --data-dir, or in --ledger."""
+
+
+@namespaces.command("list")
+@click.option("--workspace", help="Only of this workspace, by id or name.")
+@click.option("--all", "everything", is_flag=True, help="Also deleted ones.")
+@catalog_options
+@json_option
+def list_namespaces(place: Place, workspace: str | None, everything: bool, as_json: bool) -> None:
+    """List namespaces with the number of their overrides."""
+    rows = run(_rows(place))
+    owner = _owner(rows, workspace)
+    found = [
+        _document(row, rows)
+        for row in sorted(rows.namespaces, key=lambda row: (row.workspace_id, row.name))
+        if (owner is None or row.workspace_id == owner) and (everything or row.deleted_at_ms is None)
+    ]
+    lines = [
+        f"{item['id']}  {item['workspace']}  {item['name']!r}  {item['overrides']} overrides"
+        + ("  deleted" if item["deleted"] else "")
+        for item in found
+    ]
+    answer(as_json, {"namespaces": found}, "\n".join(lines) or "no namespaces")
+
+
+@namespaces.command()
+@click.argument("namespace")
+@click.option("--workspace", help="Of this workspace, by id or name.")
+@catalog_options
+@json_option
+def delete(place: Place, namespace: str, workspace: str | None, as_json: bool) -> None:
+    """Delete NAMESPACE, by id or name: from then on `limit` answers 410 for it. `restore` undoes it."""
+    document = run(_mark(place, namespace, workspace, now_ms()))
+    answer(as_json, document, f"{document['id']} deleted")
+
+
+@namespaces.command()
+@click.argument("namespace")
+@click.option("--workspace", help="Of this workspace, by id or name.")
+@catalog_options
+@json_option
+def restore(place: Place, namespace: str, workspace: str | None, as_json: bool) -> None:
+    """Bring a deleted NAMESPACE back, with its overrides."""
+    document = run(_mark(place, namespace, workspace, None))
+    answer(as_json, document, f"{document['id']} restored")
+
+
+def _owner(rows: CatalogChanges, workspace: str | None) -> str | None:
+    if workspace is None:
+        return None
+    owner = find_workspace(rows, workspace)
+    if owner is None:
+        raise click.ClickException(f"no workspace has the id or name {workspace!r}")
+    return owner.id
+
+
+async def _rows(place: Place) -> CatalogChanges:
+    async with opened_catalog(place) as catalog:
+        return await all_rows(catalog, place)
+
+
+async def _mark(
+    place: Place, wanted: str, workspace: str | None, deleted_at_ms: int | None
+) -> dict[str, Any]:
+    async with opened_catalog(place) as catalog:
+        rows = await all_rows(catalog, place)
+        owner = _owner(rows, workspace)
+        ours = [row for row in rows.namespaces if owner is None or row.workspace_id == owner]
+        found = [row for row in ours if row.id == wanted] or [row for row in ours if row.name == wanted]
+        if not found:
+            raise click.ClickException(f"no namespace has the id or name {wanted!r}")
+        if len(found) > 1:
+            raise click.ClickException(
+                f"several workspaces have a namespace {wanted!r}: use --workspace or an id"
+            )
+        await catalog.delete_namespace(found[0].id, deleted_at_ms=deleted_at_ms, timeout_s=place.timeout_s)
+        return _document(found[0]._replace(deleted_at_ms=deleted_at_ms), rows)

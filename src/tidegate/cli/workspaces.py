@@ -1,0 +1,80 @@
+"""`tidegate workspaces`: tenants, and how often their keys may call the API itself."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from tidegate.cli.catalogs import Place, all_rows, catalog_options, find_workspace, opened_catalog
+from tidegate.cli.databases import run
+from tidegate.cli.outcomes import answer, json_option
+from tidegate.core.quota import parse_quota
+
+if TYPE_CHECKING:
+    from tidegate.ports import CatalogChanges, WorkspaceRow
+
+__all__ = ["workspaces"]
+
+
+def _document(row: WorkspaceRow) -> dict[str, Any]:
+    quota = None if row.quota is None else {"limit": row.quota, "duration": row.quota_duration_ms}
+    return {"id": row.id, "name": row.name, "enabled": row.enabled, "quota": quota}
+
+
+def _describe(item: dict[str, Any]) -> str:
+    quota = item["quota"]
+    calls = "no API quota" if quota is None else f"{quota['limit']} API calls per {quota['duration']} ms"
+    return f"{item['id']}  {item['name']!r}  {'enabled' if item['enabled'] else 'disabled'}  {calls}"
+
+
+@click.group()
+def workspaces() -> None:
+    """List workspaces, and set what they may do: in an embedded server's --data-dir, or in --ledger."""
+
+
+@workspaces.command("list")
+@catalog_options
+@json_option
+def list_workspaces(place: Place, as_json: bool) -> None:
+    """List workspaces."""
+    rows = run(_rows(place))
+    found = [_document(row) for row in sorted(rows.workspaces)]
+    answer(as_json, {"workspaces": found}, "\n".join(map(_describe, found)) or "no workspaces")
+
+
+@workspaces.command("set")
+@click.argument("workspace")
+@click.option("--quota", help='Most calls of the API by all keys of it together: "1000/minute", or none.')
+@click.option("--enabled/--disabled", default=None, help="All keys of a disabled workspace are refused.")
+@catalog_options
+@json_option
+def set_workspace(
+    place: Place, workspace: str, quota: str | None, enabled: bool | None, as_json: bool
+) -> None:
+    """Change WORKSPACE (id or name); made if it is not there yet."""
+    changes: dict[str, Any] = {}
+    if quota is not None:
+        limit, duration_ms = (None, None) if quota == "none" else parse_quota(quota)
+        changes |= {"quota": limit, "quota_duration_ms": duration_ms}
+    if enabled is not None:
+        changes["enabled"] = enabled
+    document = _document(run(_set(place, workspace, changes)))
+    answer(as_json, document, _describe(document))
+
+
+async def _rows(place: Place) -> CatalogChanges:
+    async with opened_catalog(place) as catalog:
+        return await all_rows(catalog, place)
+
+
+async def _set(place: Place, workspace: str, changes: dict[str, Any]) -> WorkspaceRow:
+    from tidegate.core.model import checked_name
+    from tidegate.ports import WorkspaceRow
+
+    checked_name("workspace", workspace)
+    async with opened_catalog(place, create=True) as catalog:
+        row = find_workspace(await all_rows(catalog, place), workspace)
+        if row is None:
+            row = WorkspaceRow(workspace, workspace, enabled=True, quota=None, quota_duration_ms=None)
+        return await catalog.put_workspace(row._replace(**changes), timeout_s=place.timeout_s)
