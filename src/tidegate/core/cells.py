@@ -139,34 +139,36 @@ class Subject:
     )
 
     def __init__(self, identifier: str, table: int, slot: int, incarnation: int, current: Cell) -> None:
+        # First what every decision touches, so that it shares a line of the processor's cache.
+        self.sequence: int = current.sequence
+        self.current: Cell = current
+        self.previous: Cell | None = None
+        # When it was last moved to the newest end of its queue. Written by `Subjects`.
+        self.touched_ms: int = 0
+        # After a denial: no decision before this instant without a fresh look at the origin.
+        self.strict_until_ms: int = 0
+        # True while it waits in the replay queue, and in the publish queue.
+        self.awaiting: bool = False
+        self.publishing: bool = False
+
         self.identifier: Final[str] = identifier
         # Its table's number, for the way back from a slot. -1 once it was forgotten.
         self.table: int = table
         self.slot: Final[int] = slot
         # Distinguishes this life from an earlier one that was evicted: the earlier part is another's component.
         self.incarnation: Final[int] = incarnation
-        self.sequence: int = current.sequence
-        self.current: Cell = current
-        self.previous: Cell | None = None
         self.oldest: Cell | None = None
         self.rest: dict[int, Cell] | None = None
-        # After a denial: no decision before this instant without a fresh look at the origin.
-        self.strict_until_ms: int = 0
         # Computed when first needed; an embedded limiter never does.
         self.digest: bytes | None = None
 
-        # Neighbours in its queue, as slots; when it was last moved to the newest end. Written by `Subjects`.
+        # Its queue, and its neighbours there as slots. Written by `Subjects`.
         self.queue: int = CLEAN
         self.newer: int = -1
         self.older: int = -1
-        self.touched_ms: int = 0
         # Its place among those that expire together. Written by `Subjects`.
         self.bucket: int = 0
         self.position: int = 0
-
-        # True while it waits in the replay queue, and in the publish queue.
-        self.awaiting: bool = False
-        self.publishing: bool = False
 
     def cell(self, sequence: int) -> Cell | None:
         """The cell of `sequence`, if it is remembered."""
