@@ -48,8 +48,9 @@ async def file(tmp_path: Path) -> AsyncIterator[SQLiteFile]:
     await file.close()
 
 
-def _worker_threads() -> list[threading.Thread]:
-    return [thread for thread in threading.enumerate() if thread.name.startswith("tidegate sqlite")]
+def _threads_of(*files: SQLiteFile) -> int:
+    names = {f"tidegate sqlite {file.path.name}" for file in files}
+    return sum(thread.name in names for thread in threading.enumerate())
 
 
 async def test_work_is_done_on_the_thread_of_the_file_and_answered_on_the_loop(file: SQLiteFile) -> None:
@@ -151,15 +152,22 @@ async def test_a_closed_file_refuses_work(file: SQLiteFile) -> None:
 
 
 async def test_the_thread_ends_with_close_and_with_the_last_reference(tmp_path: Path) -> None:
-    before = len(_worker_threads())
-    closed, dropped = SQLiteFile(tmp_path / "a.db"), SQLiteFile(tmp_path / "b.db")
+    closed, dropped = SQLiteFile(tmp_path / "closed.db"), SQLiteFile(tmp_path / "dropped.db")
     for file in (closed, dropped):
         await file.open(timeout_s=TIMEOUT_S)
-    assert len(_worker_threads()) == before + 2
+    assert (_threads_of(closed), _threads_of(dropped)) == (1, 1)
     await closed.close()
+    wait_until(
+        lambda: _threads_of(closed) == 0, timeout_s=TIMEOUT_S, what="the thread of a closed file to end"
+    )
+    name = f"tidegate sqlite {dropped.path.name}"
     del dropped, file
     gc.collect()
-    wait_until(lambda: len(_worker_threads()) == before, timeout_s=TIMEOUT_S, what="the threads to end")
+    wait_until(
+        lambda: all(thread.name != name for thread in threading.enumerate()),
+        timeout_s=TIMEOUT_S,
+        what="the thread of a dropped file to end",
+    )
 
 
 async def test_several_processes_that_create_the_file_at_once_all_succeed(tmp_path: Path) -> None:

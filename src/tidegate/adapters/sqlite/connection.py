@@ -43,6 +43,8 @@ FORK_WAIT_S: Final = 1.0
 # Longest wait of `close` for the job that is running.
 CLOSE_WAIT_S: Final = 2.0
 BUSY_MARGIN_MS: Final = 10
+# Steps of SQLite's machine, some tens of milliseconds: asking takes the interpreter lock, so ordinary work never does.
+STEPS_BETWEEN_LOOKS: Final = 500_000
 # Between two tries to switch a new file to WAL: SQLite does not wait by itself there.
 WAL_RETRY_S: Final = 0.005
 # A WAL that grew in a burst is cut back to this after a checkpoint.
@@ -261,6 +263,8 @@ class _Worker:
             self.use_wal(connection, deadline)
             connection.execute("PRAGMA synchronous=NORMAL")
             connection.execute(f"PRAGMA journal_size_limit={WAL_BYTES_KEPT}")
+            # `interrupt` reaches only a statement that is running: work that was between two is stopped here.
+            connection.set_progress_handler(self.is_abandoned, STEPS_BETWEEN_LOOKS)
             if self.prepare is not None:
                 self.prepare(connection)
         except BaseException:
@@ -270,6 +274,11 @@ class _Worker:
         self.identity = _identity(self.path)
         self.connections_opened += 1
         return connection
+
+    def is_abandoned(self) -> bool:
+        """Whether nobody waits any more for what is running. Asked by SQLite now and then during long statements."""
+        job = self.current
+        return job is not None and job.abandoned
 
     def use_wal(self, connection: sqlite3.Connection, deadline: float) -> None:
         """Readers and the writer do not wait for each other. Several processes may start on a new file at once."""

@@ -210,7 +210,7 @@ class OriginContract:
     @settings(
         max_examples=30,
         deadline=None,
-        suppress_health_check=[HealthCheck.function_scoped_fixture],
+        suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.differing_executors],
         derandomize=True,
     )
     @given(
