@@ -1,0 +1,172 @@
+"""One request against one node's memory, judged by the oracle in fractions."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.core import oracle
+from tests.core.nodes import Node
+from tidegate.core.model import Decision, Limit
+
+COUNT_MAX = 2**53
+
+counts = st.integers(0, COUNT_MAX) | st.integers(0, 30)
+durations_ms = st.integers(1000, 5000) | st.integers(1000, 2_592_000_000) | st.integers(1000, 2**45)
+
+
+def embedded() -> Node:
+    return Node(has_origin=False)
+
+
+def fill(node: Node, history: dict[int, int], duration_ms: int, order: list[int]) -> None:
+    """Put the counts of `history` into the cells of "a", at instants in the given order.
+
+    The limit is not part of a subject, so a huge one lets any count in.
+    """
+    huge = Limit(2**62, duration_ms=duration_ms)
+    for sequence in order:
+        assert node.decide(huge, "a", history[sequence], sequence * duration_ms + duration_ms - 1)
+
+
+@st.composite
+def situations(draw: st.DrawFn) -> tuple[dict[int, int], list[int], int, int]:
+    """(history, order in which it came about, now_ms, duration_ms): now is in cell 50, later cells may be known."""
+    duration_ms = draw(durations_ms)
+    known = draw(st.sets(st.sampled_from([49, 50, 51]), min_size=1))
+    known |= draw(st.sets(st.integers(60, 2000), max_size=2))
+    history = {sequence: draw(counts) for sequence in known}
+    order = draw(st.permutations(sorted(known)))
+    elapsed_ms = draw(st.sampled_from([0, 1, duration_ms - 1]) | st.integers(0, duration_ms - 1))
+    return history, order, 50 * duration_ms + elapsed_ms, duration_ms
+
+
+@given(st.data(), situations())
+def test_a_decision_equals_the_oracles_in_every_field(
+    data: st.DataObject, situation: tuple[dict[int, int], list[int], int, int]
+) -> None:
+    history, order, now_ms, duration_ms = situation
+    node = embedded()
+    fill(node, history, duration_ms, order)
+    cost = data.draw(counts, "cost")
+    used = oracle.effective(history, cost, now_ms, duration_ms)
+    quota = max(1, data.draw(counts | st.integers(used - 2, used + 2), "limit"))
+
+    decision = node.decide(Limit(quota, duration_ms=duration_ms), "a", cost, now_ms)
+
+    assert decision.success == (used <= quota)
+    assert bool(decision) == decision.success
+    assert decision.limit == quota
+    assert decision.effective == used
+    assert decision.remaining == max(0, quota - used)
+    assert decision.reset_ms == 51 * duration_ms
+    expected = oracle.retry_after_ms(history, cost, quota, now_ms, duration_ms)
+    assert decision.retry_after_ms == expected
+    assert (decision.retry_after_ms == 0) == decision.success
+    assert (decision.retry_after_ms is None) == (cost > quota)
+    assert (decision.source, decision.regional_age_ms, decision.global_age_ms) == ("local", None, None)
+
+
+@given(st.data(), situations())
+def test_a_request_is_refused_one_millisecond_before_its_retry_time_and_allowed_at_it(
+    data: st.DataObject, situation: tuple[dict[int, int], list[int], int, int]
+) -> None:
+    history, order, now_ms, duration_ms = situation
+    node = embedded()
+    fill(node, history, duration_ms, order)
+    used = oracle.effective(history, 0, now_ms, duration_ms)
+    quota = max(1, data.draw(st.integers(0, used) | st.integers(0, 30), "limit"))
+    cost = data.draw(st.integers(0, quota) | st.integers(max(0, quota - 3), quota), "cost")
+    limit = Limit(quota, duration_ms=duration_ms)
+
+    decision = node.decide(limit, "a", cost, now_ms)
+    if decision:
+        assert used + cost <= quota
+        return
+    wait_ms = decision.retry_after_ms
+    assert wait_ms is not None
+    assert decision.retry_after == wait_ms / 1000
+    assert not node.decide(limit, "a", cost, now_ms + wait_ms - 1)
+    assert node.decide(limit, "a", cost, now_ms + wait_ms)
+
+
+@given(st.data(), st.integers(1, 40), st.integers(1000, 9000))
+def test_an_accepted_cost_is_counted_in_full_and_a_denied_one_not_at_all(
+    data: st.DataObject, quota: int, duration_ms: int
+) -> None:
+    node = embedded()
+    limit = Limit(quota, duration_ms=duration_ms)
+    history: dict[int, int] = {}
+    now_ms = 7 * duration_ms
+    for _ in range(data.draw(st.integers(1, 25))):
+        now_ms += data.draw(st.integers(0, duration_ms))
+        cost = data.draw(st.integers(0, quota + 1))
+        fits = oracle.fits(history, cost, quota, now_ms, duration_ms)
+        assert node.decide(limit, "a", cost, now_ms).success == fits
+        if fits:
+            sequence = now_ms // duration_ms
+            history[sequence] = history.get(sequence, 0) + cost
+        assert node.decide(limit, "a", 0, now_ms).effective == oracle.effective(
+            history, 0, now_ms, duration_ms
+        )
+
+
+def test_identifiers_namespaces_workspaces_and_durations_count_apart() -> None:
+    node = embedded()
+    limits = [
+        Limit(1, duration_ms=1000),
+        Limit(1, duration_ms=2000),
+        Limit(1, duration_ms=1000, namespace="x"),
+        Limit(1, duration_ms=1000, workspace="x"),
+    ]
+    for limit in limits:
+        for identifier in ("a", "b"):
+            assert node.decide(limit, identifier, 1, 5000)
+    for limit in limits:
+        assert not node.decide(limit, "a", 1, 5000)
+
+
+def test_limits_of_the_same_duration_judge_the_same_counter() -> None:
+    node = embedded()
+    assert node.decide(Limit(10, duration_ms=1000), "a", 6, 5000)
+    assert not node.decide(Limit(5, duration_ms=1000), "a", 0, 5000)
+    assert node.decide(Limit(7, duration_ms=1000), "a", 1, 5000).effective == 7
+
+
+def test_a_quota_of_zero_blocks_every_cost_for_ever_and_lets_a_look_pass() -> None:
+    node = embedded()
+    blocked = Limit(0, duration_ms=1000, quota_min=0)
+    denial = node.decide(blocked, "a", 1, 5000)
+    assert not denial
+    assert (denial.retry_after_ms, denial.retry_after, denial.remaining) == (None, None, 0)
+    assert node.decide(blocked, "a", 0, 5000)
+
+
+def test_cost_zero_looks_without_consuming() -> None:
+    node = embedded()
+    limit = Limit(3, duration_ms=1000)
+    for _ in range(10):
+        assert node.decide(limit, "a", 0, 5000).remaining == 3
+    assert node.decide(limit, "a", 3, 5000).remaining == 0
+    assert node.decide(limit, "a", 0, 5000).success, "an exhausted window may be looked at"
+
+
+def test_a_decision_speaks_seconds_and_shows_itself() -> None:
+    node = embedded()
+    limit = Limit(1, duration_ms=1500)
+    allowed = node.decide(limit, "a", 1, 3000)
+    denied = node.decide(limit, "a", 1, 3000)
+    assert (allowed.reset, allowed.retry_after) == (4.5, 0.0)
+    assert denied.retry_after == pytest.approx(1.501)
+    assert repr(allowed).startswith("Decision(allowed, limit=1, remaining=0, effective=1, reset_ms=4500")
+    assert "denied" in repr(denied) and "source='local'" in repr(denied)
+
+
+def test_decisions_are_counted_by_outcome() -> None:
+    node = embedded()
+    limit = Limit(2, duration_ms=1000)
+    outcomes: list[Decision] = [node.decide(limit, "a", 1, 5000) for _ in range(5)]
+    assert [bool(outcome) for outcome in outcomes] == [True, True, False, False, False]
+    assert (node.engine.passed, node.engine.denied) == (2, 3)
+    assert node.engine.strict_activations == 1
