@@ -319,13 +319,12 @@ class Engine:
     ) -> Decision:
         """A denial: nothing is counted, and the subject is strict for one duration.
 
-        `cost` is what would have to fit: in a batch, the item's cost behind those of the earlier items.
         Cells only grow, so no read could change this answer. Only one that anticipation caused (`probable`) is a
         guess about others: it is not reported as `effective` and makes nobody strict.
         """
         duration_ms = limit.duration_ms
         strict_until_ms = now_ms + duration_ms
-        if strict_until_ms > subject.strict_until_ms + 10000000 and probable == 0:
+        if strict_until_ms > subject.strict_until_ms and probable == 0:
             # Once per millisecond and subject: a hammered one finds all this done.
             if subject.strict_until_ms <= now_ms:
                 self.strict_activations += 1
@@ -401,9 +400,9 @@ class Engine:
         elif source == DEGRADED:
             self.from_degraded += 1
 
-    def _effective(self, subject: Subject, sequence: int, now_ms: int, duration_ms: int) -> int:
-        """What counts at `now_ms` before any cost."""
-        effective = self._total_at(subject, sequence)
+    def _effective(self, subject: Subject, sequence: int, cost: int, now_ms: int, duration_ms: int) -> int:
+        current = subject.cell(sequence)
+        effective = cost if current is None else current.total() + cost
         previous = subject.cell(sequence - 1)
         if previous is not None:
             effective += carried(previous.total(), now_ms - sequence * duration_ms, duration_ms)
@@ -431,37 +430,41 @@ class Engine:
             self._cell(subject, sequence, limit.duration_ms)
             subjects.append(subject)
 
-        # What counted before the batch, and what each item is judged with on top: its own and the earlier costs.
-        states: list[int] = []
-        demands: list[int] = []
+        effectives: list[int] = []
         pending: dict[int, int] = {}
         passed = True
         for i, request in enumerate(requests):
             limit = request.limit
             slot = subjects[i].slot
-            state = self._effective(subjects[i], now_ms // limit.duration_ms, now_ms, limit.duration_ms)
-            demand = pending.get(slot, 0) + request.cost
-            states.append(state)
-            demands.append(demand)
-            if state + demand > limit.quota:
+            sequence = now_ms // limit.duration_ms
+            earlier = pending.get(slot, 0)
+            effective = earlier + self._effective(
+                subjects[i], sequence, request.cost, now_ms, limit.duration_ms
+            )
+            effectives.append(effective)
+            if effective > limit.quota:
                 passed = False
             else:
-                pending[slot] = demand
+                pending[slot] = earlier + request.cost
         if passed:
             for i, request in enumerate(requests):
-                demand = pending[subjects[i].slot]
-                if states[i] + demand > request.limit.quota:
+                limit = request.limit
+                sequence = now_ms // limit.duration_ms
+                final = pending[subjects[i].slot] + self._effective(
+                    subjects[i], sequence, 0, now_ms, limit.duration_ms
+                )
+                if final > limit.quota:
                     passed = False
-                    demands[i] = demand
+                    effectives[i] = final
 
         if passed and self._has_origin and source == LOCAL:
             needs = self._needs(requests, subjects, now_ms)
             if needs:
                 return None, needs
-        probable = self._anticipate(requests, subjects, pending, states, now_ms) if passed else {}
+        probable = self._anticipate(requests, subjects, pending, effectives, now_ms) if passed else {}
         if probable:
             passed = False
-        decisions = self._answer(requests, subjects, states, demands, probable, passed, now_ms, source)
+        decisions = self._answer(requests, subjects, effectives, probable, passed, now_ms, source)
         for subject in subjects:
             if subject.table >= 0:
                 self.subjects.make_room(now_ms, subject)
@@ -490,7 +493,7 @@ class Engine:
         requests: Sequence[Request],
         subjects: list[Subject],
         pending: dict[int, int],
-        states: list[int],
+        effectives: list[int],
         now_ms: int,
     ) -> dict[int, int]:
         """Which items of a batch that fits would not, with what foreign regions have probably done since."""
@@ -503,7 +506,10 @@ class Engine:
             cell = subjects[i].cell(sequence)
             assert cell is not None and cell.shared is not None
             probable = cell.shared.anticipated(now_ms, self.anticipation_ms_max)
-            if probable and states[i] + pending[subjects[i].slot] + probable > limit.quota:
+            final = pending[subjects[i].slot] + self._effective(
+                subjects[i], sequence, 0, now_ms, limit.duration_ms
+            )
+            if probable and final + probable > limit.quota:
                 found[i] = probable
         return found
 
@@ -511,8 +517,7 @@ class Engine:
         self,
         requests: Sequence[Request],
         subjects: list[Subject],
-        states: list[int],
-        demands: list[int],
+        effectives: list[int],
         probable: dict[int, int],
         passed: bool,
         now_ms: int,
@@ -523,20 +528,19 @@ class Engine:
             limit = request.limit
             subject = subjects[i]
             sequence = now_ms // limit.duration_ms
-            demand = demands[i]
-            effective = states[i] + demand
+            effective = effectives[i]
             current = subject.cell(sequence)
             assert current is not None
             if effective > limit.quota or i in probable:
                 before = self._total_at(subject, sequence - 1)
-                guess = probable.get(i, 0)
+                guess = 0 if effective > limit.quota else probable[i]
                 decisions.append(
-                    self._deny(subject, current, before, limit, demand, now_ms, effective, guess, source)
+                    self._deny(
+                        subject, current, before, limit, request.cost, now_ms, effective, guess, source
+                    )
                 )
             else:
-                # In a failed batch nothing is consumed, by no item: that is what remains.
-                remaining = limit.quota - (effective if passed else states[i])
-                decisions.append(self._fits(current, limit, now_ms, effective, remaining, source))
+                decisions.append(self._fits(current, limit, request.cost, now_ms, effective, passed, source))
         if passed:
             for i, request in enumerate(requests):
                 if request.cost:
@@ -548,8 +552,9 @@ class Engine:
         return decisions
 
     def _fits(
-        self, current: Cell, limit: Limit, now_ms: int, effective: int, remaining: int, source: int
+        self, current: Cell, limit: Limit, cost: int, now_ms: int, effective: int, passed: bool, source: int
     ) -> Decision:
+        """An item that fits; in a failed batch its remaining is what it had without consumption."""
         shared = current.shared
         if self._has_origin and shared is not None and source == LOCAL and now_ms < shared.failed_until_ms:
             source = DEGRADED
@@ -558,7 +563,7 @@ class Engine:
         return Decision(
             True,
             limit.quota,
-            remaining,
+            limit.quota - effective + (0 if passed else cost),
             (current.sequence + 1) * limit.duration_ms,
             effective,
             0,

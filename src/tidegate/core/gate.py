@@ -81,9 +81,7 @@ class Gate:
         if self._locked:
             self._release()
 
-    def limit(
-        self, limit: object, identifier: object, cost: object = 1, *, now_ms: object = None
-    ) -> Decision:
+    def limit(self, limit: object, identifier: object, cost: object = 1, now_ms: object = None) -> Decision:
         """A decision, after reading the origin if that must come first."""
         if not isinstance(limit, Limit):
             raise InvalidInput("limit", limit, LIMIT_EXPECTED)

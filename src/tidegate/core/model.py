@@ -134,7 +134,7 @@ class Request(NamedTuple):
 
 
 @final
-@mypyc_attr(acyclic=True)
+@mypyc_attr(acyclic=True, free_list_len=1)
 class Decision:
     """The answer: truthy when allowed. Times are Unix milliseconds; `retry_after` and `reset` are seconds."""
 
