@@ -319,6 +319,7 @@ class Engine:
     ) -> Decision:
         """A denial: nothing is counted, and the subject is strict for one duration.
 
+        `cost` is what would have to fit: in a batch, the item's cost behind those of the earlier items.
         Cells only grow, so no read could change this answer. Only one that anticipation caused (`probable`) is a
         guess about others: it is not reported as `effective` and makes nobody strict.
         """
@@ -400,9 +401,9 @@ class Engine:
         elif source == DEGRADED:
             self.from_degraded += 1
 
-    def _effective(self, subject: Subject, sequence: int, cost: int, now_ms: int, duration_ms: int) -> int:
-        current = subject.cell(sequence)
-        effective = cost if current is None else current.total() + cost
+    def _effective(self, subject: Subject, sequence: int, now_ms: int, duration_ms: int) -> int:
+        """What counts at `now_ms` before any cost."""
+        effective = self._total_at(subject, sequence)
         previous = subject.cell(sequence - 1)
         if previous is not None:
             effective += carried(previous.total(), now_ms - sequence * duration_ms, duration_ms)
@@ -430,41 +431,37 @@ class Engine:
             self._cell(subject, sequence, limit.duration_ms)
             subjects.append(subject)
 
-        effectives: list[int] = []
+        # What counted before the batch, and what each item is judged with on top: its own and the earlier costs.
+        states: list[int] = []
+        demands: list[int] = []
         pending: dict[int, int] = {}
         passed = True
         for i, request in enumerate(requests):
             limit = request.limit
             slot = subjects[i].slot
-            sequence = now_ms // limit.duration_ms
-            earlier = pending.get(slot, 0)
-            effective = earlier + self._effective(
-                subjects[i], sequence, request.cost, now_ms, limit.duration_ms
-            )
-            effectives.append(effective)
-            if effective > limit.quota:
+            state = self._effective(subjects[i], now_ms // limit.duration_ms, now_ms, limit.duration_ms)
+            demand = pending.get(slot, 0) + request.cost
+            states.append(state)
+            demands.append(demand)
+            if state + demand > limit.quota:
                 passed = False
             else:
-                pending[slot] = earlier + request.cost
+                pending[slot] = demand
         if passed:
             for i, request in enumerate(requests):
-                limit = request.limit
-                sequence = now_ms // limit.duration_ms
-                final = pending[subjects[i].slot] + self._effective(
-                    subjects[i], sequence, 0, now_ms, limit.duration_ms
-                )
-                if final > limit.quota:
+                demand = pending[subjects[i].slot]
+                if states[i] + demand > request.limit.quota:
                     passed = False
-                    effectives[i] = final
+                    demands[i] = demand
 
         if passed and self._has_origin and source == LOCAL:
             needs = self._needs(requests, subjects, now_ms)
             if needs:
                 return None, needs
-        probable = self._anticipate(requests, subjects, pending, effectives, now_ms) if passed else {}
+        probable = self._anticipate(requests, subjects, pending, states, now_ms) if passed else {}
         if probable:
             passed = False
-        decisions = self._answer(requests, subjects, effectives, probable, passed, now_ms, source)
+        decisions = self._answer(requests, subjects, states, demands, probable, passed, now_ms, source)
         for subject in subjects:
             if subject.table >= 0:
                 self.subjects.make_room(now_ms, subject)
@@ -493,7 +490,7 @@ class Engine:
         requests: Sequence[Request],
         subjects: list[Subject],
         pending: dict[int, int],
-        effectives: list[int],
+        states: list[int],
         now_ms: int,
     ) -> dict[int, int]:
         """Which items of a batch that fits would not, with what foreign regions have probably done since."""
@@ -506,10 +503,7 @@ class Engine:
             cell = subjects[i].cell(sequence)
             assert cell is not None and cell.shared is not None
             probable = cell.shared.anticipated(now_ms, self.anticipation_ms_max)
-            final = pending[subjects[i].slot] + self._effective(
-                subjects[i], sequence, 0, now_ms, limit.duration_ms
-            )
-            if probable and final + probable > limit.quota:
+            if probable and states[i] + pending[subjects[i].slot] + probable > limit.quota:
                 found[i] = probable
         return found
 
@@ -517,7 +511,8 @@ class Engine:
         self,
         requests: Sequence[Request],
         subjects: list[Subject],
-        effectives: list[int],
+        states: list[int],
+        demands: list[int],
         probable: dict[int, int],
         passed: bool,
         now_ms: int,
@@ -528,19 +523,20 @@ class Engine:
             limit = request.limit
             subject = subjects[i]
             sequence = now_ms // limit.duration_ms
-            effective = effectives[i]
+            demand = demands[i]
+            effective = states[i] + demand
             current = subject.cell(sequence)
             assert current is not None
             if effective > limit.quota or i in probable:
                 before = self._total_at(subject, sequence - 1)
-                guess = 0 if effective > limit.quota else probable[i]
+                guess = probable.get(i, 0)
                 decisions.append(
-                    self._deny(
-                        subject, current, before, limit, request.cost, now_ms, effective, guess, source
-                    )
+                    self._deny(subject, current, before, limit, demand, now_ms, effective, guess, source)
                 )
             else:
-                decisions.append(self._fits(current, limit, request.cost, now_ms, effective, passed, source))
+                # In a failed batch nothing is consumed, by no item: that is what remains.
+                remaining = limit.quota - (effective if passed else states[i])
+                decisions.append(self._fits(current, limit, now_ms, effective, remaining, source))
         if passed:
             for i, request in enumerate(requests):
                 if request.cost:
@@ -552,9 +548,8 @@ class Engine:
         return decisions
 
     def _fits(
-        self, current: Cell, limit: Limit, cost: int, now_ms: int, effective: int, passed: bool, source: int
+        self, current: Cell, limit: Limit, now_ms: int, effective: int, remaining: int, source: int
     ) -> Decision:
-        """An item that fits; in a failed batch its remaining is what it had without consumption."""
         shared = current.shared
         if self._has_origin and shared is not None and source == LOCAL and now_ms < shared.failed_until_ms:
             source = DEGRADED
@@ -563,7 +558,7 @@ class Engine:
         return Decision(
             True,
             limit.quota,
-            limit.quota - effective + (0 if passed else cost),
+            remaining,
             (current.sequence + 1) * limit.duration_ms,
             effective,
             0,
