@@ -127,6 +127,11 @@ class CatalogSync:
             self._next_poll = asyncio.get_running_loop().create_task(self._poll_next())
         await asyncio.shield(self._next_poll)
 
+    async def reload(self) -> None:
+        """Read everything again."""
+        self._is_current = False
+        await self.refresh()
+
     async def confirm(self) -> None:
         """`refresh` before something is called unknown, if there is a database to ask."""
         if self.failure is None:

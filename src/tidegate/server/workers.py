@@ -1,0 +1,231 @@
+"""The supervisor of `tidegate serve --workers N`: starts N workers on one port, replaces those that die, adds up their
+numbers, hands signals on, and goes when they are gone. It serves nothing itself.
+
+Workers are fresh processes, not forks: a fork would share what must not be shared (sockets, threads, random state).
+The port is bound here first, without listening, so that port 0 means the same port to all of them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import socket
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Final
+
+from tidegate.server.config import ServerConfig
+from tidegate.server.control import Line, ToSupervisor, ToWorker
+from tidegate.server.first_start import FirstKey, announce
+from tidegate.server.listener import bind
+from tidegate.server.worker import CANNOT_START
+from tidegate.telemetry.logging import JSONFormatter, set_level
+from tidegate.telemetry.metrics import Snapshot
+from tidegate.telemetry.totals import Totals
+
+__all__ = ["Supervisor"]
+
+logger = logging.getLogger(__name__)
+
+# Numbers are asked for this often even if nobody scrapes: what a worker counted before it crashed is not lost.
+REPORT_INTERVAL_S: Final = 1.0
+REPORT_TIMEOUT_S: Final = 1.0
+# A worker that dies is replaced at once; one that keeps dying, less and less often.
+RESTART_FIRST_S: Final = 0.1
+RESTART_LAST_S: Final = 10.0
+STEADY_S: Final = 10.0
+# Beyond the workers' own deadline, before they are killed.
+KILL_AFTER_S: Final = 2.0
+
+
+class _Worker:
+    """One child process and the line to it."""
+
+    def __init__(self, process: asyncio.subprocess.Process, line: Line) -> None:
+        self.process = process
+        self.line = line
+        self.node: str | None = None
+        self.reports: dict[int, asyncio.Future[None]] = {}
+
+
+class Supervisor:
+    """`await run()` returns the exit code."""
+
+    def __init__(
+        self,
+        config: ServerConfig,
+        *,
+        reload: Callable[[], ServerConfig] | None = None,
+        first: FirstKey | None = None,
+    ) -> None:
+        self._config = config
+        self._reload = reload
+        self._first = first
+        self._totals = Totals()
+        self._workers: set[_Worker] = set()
+        self._ready = 0
+        self._all_ready = asyncio.Event()
+        self._stopping = asyncio.Event()
+        self._last_report = 0
+        self._exit_code = 0
+        self._scrapes: set[asyncio.Task[None]] = set()
+
+    async def run(self) -> int:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._stopping.set)
+        loop.add_signal_handler(signal.SIGHUP, self._on_hangup)
+        bound = bind(self._config.host, self._config.port, shared=True)
+        try:
+            keepers = [loop.create_task(self._keep(bound)) for _ in range(self._config.workers)]
+            reporting = loop.create_task(self._report())
+            announcing = loop.create_task(self._announce(bound))
+            await self._stopping.wait()
+            for task in (announcing, reporting):
+                task.cancel()
+            await self._stop_workers(keepers)
+            await asyncio.gather(announcing, reporting, return_exceptions=True)
+        finally:
+            bound.close()
+        return self._exit_code
+
+    async def _announce(self, bound: socket.socket) -> None:
+        await self._all_ready.wait()
+        announce(sys.stdout, self._config, bound, self._first)
+
+    # Workers.
+
+    async def _keep(self, bound: socket.socket) -> None:
+        """Keep one worker running."""
+        loop = asyncio.get_running_loop()
+        pause_s = RESTART_FIRST_S
+        while not self._stopping.is_set():
+            started_at = loop.time()
+            worker = await self._start(bound)
+            code = await self._attend(worker)
+            if self._stopping.is_set():
+                return
+            if code == CANNOT_START and not self._all_ready.is_set():
+                self._exit_code = 1
+                self._stopping.set()
+                return
+            if loop.time() - started_at > STEADY_S:
+                pause_s = RESTART_FIRST_S
+            logger.error("a worker ended with code %s; starting another in %.1f s", code, pause_s)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(pause_s):
+                    await self._stopping.wait()
+            pause_s = min(pause_s * 2, RESTART_LAST_S)
+
+    async def _start(self, bound: socket.socket) -> _Worker:
+        ours, theirs = socket.socketpair()
+        with theirs:
+            process = await asyncio.create_subprocess_exec(
+                sys.executable,
+                "-m",
+                "tidegate.server.worker",
+                str(theirs.fileno()),
+                pass_fds=[theirs.fileno()],
+            )
+        worker = _Worker(process, await Line.open(ours))
+        self._workers.add(worker)
+        worker.line.send(ToWorker(config=self._config, port=bound.getsockname()[1], log_format=_log_format()))
+        return worker
+
+    async def _attend(self, worker: _Worker) -> int:
+        """Listen to a worker until it ends; its exit code."""
+        while True:
+            message = await worker.line.receive(ToSupervisor)
+            if not isinstance(message, ToSupervisor):
+                break
+            self._heard(worker, message)
+        code = await worker.process.wait()
+        self._workers.discard(worker)
+        if worker.node is not None:
+            self._totals.retire(worker.node)
+        for waiting in worker.reports.values():
+            waiting.cancel()
+        await worker.line.close()
+        return code
+
+    def _heard(self, worker: _Worker, message: ToSupervisor) -> None:
+        if message.is_ready:
+            worker.node = message.node
+            self._ready += 1
+            if self._ready >= self._config.workers:
+                self._all_ready.set()
+        if message.report is not None:
+            snapshot = Snapshot.from_json(message.snapshot.encode("ascii"))
+            worker.node = snapshot.node
+            self._totals.update(snapshot)
+            waiting = worker.reports.pop(message.report, None)
+            if waiting is not None and not waiting.done():
+                waiting.set_result(None)
+        if message.scrape is not None:
+            task = asyncio.get_running_loop().create_task(self._answer_scrape(worker, message.scrape))
+            self._scrapes.add(task)
+            task.add_done_callback(self._scrapes.discard)
+
+    async def _stop_workers(self, keepers: list[asyncio.Task[None]]) -> None:
+        for worker in self._workers:
+            with suppress(ProcessLookupError):
+                worker.process.terminate()
+        timeout_s = self._config.http.stop_timeout_s + KILL_AFTER_S
+        _, late = await asyncio.wait(keepers, timeout=timeout_s)
+        if late:
+            logger.error("%d workers did not stop within %s s and are killed", len(late), timeout_s)
+            self._exit_code = 1
+            for worker in list(self._workers):
+                with suppress(ProcessLookupError):
+                    worker.process.kill()
+            await asyncio.wait(late)
+
+    # Numbers.
+
+    async def _report(self) -> None:
+        while True:
+            await asyncio.sleep(REPORT_INTERVAL_S)
+            await self._gather()
+
+    async def _gather(self) -> None:
+        """Fresh numbers of all workers, as far as they answer in time."""
+        self._last_report += 1
+        number = self._last_report
+        waiting: list[asyncio.Future[None]] = []
+        for worker in self._workers:
+            if worker.node is not None:
+                answered: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+                worker.reports[number] = answered
+                worker.line.send(ToWorker(report=number))
+                waiting.append(answered)
+        if waiting:
+            await asyncio.wait(waiting, timeout=REPORT_TIMEOUT_S)
+        for worker in self._workers:
+            worker.reports.pop(number, None)
+
+    async def _answer_scrape(self, worker: _Worker, number: int) -> None:
+        await self._gather()
+        texts = [snapshot.to_json().decode("ascii") for snapshot in self._totals.snapshots()]
+        worker.line.send(ToWorker(scrape=number, snapshots=texts))
+
+    # Signals.
+
+    def _on_hangup(self) -> None:
+        level = None
+        if self._reload is not None:
+            try:
+                level = self._reload().log.level
+            except Exception:
+                logger.exception("the configuration cannot be read again; going on with the old one")
+                return
+            set_level(level)
+        for worker in self._workers:
+            worker.line.send(ToWorker(reload=True, log_level=level))
+
+
+def _log_format() -> str:
+    """As `tidegate serve` has set it up for this process."""
+    handlers = logging.getLogger().handlers
+    return "json" if any(isinstance(handler.formatter, JSONFormatter) for handler in handlers) else "text"
