@@ -2,20 +2,11 @@ from __future__ import annotations
 
 import pytest
 
+from tests.contract.origin_places import SetClock
 from tidegate.adapters.memory import MemoryOrigin
 from tidegate.core.model import Heard
 from tidegate.ports import Origin
 from tidegate.testing.contracts.origin import OriginContract, OriginPlace, component, new_digest
-
-
-class SetClock:
-    """A clock that stands still until it is told."""
-
-    def __init__(self) -> None:
-        self.at_ms = 1_700_000_000_000
-
-    def now_ms(self) -> int:
-        return self.at_ms
 
 
 class MemoryPlace(OriginPlace):

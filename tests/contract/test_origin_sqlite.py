@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.contract.test_origin_memory import SetClock
+from tests.contract.origin_places import SetClock
 from tidegate.adapters.sqlite.origin import SQLiteOrigin
 from tidegate.core.model import Heard
 from tidegate.errors import ConfigurationError, DependencyError
