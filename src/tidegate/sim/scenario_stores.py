@@ -1,0 +1,151 @@
+"""The origin and the ledger of a scenario: the embedded ones, with switches for faults and counters of use.
+
+They answer at once or fail at once; nothing here takes time. An attempt counts as use, also when it fails.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from tidegate.adapters.memory import MemoryLedger, MemoryOrigin
+from tidegate.core.model import Component, Heard, LedgerRow
+from tidegate.errors import DependencyUnavailable
+from tidegate.ports import Changes, Clock, LedgerOverview, Pulse, RegionBeat
+
+__all__ = ["RegionOrigin", "ScenarioLedger", "ScenarioOrigin"]
+
+# Who has replayed what an `origin_add` step adds.
+UNNAMED = "unnamed"
+
+
+class RegionOrigin:
+    """A region's origin as the steps of a scenario see it."""
+
+    def __init__(self, clock: Clock) -> None:
+        self.memory = MemoryOrigin(clock=clock)
+        self.is_down = False
+        self._cells_read = 0
+        self._cells_merged = 0
+
+    def use(self, *, read: int = 0, merged: int = 0) -> None:
+        self._cells_read += read
+        self._cells_merged += merged
+        if self.is_down:
+            raise DependencyUnavailable("the origin is down")
+
+    def take_statistics(self) -> dict[str, int]:
+        """Use since this was last asked."""
+        taken = {"cells_read": self._cells_read, "cells_merged": self._cells_merged}
+        self._cells_read = self._cells_merged = 0
+        return taken
+
+    def count(self, digest: bytes, sequence: int) -> int:
+        return self.memory.read_nowait([Component(digest, sequence, UNNAMED, 0, 0)])[0].total
+
+    def add(self, digest: bytes, sequence: int, duration_ms: int, amount: int) -> None:
+        """Another, unnamed node of the region has replayed so much more."""
+        wanted = Component(digest, sequence, UNNAMED, 0, (sequence + 3) * duration_ms)
+        held = self.memory.read_nowait([wanted])[0].component
+        self.memory.merge_nowait([wanted._replace(own=held + amount)])
+
+
+class ScenarioOrigin:
+    """One node's connection to its region's origin."""
+
+    def __init__(self, region: RegionOrigin) -> None:
+        self._region = region
+        self._memory = region.memory.another()
+
+    async def open(self, region: str, *, timeout_s: float) -> None:
+        # A node of a scenario is running already: the faults of a scenario are those of its steps.
+        await self._memory.open(region, timeout_s=timeout_s)
+
+    async def read(self, wanted: Sequence[Component], *, timeout_s: float) -> list[Heard]:
+        self._region.use(read=len(wanted))
+        return self._memory.read_nowait(wanted)
+
+    async def merge(self, components: Sequence[Component], *, timeout_s: float) -> list[Heard]:
+        self._region.use(merged=len(components))
+        return self._memory.merge_nowait(components)
+
+    async def pulse(self, region: str, *, timeout_s: float) -> Pulse:
+        self._region.use()
+        return self._memory.pulse_nowait(region)
+
+    async def close(self) -> None:
+        """Nothing to release."""
+
+    def statistics(self) -> Mapping[str, int]:
+        return self._memory.statistics()
+
+
+class ScenarioLedger:
+    """The ledger of a scenario, shared by all its nodes."""
+
+    def __init__(self, clock: Clock) -> None:
+        self.memory = MemoryLedger(clock=clock)
+        self.is_down = False
+        # Chunks sent since the last turn began, and the number of the one that fails.
+        self.chunks: list[int] = []
+        self.fail_chunk: int | None = None
+        # When the row of a key was last raised, and to what: the embedded ledger tells rows without their times.
+        self._raised: dict[tuple[object, ...], tuple[int, int]] = {}
+        self._clock = clock
+        self._reads = 0
+        self._writes = 0
+
+    def _use(self) -> None:
+        if self.is_down:
+            raise DependencyUnavailable("the ledger is down")
+
+    def take_statistics(self) -> dict[str, int]:
+        """Use since this was last asked."""
+        taken = {"reads": self._reads, "writes": self._writes}
+        self._reads = self._writes = 0
+        return taken
+
+    def put(self, rows: Sequence[LedgerRow]) -> None:
+        """Another region's publish."""
+        self.memory.publish_nowait(rows)
+        now_ms = self._clock.now_ms()
+        for row in rows:
+            if row.regional > self._raised.get(row[:6], (-1, 0))[0]:
+                self._raised[row[:6]] = (row.regional, now_ms)
+
+    def updated_at_ms(self, row: LedgerRow) -> int:
+        return self._raised[row[:6]][1]
+
+    async def open(self, *, timeout_s: float) -> None:
+        """Always there; its faults are those of the steps."""
+
+    async def publish(self, rows: Sequence[LedgerRow], *, timeout_s: float) -> None:
+        self._writes += 1
+        index = len(self.chunks)
+        self.chunks.append(len(rows))
+        self._use()
+        if index == self.fail_chunk:
+            self.fail_chunk = None
+            raise DependencyUnavailable(f"chunk {index} fails, as the scenario asked")
+        self.put(rows)
+
+    async def changes(self, cursor: str | None, *, now_ms: int, timeout_s: float) -> Changes:
+        self._reads += 1
+        self._use()
+        return self.memory.changes_nowait(cursor, now_ms=now_ms)
+
+    async def heartbeat(self, region: str, *, timeout_s: float) -> list[RegionBeat]:
+        self._use()
+        return self.memory.heartbeat_nowait(region)
+
+    async def cleanup(self, cutoff_ms: int, *, rows_max: int, timeout_s: float) -> int:
+        self._use()
+        return self.memory.cleanup_nowait(cutoff_ms, rows_max=rows_max)
+
+    async def overview(self, *, now_ms: int, hottest_max: int, timeout_s: float) -> LedgerOverview:
+        return self.memory.overview_nowait(now_ms=now_ms, hottest_max=hottest_max)
+
+    async def close(self) -> None:
+        """Nothing to release."""
+
+    def statistics(self) -> Mapping[str, int]:
+        return self.memory.statistics()

@@ -1,0 +1,109 @@
+"""An event loop whose time is virtual: when nothing is ready, it jumps to the next timer.
+
+It has no selector, no sockets and no threads. Callbacks run in the order in which they were scheduled, so that a
+program without other sources of chance runs the same way every time. A loop that waits for something that can never
+happen says so instead of hanging.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+__all__ = ["StandStill", "VirtualClock", "VirtualLoop", "recorded_errors"]
+
+
+class StandStill(RuntimeError):
+    """Everything waits, and no timer is left that could change that."""
+
+
+class _Jump:
+    """In the place of a selector: waiting is moving the time forward."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def select(self, timeout_s: float | None) -> list[Any]:
+        if timeout_s is None:
+            raise StandStill("every task waits, and no timer is left")
+        if timeout_s > 0:
+            self.now_s += timeout_s
+        return []
+
+    def close(self) -> None:
+        """Nothing to release."""
+
+
+class VirtualLoop(asyncio.BaseEventLoop):
+    """A deterministic event loop in virtual time, which starts at 0."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._selector = _Jump()
+        # Timers this close together are due together: far below the microseconds that the world counts in.
+        self._clock_resolution = 1e-9
+
+    def time(self) -> float:
+        return self._selector.now_s
+
+    def now_us(self) -> int:
+        """Microseconds since the start, rounded: sums of floats must not lose a millisecond."""
+        return round(self._selector.now_s * 1e6)
+
+    def advance_to(self, now_s: float) -> None:
+        """Move the time by hand, never back. Timers that are due run with the next turn."""
+        self._selector.now_s = max(self._selector.now_s, now_s)
+
+    def _process_events(self, event_list: list[Any]) -> None:
+        """There are none: nothing outside this process exists."""
+
+    def _write_to_self(self) -> None:
+        """Nobody else's thread could be waiting for this."""
+
+
+class VirtualClock:
+    """A node's view of the time of a `VirtualLoop`: honours `Clock`, with an offset and a drift.
+
+    Steps and drift move the node's view only; the loop's time, which its timers obey, is monotonic as on a real
+    machine.
+    """
+
+    def __init__(self, loop: VirtualLoop, epoch_ms: int, *, offset_ms: int = 0, drift_ppm: int = 0) -> None:
+        self._loop = loop
+        self._epoch_ms = epoch_ms
+        self.offset_ms = offset_ms
+        self.drift_ppm = drift_ppm
+
+    def now_ms(self) -> int:
+        now_us = self._loop.now_us()
+        drift_us = now_us * self.drift_ppm // 1_000_000
+        return self._epoch_ms + self.offset_ms + (now_us + drift_us) // 1_000
+
+
+class _Recorder(logging.Handler):
+    def __init__(self) -> None:
+        super().__init__(logging.ERROR)
+        self.errors: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.errors.append(record.getMessage())
+
+
+@contextmanager
+def recorded_errors() -> Iterator[list[str]]:
+    """What the library logs as an error in this block; lesser complaints of a world full of faults are dropped."""
+    logger = logging.getLogger("tidegate")
+    recorder = _Recorder()
+    level, propagate = logger.level, logger.propagate
+    logger.addHandler(recorder)
+    logger.setLevel(logging.ERROR)
+    logger.propagate = False
+    try:
+        yield recorder.errors
+    finally:
+        logger.removeHandler(recorder)
+        logger.setLevel(level)
+        logger.propagate = propagate
