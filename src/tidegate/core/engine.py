@@ -165,7 +165,10 @@ class Engine:
                     need = self._need(subject, current, shared, limit, sequence, now_ms)
                     if need is not None:
                         return need
-                if now_ms < shared.failed_until_ms:
+                if now_ms < shared.failed_until_ms and (
+                    now_ms < subject.strict_until_ms
+                    or shared.heard_at_ms < shared.failed_until_ms - self._retry_ms
+                ):
                     source = DEGRADED
             if self._anticipates and shared.growth:
                 probable = shared.anticipated(now_ms, self.anticipation_ms_max)
@@ -211,10 +214,21 @@ class Engine:
             self.subjects.move(subject, subject.queue, now_ms)
 
     def _cell(self, subject: Subject, sequence: int, duration_ms: int) -> Cell:
-        """The cell of `sequence`, made if need be. One that follows a warm cell is warm for a moment itself."""
+        """The cell of `sequence`, which is now, made if need be."""
         cell = subject.cell(sequence)
         if cell is not None:
             return cell
+        if sequence < subject.sequence and subject.rest is not None:
+            # Time stepped back: no newer cell pushes the aged ones out, so they go when another one comes.
+            subject.drop_aged(sequence * duration_ms, duration_ms)
+        return self.new_cell(subject, sequence, duration_ms)
+
+    def new_cell(self, subject: Subject, sequence: int, duration_ms: int) -> Cell:
+        """A new cell. One that follows a warm cell is warm for a moment itself, and keeps the pause of a failed read.
+
+        Warm is what was heard since that cell began: grace alone gives no grace, or windows as short as the grace
+        would never be read.
+        """
         before = subject.cell(sequence - 1)
         cell = self.subjects.new_cell(sequence)
         shared = cell.shared
@@ -222,9 +236,14 @@ class Engine:
             known = before.shared
             assert known is not None
             start_ms = sequence * duration_ms
-            if known.heard_at_ms >= 0 and known.heard_at_ms + self._fresh_ms > start_ms:
+            heard_at_ms = known.heard_at_ms
+            if heard_at_ms + self._fresh_ms > start_ms and heard_at_ms > start_ms - duration_ms:
                 shared.fresh_until_ms = start_ms + self._grace_ms
                 shared.heard_at_ms = start_ms
+            if known.failed_until_ms > start_ms:
+                shared.failed_until_ms = known.failed_until_ms
+                if shared.fresh_until_ms < known.failed_until_ms:
+                    shared.fresh_until_ms = known.failed_until_ms
         subject.insert(cell)
         return cell
 
@@ -266,6 +285,18 @@ class Engine:
             if limit.quota < shared.limit_min or shared.limit_min == 0:
                 shared.limit_min = limit.quota
                 self.aim(subject, current, shared, now_ms, limit.duration_ms)
+            self.note_change(subject, current, shared)
+
+    def _note_limit(self, subject: Subject, current: Cell, shared: Shared, limit: Limit, now_ms: int) -> None:
+        """The cell was asked for with its lowest limit so far, in vain: the others should know from when on.
+
+        A limit of 0 asks nobody: it blocks whatever the counts are.
+        """
+        if limit.quota == 0 or not self.has_ledger or limit.duration_ms < self._ledger_duration_ms_min:
+            return
+        shared.limit_min = limit.quota
+        self.aim(subject, current, shared, now_ms, limit.duration_ms)
+        if current.own + current.others > shared.published:
             self.note_change(subject, current, shared)
 
     def note_change(self, subject: Subject, cell: Cell, shared: Shared) -> None:
@@ -350,6 +381,9 @@ class Engine:
         if not self._shares:
             return Decision(False, quota, 0, reset_ms, effective, retry_after_ms, source, -1, -1)
         self._count_source(source)
+        shared = current.shared
+        if shared is not None and (quota < shared.limit_min or shared.limit_min == 0):
+            self._note_limit(subject, current, shared, limit, now_ms)
         return Decision(
             False,
             quota,
@@ -536,7 +570,9 @@ class Engine:
             else:
                 # In a failed batch nothing is consumed, by no item: that is what remains.
                 remaining = limit.quota - (effective if passed else states[i])
-                decisions.append(self._fits(current, limit, now_ms, effective, remaining, source))
+                decisions.append(
+                    self._fits(subject, current, limit, now_ms, effective, remaining, source)
+                )
         if passed:
             for i, request in enumerate(requests):
                 if request.cost:
@@ -548,11 +584,20 @@ class Engine:
         return decisions
 
     def _fits(
-        self, current: Cell, limit: Limit, now_ms: int, effective: int, remaining: int, source: int
+        self,
+        subject: Subject,
+        current: Cell,
+        limit: Limit,
+        now_ms: int,
+        effective: int,
+        remaining: int,
+        source: int,
     ) -> Decision:
         shared = current.shared
         if self._has_origin and shared is not None and source == LOCAL and now_ms < shared.failed_until_ms:
-            source = DEGRADED
+            heard_since = shared.heard_at_ms >= shared.failed_until_ms - self._retry_ms
+            if not heard_since or now_ms < subject.strict_until_ms:
+                source = DEGRADED
         self._count_source(source)
         self.passed += 1
         return Decision(
