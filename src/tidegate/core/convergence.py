@@ -385,8 +385,7 @@ class Convergence:
         cell = subject.cell(row.sequence)
         if cell is None:
             self.cells_imported += 1
-            cell = subjects.new_cell(row.sequence)
-            subject.insert(cell)
+            cell = self._engine.new_cell(subject, row.sequence, row.duration_ms)
         return subject, cell
 
     def _apply_own_row(

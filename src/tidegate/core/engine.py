@@ -34,6 +34,9 @@ COLD: Final = "cold"  # nothing heard yet
 STALE: Final = "stale"  # heard too long ago
 STRICT: Final = "strict"  # denied lately, so peers' latest counts matter
 
+# Cells that a subject may keep aside while its clock jumps about. More are looked through for aged ones.
+REST_MAX: Final = 8
+
 
 @final
 @mypyc_attr(acyclic=True)
@@ -218,8 +221,9 @@ class Engine:
         cell = subject.cell(sequence)
         if cell is not None:
             return cell
-        if sequence < subject.sequence and subject.rest is not None:
-            # Time stepped back: no newer cell pushes the aged ones out, so they go when another one comes.
+        rest = subject.rest
+        if rest is not None and len(rest) >= REST_MAX:
+            # Time stepped back, so that no newer cell pushes the aged ones out.
             subject.drop_aged(sequence * duration_ms, duration_ms)
         return self.new_cell(subject, sequence, duration_ms)
 
@@ -570,9 +574,7 @@ class Engine:
             else:
                 # In a failed batch nothing is consumed, by no item: that is what remains.
                 remaining = limit.quota - (effective if passed else states[i])
-                decisions.append(
-                    self._fits(subject, current, limit, now_ms, effective, remaining, source)
-                )
+                decisions.append(self._fits(subject, current, limit, now_ms, effective, remaining, source))
         if passed:
             for i, request in enumerate(requests):
                 if request.cost:

@@ -1,0 +1,326 @@
+"""When a decision may use local memory: the table of DESIGN section 4, to the millisecond."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.core.nodes import DictOrigin, Node
+from tidegate.core.engine import COLD, STALE, STRICT, Need
+from tidegate.core.model import DEGRADED, ORIGIN, Decision, Heard, LedgerRow, Limit, Tuning
+
+MINUTE = Limit(10, duration_ms=60_000)
+# In the middle of a minute, far from any boundary.
+T = 30_000 + 60_000 * 1000
+SEQUENCE = 1000
+
+
+def warmed(limit: Limit = MINUTE, at_ms: int = T, others: int = 0) -> Node:
+    """A node that has heard of "a", at `at_ms`."""
+    node = Node()
+    need = node.need(limit, "a", 0, at_ms)
+    node.convergence.apply_read(need, [Heard(others, 0), Heard(0, 0)], at_ms)
+    return node
+
+
+# -- cold
+
+
+def test_a_cold_subject_reads_both_cells_in_one_round_trip() -> None:
+    node = Node("node-7")
+    need = node.need(MINUTE, "a", 1, T)
+    assert need.reason == COLD
+    assert [wanted.sequence for wanted in need.wanted] == [SEQUENCE, SEQUENCE - 1]
+    assert {wanted.writer for wanted in need.wanted} == {"node-7"}
+    assert [wanted.expires_at_ms for wanted in need.wanted] == [60_000 * 1003, 60_000 * 1002]
+    assert [cell.sequence for cell in need.cells] == [SEQUENCE, SEQUENCE - 1]
+
+
+def test_asking_for_a_read_counts_nothing() -> None:
+    node = Node()
+    for _ in range(5):
+        node.need(MINUTE, "a", 1, T)
+    assert node.cell(MINUTE, "a", SEQUENCE).own == 0
+    assert (node.engine.passed, node.engine.denied, node.engine.dirty) == (0, 0, [])
+
+
+def test_what_was_read_is_weighed_and_the_decision_says_where_it_comes_from() -> None:
+    node = Node()
+    need = node.need(MINUTE, "a", 1, T)
+    node.convergence.apply_read(need, [Heard(3, 0), Heard(8, 0)], T + 20)
+    decision = node.decide(MINUTE, "a", 1, T, ORIGIN)
+    assert decision.effective == 3 + 4 + 1
+    assert (decision.source, decision.regional_age_ms, decision.global_age_ms) == ("origin", 0, None)
+    later = node.decide(MINUTE, "a", 0, T + 120)
+    assert (later.source, later.regional_age_ms) == ("local", 100)
+    assert node.engine.from_origin == 1
+
+
+def test_a_limiter_without_an_origin_reads_nothing() -> None:
+    for node in (Node(has_origin=False), Node(has_origin=False, has_ledger=True)):
+        decision = node.decide(MINUTE, "a", 1, T)
+        assert (decision.source, decision.regional_age_ms, decision.global_age_ms) == ("local", None, None)
+
+
+# -- stale
+
+
+def test_a_read_is_trusted_for_five_seconds_and_not_one_millisecond_longer() -> None:
+    node = warmed()
+    assert node.decide(MINUTE, "a", 0, T + 4_999).regional_age_ms == 4_999
+    need = node.need(MINUTE, "a", 0, T + 5_000)
+    assert need.reason == STALE
+    assert [cell.sequence for cell in need.cells] == [SEQUENCE, SEQUENCE - 1]
+
+
+def test_an_acknowledged_replay_makes_its_cell_fresh_as_a_read_does() -> None:
+    node, origin = warmed(), DictOrigin()
+    node.decide(MINUTE, "a", 1, T + 3_000)
+    node.replay(origin, T + 3_100)
+    assert node.decide(MINUTE, "a", 1, T + 8_099).regional_age_ms == 4_999
+    node.replay(origin, T + 8_100)
+    assert node.need(MINUTE, "a", 1, T + 13_100).reason == STALE
+
+
+def test_a_failed_replay_makes_nothing_fresh() -> None:
+    node = warmed()
+    node.decide(MINUTE, "a", 1, T)
+    replay = node.convergence.plan_replay(T + 4_000, 10)
+    assert replay is not None
+    node.convergence.fail_replay(replay)
+    assert node.need(MINUTE, "a", 1, T + 5_000).reason == STALE
+
+
+def test_an_import_does_not_make_a_cell_fresh() -> None:
+    node = Node(has_ledger=True)
+    rows = [
+        LedgerRow("default", "default", "a", 60_000, SEQUENCE, region, 3, 60_000 * 1002)
+        for region in ("fra", "iad")
+    ]
+    node.convergence.apply_import(rows, T)
+    assert node.need(MINUTE, "a", 1, T).reason == COLD
+
+
+# -- local denial
+
+
+def test_a_local_denial_needs_no_read_whatever_the_state_of_the_cell() -> None:
+    cold = Node()
+    denial = cold.decide(MINUTE, "a", 11, T)
+    assert not denial and denial.regional_age_ms is None
+
+    stale = warmed(others=10)
+    assert not stale.decide(MINUTE, "a", 1, T + 20_000)
+    strict = warmed(others=10)
+    for later_ms in (0, 1, 1_000):
+        denial = strict.decide(MINUTE, "a", 1, T + later_ms)
+        assert not denial and denial.source == "local"
+    failed = Node()
+    assert not failed.limit(Limit(1, duration_ms=60_000), "a", 2, T)
+
+
+# -- strict
+
+
+def test_a_denied_subject_is_strict_until_one_duration_has_passed() -> None:
+    limit = Limit(10, duration_ms=2_000)
+    node, origin = warmed(limit, others=0), DictOrigin()
+    node.decide(limit, "a", 10, T)
+    assert not node.decide(limit, "a", 1, T + 100)
+    node.replay(origin, T + 1_900)
+    # Strict although fresh, across the rollover at T + 2000, up to the denial plus one duration.
+    need = node.need(limit, "a", 0, T + 1_950)
+    assert need.reason == STRICT
+    node.convergence.apply_read(need, origin.read(need.wanted), T + 1_950)
+    assert node.need(limit, "a", 0, T + 2_099).reason == STRICT
+    assert node.decide(limit, "a", 0, T + 2_100)
+
+
+def test_strict_refreshes_the_current_cell_only_and_for_every_decision() -> None:
+    node = warmed(others=9)
+    assert not node.decide(MINUTE, "a", 2, T)
+    for later_ms in (1, 2):
+        need = node.need(MINUTE, "a", 1, T + later_ms)
+        assert (need.reason, [cell.sequence for cell in need.cells]) == (STRICT, [SEQUENCE])
+        node.convergence.apply_read(need, [Heard(9, 0)], T + later_ms)
+    assert node.decide(MINUTE, "a", 1, T + 2, ORIGIN).source == "origin"
+
+
+def test_a_strict_subject_that_is_stale_too_reads_both_cells() -> None:
+    node = warmed(others=9)
+    assert not node.decide(MINUTE, "a", 2, T)
+    assert node.need(MINUTE, "a", 1, T + 5_000).reason == STALE
+
+
+def test_a_later_denial_extends_strictness_and_an_earlier_one_never_shortens_it() -> None:
+    node = warmed(others=10)
+    node.decide(MINUTE, "a", 1, T)
+    subject = node.subject(MINUTE, "a")
+    assert subject.strict_until_ms == T + 60_000
+    node.decide(MINUTE, "a", 1, T + 500)
+    assert subject.strict_until_ms == T + 60_500
+    node.decide(MINUTE, "a", 1, T - 20_000)
+    assert subject.strict_until_ms == T + 60_500
+    assert node.engine.strict_activations == 1
+
+
+def test_strictness_is_one_subjects_own() -> None:
+    node = warmed(others=10)
+    assert not node.decide(MINUTE, "a", 1, T)
+    need = node.need(MINUTE, "b", 1, T)
+    node.convergence.apply_read(need, [Heard(0, 0), Heard(0, 0)], T)
+    assert node.decide(MINUTE, "b", 1, T + 1)
+
+
+# -- rollover
+
+
+def test_a_cell_that_begins_while_its_subject_is_warm_needs_no_read_for_the_grace() -> None:
+    start_ms = 60_000 * (SEQUENCE + 1)
+    node = warmed(at_ms=start_ms - 4_999)
+    decision = node.decide(MINUTE, "a", 1, start_ms)
+    assert (decision.source, decision.regional_age_ms) == ("local", 0)
+    assert node.decide(MINUTE, "a", 1, start_ms + 999).regional_age_ms == 999
+    assert node.need(MINUTE, "a", 1, start_ms + 1_000).reason == STALE
+
+
+def test_a_cell_that_begins_after_its_subject_went_stale_is_cold() -> None:
+    start_ms = 60_000 * (SEQUENCE + 1)
+    node = warmed(at_ms=start_ms - 5_000)
+    assert node.need(MINUTE, "a", 1, start_ms).reason == COLD
+
+
+def test_the_grace_counts_from_the_start_of_the_cell_not_from_its_first_request() -> None:
+    start_ms = 60_000 * (SEQUENCE + 1)
+    node = warmed(at_ms=start_ms - 1)
+    assert node.need(MINUTE, "a", 1, start_ms + 1_000).reason == STALE
+
+
+def test_a_subject_that_was_away_for_a_whole_cell_is_cold() -> None:
+    node = warmed(Limit(10, duration_ms=1_000))
+    assert node.need(Limit(10, duration_ms=1_000), "a", 1, T + 2_000).reason == COLD
+
+
+def test_grace_follows_hearing_and_never_another_grace() -> None:
+    """With windows of a second every cell would otherwise be warm by inference, and a dead origin never asked."""
+    second = Limit(10, duration_ms=1_000)
+    node = warmed(second, at_ms=T + 500)
+    assert node.decide(second, "a", 1, T + 1_000).source == "local"
+    assert node.need(second, "a", 1, T + 2_000).reason == COLD
+
+
+def test_a_cell_that_an_import_made_first_has_the_same_grace() -> None:
+    node = Node(has_ledger=True)
+    start_ms = 60_000 * (SEQUENCE + 1)
+    need = node.need(MINUTE, "a", 0, start_ms - 10)
+    node.convergence.apply_read(need, [Heard(0, 0), Heard(0, 0)], start_ms - 10)
+    row = LedgerRow("default", "default", "a", 60_000, SEQUENCE + 1, "iad", 3, 60_000 * (SEQUENCE + 3))
+    node.convergence.apply_import([row], start_ms + 100)
+    assert node.decide(MINUTE, "a", 1, start_ms + 999).effective == 4
+    assert node.need(MINUTE, "a", 1, start_ms + 1_000).reason == STALE
+
+
+# -- failed reads
+
+
+def test_after_a_failed_read_memory_decides_and_the_next_try_waits_300_ms() -> None:
+    node = Node()
+    need = node.need(MINUTE, "a", 1, T)
+    node.convergence.apply_read_failure(need, T + 300)
+    decision = node.decide(MINUTE, "a", 1, T, DEGRADED)
+    assert (decision.success, decision.source, decision.regional_age_ms) == (True, "degraded", None)
+    assert node.decide(MINUTE, "a", 1, T + 599).source == "degraded"
+    assert node.need(MINUTE, "a", 1, T + 600).reason == COLD
+    assert node.engine.from_degraded == 2
+
+
+def test_a_failed_read_of_a_strict_subject_pauses_strict_reads_too() -> None:
+    node = warmed(others=9)
+    assert not node.decide(MINUTE, "a", 2, T)
+    node.convergence.apply_read_failure(node.need(MINUTE, "a", 1, T + 10), T + 10)
+    assert node.decide(MINUTE, "a", 0, T + 309).source == "degraded"
+    assert node.need(MINUTE, "a", 0, T + 310).reason == STRICT
+
+
+def test_a_failed_read_shortens_no_freshness_and_adds_none() -> None:
+    node = warmed()
+    need = node.need(MINUTE, "a", 1, T + 5_000)
+    node.convergence.apply_read_failure(need, T + 5_000)
+    node.convergence.apply_read_failure(need, T + 4_000)
+    assert node.decide(MINUTE, "a", 0, T + 5_299).source == "degraded"
+    assert node.need(MINUTE, "a", 0, T + 5_300).reason == STALE
+
+    fresh = warmed()
+    late_failure = Need(STALE, fresh.subject(MINUTE, "a"), [fresh.cell(MINUTE, "a", SEQUENCE)], [])
+    fresh.convergence.apply_read_failure(late_failure, T)
+    assert fresh.need(MINUTE, "a", 0, T + 5_000).reason == STALE
+
+
+def test_the_pause_after_a_failed_read_survives_a_rollover() -> None:
+    second = Limit(10, duration_ms=1_000)
+    node = Node()
+    node.convergence.apply_read_failure(node.need(second, "a", 1, T + 900), T + 900)
+    decision = node.decide(second, "a", 1, T + 1_199)
+    assert decision.source == "degraded"
+    assert node.need(second, "a", 1, T + 1_200).reason == COLD
+
+
+def test_a_decision_is_local_again_once_the_origin_was_heard_after_a_failed_read() -> None:
+    node, origin = Node(), DictOrigin()
+    node.limit(MINUTE, "a", 1, T)
+    assert node.decide(MINUTE, "a", 1, T + 50).source == "degraded"
+    node.replay(origin, T + 100)
+    assert node.decide(MINUTE, "a", 1, T + 101).source == "local"
+
+
+@given(st.lists(st.tuples(st.integers(0, 400), st.booleans()), min_size=1, max_size=30))
+def test_a_dead_origin_is_asked_at_most_once_in_300_ms_for_one_subject(
+    requests: list[tuple[int, bool]],
+) -> None:
+    second = Limit(1_000, duration_ms=1_000)
+    node = Node()
+    now_ms = T
+    asked: list[int] = []
+    for pause_ms, denied in requests:
+        now_ms += pause_ms
+        answer = node.engine.decide(second, "a", 2_000 if denied else 1, now_ms)
+        if isinstance(answer, Need):
+            asked.append(now_ms)
+            node.convergence.apply_read_failure(answer, now_ms)
+        else:
+            assert answer.success != denied
+            assert denied or answer.source == "degraded"
+    assert all(later - earlier >= 300 for earlier, later in zip(asked, asked[1:], strict=False))
+
+
+# -- ages
+
+
+def test_the_global_age_is_that_of_the_last_complete_import() -> None:
+    node = Node(has_origin=False, has_ledger=True)
+    assert node.decide(MINUTE, "a", 1, T).global_age_ms is None
+    node.convergence.finish_import(T - 250)
+    assert node.decide(MINUTE, "a", 1, T).global_age_ms == 250
+    assert node.decide(MINUTE, "a", 100, T).global_age_ms == 250, "a denial tells it too"
+    node.convergence.finish_import(T - 300)
+    assert node.decide(MINUTE, "a", 1, T).global_age_ms == 250, "an older answer makes nothing older"
+    assert node.decide(MINUTE, "a", 1, T - 1_000).global_age_ms == 0, "no age is negative"
+
+
+@pytest.mark.parametrize(("fresh_ms", "grace_ms", "retry_ms"), [(1_000, 10, 50), (7, 3, 2)])
+def test_the_spans_come_from_the_tuning(fresh_ms: int, grace_ms: int, retry_ms: int) -> None:
+    tuning = Tuning(fresh_ms=fresh_ms, rollover_grace_ms=grace_ms, read_retry_ms=retry_ms)
+    node = Node(tuning=tuning)
+    start_ms = 60_000 * (SEQUENCE + 1)
+    node.convergence.apply_read(
+        node.need(MINUTE, "a", 0, start_ms - 2), [Heard(0, 0), Heard(0, 0)], start_ms - 2
+    )
+    assert node.decide(MINUTE, "a", 0, start_ms + grace_ms - 1)
+    need = node.need(MINUTE, "a", 0, start_ms + grace_ms)
+    node.convergence.apply_read_failure(need, start_ms + grace_ms)
+    assert node.decide(MINUTE, "a", 0, start_ms + grace_ms + retry_ms - 1)
+    need = node.need(MINUTE, "a", 0, start_ms + grace_ms + retry_ms)
+    node.convergence.apply_read(need, [Heard(0, 0), Heard(0, 0)], start_ms + 100)
+    assert isinstance(node.engine.decide(MINUTE, "a", 0, start_ms + 100 + fresh_ms - 1), Decision)
+    assert isinstance(node.engine.decide(MINUTE, "a", 0, start_ms + 100 + fresh_ms), Need)
