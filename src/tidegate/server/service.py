@@ -23,6 +23,8 @@ from typing import Final
 import tidegate
 from tidegate.adapters.catalogs import open_catalog
 from tidegate.adapters.urls import open_ledger, open_origin
+from tidegate.core.model import Tuning
+from tidegate.ports import Ledger, Origin
 from tidegate.runtime.limiter import AsyncLimiter
 from tidegate.runtime.statistics import Health
 from tidegate.server.admission import Admissions
@@ -37,6 +39,7 @@ from tidegate.server.listener import HttpServer, bind
 from tidegate.server.measurements import collect
 from tidegate.server.messages import Head, Router
 from tidegate.server.override_api import OverrideApi
+from tidegate.server.pacing import PacedOrigin
 from tidegate.server.problems import Answer, Refusal, error_answer
 from tidegate.server.snapshot import SnapshotFile
 from tidegate.telemetry.logging import set_level
@@ -52,6 +55,8 @@ REGION_DEFAULT: Final = "default"
 # What a stop keeps back for the last flush, whatever the connections do.
 FLUSH_RESERVE_S: Final = 2.5
 TOP_MAX: Final = 20
+# How often the embedded file is written under load. Half of the second that a crash may cost.
+EMBEDDED_TURN_S: Final = 0.5
 # A collection walks what is young; with a million subjects in memory a full one would be a pause that clients feel.
 # Decisions make no cycles, so that it may be rare.
 GC_THRESHOLDS: Final = (50_000, 20, 100)
@@ -162,15 +167,20 @@ class Service:
 
 
 def _limiter(config: ServerConfig) -> AsyncLimiter:
-    origin, ledger = open_origin(config.origin_url), None
-    if config.ledger is not None:
-        ledger = open_ledger(config.ledger)
+    region = config.region or REGION_DEFAULT
+    tuning = Tuning()
+    origin: str | Origin = config.origin_url
+    ledger: str | Ledger | None = config.ledger
+    if config.origin is None and config.workers == 1:
+        # Nobody else counts in the file: it is there for the next start.
+        file = open_origin(config.origin_url)
+        origin = PacedOrigin(file, turn_s=EMBEDDED_TURN_S, cells_max=tuning.replay_cells_max)
     if config.tracing:
         from tidegate.telemetry.otel import traced_ledger, traced_origin
 
-        origin = traced_origin(origin)
-        ledger = None if ledger is None else traced_ledger(ledger)
-    return AsyncLimiter(config.region or REGION_DEFAULT, origin, ledger)
+        origin = traced_origin(open_origin(origin) if isinstance(origin, str) else origin)
+        ledger = None if config.ledger is None else traced_ledger(open_ledger(config.ledger))
+    return AsyncLimiter(region, origin, ledger, tuning=tuning)
 
 
 def tls_context(config: ServerConfig) -> ssl.SSLContext | None:
