@@ -259,7 +259,7 @@ class Table:
     dictionary, which moves all its entries, stays far below a millisecond.
     """
 
-    __slots__ = ("bucket_ms", "count", "duration_ms", "key", "mask", "number", "shards")
+    __slots__ = ("bucket_ms", "count", "duration_ms", "key", "mask", "number", "shards", "whole")
 
     # A dictionary of 4,096 entries grows in about 0.1 ms; 256 of them hold the default bound of 1,000,000.
     SPLIT_AT: Final = 4_096
@@ -278,25 +278,31 @@ class Table:
         self.bucket_ms: Final[int] = bucket_ms
         self.count: int = 0
         self.mask: int = 0
-        self.shards: list[dict[str, Subject]] = [{}]
+        # All subjects until the split; then empty, and they are in the shards.
+        self.whole: dict[str, Subject] = {}
+        self.shards: list[dict[str, Subject]] = []
 
     def find(self, identifier: str) -> Subject | None:
-        return self.shards[hash(identifier) & self.mask].get(identifier)
+        return self._shard(identifier).get(identifier)
+
+    def _shard(self, identifier: str) -> dict[str, Subject]:
+        return self.shards[hash(identifier) & self.mask] if self.mask else self.whole
 
     def add(self, subject: Subject) -> None:
         if self.count == Table.SPLIT_AT and self.mask == 0:
             self._split()
-        self.shards[hash(subject.identifier) & self.mask][subject.identifier] = subject
+        self._shard(subject.identifier)[subject.identifier] = subject
         self.count += 1
 
     def remove(self, identifier: str) -> None:
-        del self.shards[hash(identifier) & self.mask][identifier]
+        del self._shard(identifier)[identifier]
         self.count -= 1
 
     def _split(self) -> None:
         mask = Table.SHARDS - 1
         shards: list[dict[str, Subject]] = [{} for _ in range(Table.SHARDS)]
-        for identifier, subject in self.shards[0].items():
+        for identifier, subject in self.whole.items():
             shards[hash(identifier) & mask][identifier] = subject
         self.shards = shards
         self.mask = mask
+        self.whole = {}

@@ -105,7 +105,7 @@ class Engine:
         # How far ahead anticipation reaches: two import intervals, as they are at the moment. Written by the importer.
         self.anticipation_ms_max: int = 2 * tuning.import_interval_ms
         self.subjects: Final[Subjects] = Subjects(tuning, has_origin or has_ledger)
-        self._tables: Final[dict[tuple[str, str, int], Table]] = self.subjects.tables
+        self._tables: Final[dict[object, Table]] = self.subjects.tables
 
         # Subjects with counts to replay, and with cells to publish, in the order in which they got them.
         # Filled here, emptied by `Convergence`.
@@ -138,7 +138,9 @@ class Engine:
         sequence = now_ms // duration_ms
         # `Subjects.find` written out: two calls less on every decision of an interpreted engine.
         table = self._tables.get(limit.key)
-        subject = None if table is None else table.shards[hash(identifier) & table.mask].get(identifier)
+        subject = None
+        if table is not None:
+            subject = table.find(identifier) if table.mask else table.whole.get(identifier)
         if subject is None:
             subject = self._meet(limit, identifier, sequence, now_ms)
         current = subject.current
@@ -165,7 +167,7 @@ class Engine:
             assert shared is not None
             if self._has_origin and source == LOCAL:
                 if now_ms >= shared.fresh_until_ms or now_ms < subject.strict_until_ms:
-                    need = self._need(subject, current, shared, limit, sequence, now_ms)
+                    need = self._need(subject, current, shared, sequence, now_ms)
                     if need is not None:
                         return need
                 if now_ms < shared.failed_until_ms and (
@@ -252,7 +254,7 @@ class Engine:
         return cell
 
     def _need(
-        self, subject: Subject, current: Cell, shared: Shared, limit: Limit, sequence: int, now_ms: int
+        self, subject: Subject, current: Cell, shared: Shared, sequence: int, now_ms: int
     ) -> Need | None:
         cells = [current]
         if now_ms >= shared.fresh_until_ms:
@@ -266,7 +268,8 @@ class Engine:
             reason = STRICT
         else:
             return None
-        return Need(reason, subject, cells, [self.component(subject, cell, limit.key) for cell in cells])
+        key = self.subjects.key_of(subject)
+        return Need(reason, subject, cells, [self.component(subject, cell, key) for cell in cells])
 
     def component(self, subject: Subject, cell: Cell, key: tuple[str, str, int]) -> Component:
         """This node's component of a cell, as the origin knows it."""
@@ -518,7 +521,7 @@ class Engine:
             assert current is not None and current.shared is not None
             shared = current.shared
             if now_ms >= shared.fresh_until_ms or now_ms < subject.strict_until_ms:
-                need = self._need(subject, current, shared, request.limit, sequence, now_ms)
+                need = self._need(subject, current, shared, sequence, now_ms)
                 if need is not None:
                     needs.append(need)
         return needs

@@ -112,7 +112,8 @@ class Limit:
         self.duration_ms: Final[int] = length_ms
         self.namespace: Final[str] = checked_name("namespace", namespace)
         self.workspace: Final[str] = checked_name("workspace", workspace)
-        self.key: Final[tuple[str, str, int]] = (workspace, namespace, length_ms)
+        # Typed as an object so that the compiled class keeps one tuple, rather than making one at every look-up.
+        self.key: Final[object] = (workspace, namespace, length_ms)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Limit) and self.quota == other.quota and self.key == other.key

@@ -10,7 +10,7 @@ Recency is exact to `touch_ms`. Queues are linked by slot numbers, because refer
 from __future__ import annotations
 
 from heapq import heappop, heappush
-from typing import Final, final
+from typing import Final, cast, final
 
 from tidegate.core.cells import BLOCKED, CLEAN, PINNED, Cell, Shared, Subject, Table
 from tidegate.core.model import Tuning
@@ -64,7 +64,7 @@ class Subjects:
         self._touch_ms: Final[int] = tuning.touch_ms
         self._shares: Final[bool] = shares
         # By (workspace, namespace, duration_ms). The engine looks into it directly; only this class changes it.
-        self.tables: Final[dict[tuple[str, str, int], Table]] = {}
+        self.tables: Final[dict[object, Table]] = {}
         self._numbered: list[Table | None] = []
         self._free_tables: list[int] = []
         # Every subject by slot; None where one was forgotten. Sweeps walk it in slices.
@@ -84,7 +84,7 @@ class Subjects:
 
     # -- finding and making
 
-    def find(self, key: tuple[str, str, int], identifier: str) -> Subject | None:
+    def find(self, key: object, identifier: str) -> Subject | None:
         table = self.tables.get(key)
         return None if table is None else table.find(identifier)
 
@@ -94,7 +94,7 @@ class Subjects:
         assert table is not None
         return table.key
 
-    def create(self, key: tuple[str, str, int], identifier: str, sequence: int, now_ms: int) -> Subject:
+    def create(self, key: object, identifier: str, sequence: int, now_ms: int) -> Subject:
         """Remember a new subject with one empty cell. The caller makes room (`make_room`) when it can."""
         table = self.tables.get(key)
         if table is None:
@@ -118,12 +118,13 @@ class Subjects:
         self.cells_created += 1
         return Cell(sequence, Shared() if self._shares else None)
 
-    def _new_table(self, key: tuple[str, str, int]) -> Table:
+    def _new_table(self, key: object) -> Table:
+        names = cast("tuple[str, str, int]", key)
         if self._free_tables:
-            table = Table(key, self._free_tables.pop())
+            table = Table(names, self._free_tables.pop())
             self._numbered[table.number] = table
         else:
-            table = Table(key, len(self._numbered))
+            table = Table(names, len(self._numbered))
             self._numbered.append(table)
         self.tables[key] = table
         return table
