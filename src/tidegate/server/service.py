@@ -57,6 +57,9 @@ FLUSH_RESERVE_S: Final = 2.5
 TOP_MAX: Final = 20
 # How often the embedded file is written under load. Half of the second that a crash may cost.
 EMBEDDED_TURN_S: Final = 0.5
+# Cells in one transaction. Keys are digests, so that every 250 cells touch nearly every page of the table: with fewer
+# and larger transactions each page is written once instead of eight times.
+EMBEDDED_CELLS_MAX: Final = 2_000
 # A collection walks what is young; with a million subjects in memory a full one would be a pause that clients feel.
 # Decisions make no cycles, so that it may be rare.
 GC_THRESHOLDS: Final = (50_000, 20, 100)
@@ -168,13 +171,14 @@ class Service:
 
 def _limiter(config: ServerConfig) -> AsyncLimiter:
     region = config.region or REGION_DEFAULT
-    tuning = Tuning()
+    tuning: Tuning | None = None
     origin: str | Origin = config.origin_url
     ledger: str | Ledger | None = config.ledger
     if config.origin is None and config.workers == 1:
         # Nobody else counts in the file: it is there for the next start.
+        tuning = Tuning(replay_cells_max=EMBEDDED_CELLS_MAX)
         file = open_origin(config.origin_url)
-        origin = PacedOrigin(file, turn_s=EMBEDDED_TURN_S, cells_max=tuning.replay_cells_max)
+        origin = PacedOrigin(file, turn_s=EMBEDDED_TURN_S, cells_max=EMBEDDED_CELLS_MAX)
     if config.tracing:
         from tidegate.telemetry.otel import traced_ledger, traced_origin
 
