@@ -66,7 +66,6 @@ def test_every_label_has_few_known_values_or_comes_from_the_fleet_or_is_a_top_k(
     from_the_fleet = {
         "global_lag_seconds",
         "breaker_state",
-        "subjects_evicted_total",
         "http_requests_total",
         "build_info",
     }

@@ -19,11 +19,12 @@ import click
 from tidegate.errors import TidegateError
 from tidegate.telemetry.secrets import mask
 
-__all__ = ["EXIT_CODES", "ExitCode", "answer", "fail", "json_option"]
+__all__ = ["EXIT_CODES", "JSON_KEY", "ExitCode", "answer", "fail", "json_option"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 JSON_KEY: Final = "tidegate.cli.json"
+"""In the context: whether this call wants JSON. Written by the root, which sees the arguments first."""
 
 
 class ExitCode(IntEnum):
@@ -46,20 +47,12 @@ EXIT_CODES: Final = {
 }
 
 
-def _remember(context: click.Context, _parameter: click.Parameter, value: bool) -> bool:
-    # The root reads it when something fails, also in the middle of parsing.
-    context.meta[JSON_KEY] = context.meta.get(JSON_KEY, False) or value
-    return value
-
-
 def json_option(command: F) -> F:
     """`--json`, the same for every command."""
     option = click.option(
         "--json",
         "as_json",
         is_flag=True,
-        is_eager=True,
-        callback=_remember,
         help="Answer with one JSON document on stdout; an error is one on stderr.",
     )
     return option(command)

@@ -42,7 +42,7 @@ def set_override(
 
     \b
     tidegate overrides set email.send 'premium_*' 1000/minute
-    tidegate overrides set email.send spammer --limit 0 --duration 1m      (blocks)
+    tidegate overrides set email.send spammer --limit 0 --duration 1m      # blocks
     """
     units, length_ms = quota_from(quota, limit_units, duration_ms)
     body = {"namespace": namespace, "identifier": identifier, "limit": units, "duration": length_ms}

@@ -12,7 +12,7 @@ from typing import Any, Final, NamedTuple
 import click
 from click.shell_completion import CompletionItem
 
-from tidegate.cli.outcomes import fail
+from tidegate.cli.outcomes import JSON_KEY, fail
 from tidegate.errors import MissingExtra
 
 __all__ = ["COMMANDS", "root"]
@@ -87,6 +87,8 @@ class Root(click.Group):
         return [*names, *click.Command.shell_complete(self, ctx, incomplete)]
 
     def invoke(self, ctx: click.Context) -> Any:
+        # Also a command line that cannot be parsed says what it wanted.
+        ctx.meta[JSON_KEY] = "--json" in ctx.args
         try:
             code = super().invoke(ctx)
         except click.exceptions.Exit:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import click
 
-from tidegate.cli.outcomes import json_option
+from tidegate.cli.outcomes import ExitCode, json_option
 from tidegate.cli.settings import setting_options
 from tidegate.server.config import Loaded, ServerConfig
 
@@ -17,7 +17,7 @@ __all__ = ["serve"]
 @click.command()
 @setting_options
 @json_option
-def serve(load_settings: Callable[[], Loaded], as_json: bool) -> int:
+def serve(load_settings: Callable[[], Loaded], as_json: bool) -> ExitCode:
     """Run the rate limit server.
 
     Without options it keeps everything in ./tidegate-data and needs nothing else; the first start prints a root key.
@@ -36,4 +36,4 @@ def serve(load_settings: Callable[[], Loaded], as_json: bool) -> int:
     def reload() -> ServerConfig:
         return load_settings().config
 
-    return run(config, reload=reload)
+    return ExitCode.OK if run(config, reload=reload) == 0 else ExitCode.ERROR

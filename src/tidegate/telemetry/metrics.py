@@ -12,12 +12,13 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import product
-from typing import Any, Final, Literal, NamedTuple, Protocol
+from typing import Any, Final, Literal, NamedTuple
+
+from tidegate.runtime.latency import BOUNDS_S
 
 __all__ = [
     "METRICS",
     "PREFIX",
-    "HistogramLike",
     "HistogramValue",
     "Key",
     "Metric",
@@ -30,22 +31,6 @@ PREFIX: Final = "tidegate_"
 
 Key = tuple[str, tuple[str, ...]]
 """A series: the metric's name without the prefix, and the values of its labels in the metric's order."""
-
-# A round trip to a regional origin takes 0.1 to 2 ms; 300 ms is where a decision stops waiting (DESIGN section 4).
-ORIGIN_SECONDS: Final = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.2, 0.3, 0.5, 1.0)
-# 5 ms is the promise for a slice of background work; the buckets tell how well it is kept.
-STALL_SECONDS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0)
-
-
-class HistogramLike(Protocol):
-    """A histogram of any part: upper bounds, a count per bucket (one more, for everything above), and the sum."""
-
-    @property
-    def bounds(self) -> Sequence[float]: ...
-    @property
-    def counts(self) -> Sequence[int]: ...
-    @property
-    def total(self) -> float: ...
 
 
 class HistogramValue(NamedTuple):
@@ -121,8 +106,10 @@ METRICS: Final[tuple[Metric, ...]] = (
         "subjects_evicted_total",
         "counter",
         "Subjects dropped from memory before they aged out, by reason.",
-        "It rises: the bound on subjects is reached. Nothing is lost, but evicted subjects need an origin read again.",
+        "It rises: the bound on subjects is reached. reason=lru loses nothing: the origin is read again. "
+        "reason=blocked and reason=unreplayed mean that memory is too small for the attack.",
         ("reason",),
+        (("lru", "blocked", "unreplayed"),),
     ),
     Metric(
         "strict_activations_total",
@@ -153,12 +140,12 @@ METRICS: Final[tuple[Metric, ...]] = (
         "p99 above 50 ms: nodes of the region see each other late. Above 300 ms reads are given up.",
         ("op",),
         (OPS,),
-        bounds=ORIGIN_SECONDS,
+        bounds=BOUNDS_S,
     ),
     Metric(
         "origin_dirty_cells",
         "gauge",
-        "Cells with counts that the origin has not acknowledged yet.",
+        "Subjects with cells whose counts the origin has not acknowledged yet.",
         "It grows without falling back: replay cannot keep up or the origin is gone. Nothing is lost meanwhile.",
     ),
     Metric(
@@ -231,11 +218,17 @@ METRICS: Final[tuple[Metric, ...]] = (
     Metric(
         "loop_stall_seconds",
         "histogram",
-        "How long background work held the event loop at a time.",
-        "More than a few observations above 5 ms: decisions wait behind background work.",
-        bounds=STALL_SECONDS,
+        "How late a timer of the event loop fired: how long somebody held the loop.",
+        "More than a few observations above 5 ms: decisions wait behind background work, or the machine is too busy.",
+        bounds=BOUNDS_S,
     ),
     # Beyond section 11 of the design: what an operator of the server asks next.
+    Metric(
+        "global_rows_set_aside_total",
+        "counter",
+        "Rows that the ledger refused and that were set aside, to be tried again later.",
+        "It rises: the database refuses what others accept. Its log and ours name the reason; all other rows go out.",
+    ),
     Metric(
         "clock_offset_seconds",
         "gauge",

@@ -1,0 +1,95 @@
+"""From a limiter's `statistics()` to the metrics that `tidegate.telemetry.metrics` declares.
+
+The runtime knows nothing of metrics: it counts, this module names. Every series that is known to exist is there from
+the start, with 0, so that a rate over the first event is not lost.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+from tidegate.telemetry.metrics import METRICS, HistogramValue, Key, Snapshot
+
+if TYPE_CHECKING:
+    from tidegate.runtime.latency import HistogramSnapshot
+    from tidegate.runtime.statistics import Statistics
+
+__all__ = ["HasStatistics", "collect", "snapshot_of"]
+
+
+class HasStatistics(Protocol):
+    """A `Limiter` or an `AsyncLimiter`."""
+
+    def statistics(self) -> Statistics: ...
+
+
+def collect(limiter: HasStatistics) -> Snapshot:
+    """The numbers of a limiter as of now."""
+    return snapshot_of(limiter.statistics())
+
+
+def snapshot_of(statistics: Statistics, denied_from_origin: int | None = None) -> Snapshot:
+    """The same, from statistics that are at hand.
+
+    `denied_from_origin` are the denials among the decisions that a read of the origin came before. Who does not
+    know them gets those decisions under outcome=passed as far as so many passed: their sums over outcome and over
+    source are right all the same.
+    """
+    values: dict[Key, float] = {
+        (entry.name, labels): 0
+        for entry in METRICS
+        if entry.kind == "counter"
+        for labels in entry.known_series()
+    }
+    values |= _decisions(statistics, denied_from_origin)
+    values |= {
+        ("subjects", ()): statistics.subjects,
+        ("cells_created_total", ("traffic",)): statistics.cells_created_by_traffic,
+        ("cells_created_total", ("import",)): statistics.cells_created_by_import,
+        ("strict_activations_total", ()): statistics.strict_activations,
+        ("origin_dirty_cells", ()): statistics.origin_dirty_subjects,
+        ("replay_lag_seconds", ()): statistics.replay_lag_s,
+        ("origin_heals_total", ()): statistics.origin_heals,
+        ("global_publish_rows_total", ()): statistics.publish_rows,
+        ("global_publish_errors_total", ()): statistics.publish_errors,
+        ("global_rows_set_aside_total", ()): statistics.rows_set_aside,
+        ("global_import_rows_total", ()): statistics.import_rows,
+        ("global_import_errors_total", ()): statistics.import_errors,
+        ("global_import_rows_last", ()): statistics.import_rows_last,
+        ("regions", ()): statistics.regions,
+    }
+    for reason, count in statistics.subjects_evicted.items():
+        values["subjects_evicted_total", (reason,)] = count
+    for operation, count in statistics.origin_operations.items():
+        values["origin_operations_total", (operation,)] = count
+    for (operation, reason), count in statistics.origin_errors.items():
+        values["origin_errors_total", (operation, reason)] = count
+    for region, lag_ms in statistics.global_lag_ms.items():
+        values["global_lag_seconds", (region,)] = lag_ms / 1000
+    for name, state in statistics.breaker_states.items():
+        values["breaker_state", (name,)] = state
+    if statistics.clock_offset_ms is not None:
+        values["clock_offset_seconds", ()] = statistics.clock_offset_ms / 1000
+    histograms: dict[Key, HistogramValue] = {
+        ("origin_latency_seconds", (operation,)): _histogram(histogram)
+        for operation, histogram in statistics.origin_latency.items()
+    }
+    if statistics.loop_stall is not None:
+        histograms["loop_stall_seconds", ()] = _histogram(statistics.loop_stall)
+    return Snapshot(statistics.node_id, values, histograms)
+
+
+def _decisions(statistics: Statistics, denied_from_origin: int | None) -> dict[Key, float]:
+    if denied_from_origin is None:
+        denied_from_origin = max(0, statistics.from_origin - statistics.passed)
+    passed_from_origin = statistics.from_origin - denied_from_origin
+    return {
+        ("decisions_total", ("passed", "local")): statistics.passed - passed_from_origin,
+        ("decisions_total", ("passed", "origin")): passed_from_origin,
+        ("decisions_total", ("denied", "local")): statistics.denied - denied_from_origin,
+        ("decisions_total", ("denied", "origin")): denied_from_origin,
+    }
+
+
+def _histogram(histogram: HistogramSnapshot) -> HistogramValue:
+    return HistogramValue(histogram.bounds_s, histogram.counts, histogram.sum_s)

@@ -1,0 +1,337 @@
+"""limit, multi-limit and overrides against a real server, which `tidegate serve` runs as its own process."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from tests.cli.conftest import PROGRAM, Invoke, InvokeJSON, Program
+
+SECRET = "S3cretHunter2"
+
+
+class Server(NamedTuple):
+    url: str
+    key: str
+    data_dir: Path
+    process: subprocess.Popen[str]
+
+    @property
+    def env(self) -> dict[str, str]:
+        return {"TIDEGATE_URL": self.url, "TIDEGATE_KEY": self.key}
+
+
+def start(data_dir: Path, *arguments: str, stderr: int | None = None) -> Server:
+    """`tidegate serve` on a free port; what it prints at its first start tells URL and key."""
+    environ = {name: value for name, value in os.environ.items() if not name.startswith("TIDEGATE_")}
+    process = subprocess.Popen(
+        [*PROGRAM, "serve", "--data-dir", str(data_dir), "--listen", "127.0.0.1:0", *arguments],
+        stdout=subprocess.PIPE,
+        stderr=stderr,
+        text=True,
+        env=environ,
+    )
+    assert process.stdout is not None
+    url = key = ""
+    for line in process.stdout:
+        url = url or "".join(re.findall(r"listening on (http://\S+)", line))
+        key = key or "".join(re.findall(r"^\s+(tg_[0-9A-Za-z]{32})\s*$", line))
+        if url and key:
+            break
+    assert url, process.wait(10)
+    return Server(url, key, data_dir, process)
+
+
+def stop(server: Server) -> int:
+    server.process.send_signal(signal.SIGTERM)
+    server.process.communicate(timeout=30)
+    return server.process.returncode
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    running = start(tmp_path_factory.mktemp("server") / "data")
+    yield running
+    assert stop(running) == 0
+
+
+@pytest.fixture
+def as_client(server: Server, monkeypatch: pytest.MonkeyPatch) -> Server:
+    """Commands of this test talk to the server with its first key, as told by the environment."""
+    for name, value in server.env.items():
+        monkeypatch.setenv(name, value)
+    return server
+
+
+def test_a_limit_is_allowed_until_it_is_used_up_and_then_exits_with_1(
+    as_client: Server, tidegate: Program
+) -> None:
+    codes = [tidegate("limit", "email.send", "alice", "3/day").returncode for _ in range(5)]
+    assert codes == [0, 0, 0, 1, 1]
+
+
+def test_the_answer_of_limit_is_that_of_the_api(as_client: Server, invoke_json: InvokeJSON) -> None:
+    first = invoke_json("limit", "email.send", "json", "10/day", "--cost", "4")
+    reset = first.pop("reset")
+    assert first == {"success": True, "limit": 10, "remaining": 6}
+    assert reset > time.time() * 1000
+    denied = invoke_json(
+        "limit", "email.send", "json", "--limit", "10", "--duration", "1d", "--cost", "7", exit_code=1
+    )
+    assert (denied["success"], denied["remaining"]) == (False, 0)
+    looked = invoke_json("limit", "email.send", "json", "10/day", "--cost", "0")
+    assert looked["remaining"] == 6
+
+
+def test_limit_tells_people_what_is_left(as_client: Server, invoke: Invoke) -> None:
+    allowed = invoke("limit", "email.send", "text", "1/day")
+    assert re.fullmatch(r"allowed: 0 of 1 left, window ends in \d+\.\d s\n", allowed.stdout)
+    denied = invoke("limit", "email.send", "text", "1/day")
+    assert denied.exit_code == 1
+    assert denied.stdout.startswith("denied: 0 of 1 left")
+
+
+@pytest.mark.parametrize("identifier", ["ünï 🎈", "a/b?c=d&e", " spaces ", '"quotes"\\', "-x", "--json"])
+def test_identifiers_of_any_kind_reach_the_server(as_client: Server, invoke: Invoke, identifier: str) -> None:
+    arguments = ["limit", "--limit", "1", "--duration", "1d", "--", "any kind", identifier]
+    assert [invoke(*arguments).exit_code for _ in range(2)] == [0, 1]
+
+
+def test_multi_limit_is_all_or_nothing(as_client: Server, invoke: Invoke, invoke_json: InvokeJSON) -> None:
+    def both(exit_code: int) -> Any:
+        items = ["--item", "multi", "org", "2/day", "--item", "multi", "user", "1/day"]
+        return invoke_json("multi-limit", *items, exit_code=exit_code)
+
+    assert both(0)["passed"] is True
+    denied = both(1)
+    assert denied["passed"] is False
+    assert [(item["identifier"], item["passed"], item["remaining"]) for item in denied["limits"]] == [
+        ("org", True, 1),
+        ("user", False, 0),
+    ]
+    # Nothing was counted for the organisation.
+    assert invoke_json("limit", "multi", "org", "2/day", "--cost", "0")["remaining"] == 1
+    text = invoke("multi-limit", "--item", "multi", "user", "1/day")
+    assert text.exit_code == 1
+    assert text.stdout.splitlines()[0] == "denied: nothing was counted"
+
+
+def test_multi_limit_reads_its_items_from_a_file_or_stdin(
+    as_client: Server, invoke: Invoke, tmp_path: Path
+) -> None:
+    items = [{"namespace": "file", "identifier": "x", "limit": 5, "duration": 86_400_000, "cost": 2}]
+    (tmp_path / "items.json").write_text(json.dumps(items))
+    first = invoke("multi-limit", "--file", "items.json", "--json")
+    assert json.loads(first.stdout)["limits"][0]["remaining"] == 3
+    second = invoke("multi-limit", "--file", "-", "--json", stdin=json.dumps(items))
+    assert json.loads(second.stdout)["limits"][0]["remaining"] == 1
+    assert invoke("multi-limit", "--file", "-", stdin=json.dumps(items)).exit_code == 1
+    for wrong in ("{}", "nonsense", "[" * 99_999):
+        assert invoke("multi-limit", "--file", "-", stdin=wrong).exit_code == 2
+    assert invoke("multi-limit").exit_code == 2
+    assert invoke("multi-limit", "--item", "a", "b", "nonsense").exit_code == 2
+
+
+def test_overrides_are_set_found_listed_and_deleted(
+    as_client: Server, invoke: Invoke, invoke_json: InvokeJSON
+) -> None:
+    invoke("limit", "over", "somebody", "1/day")
+    made = invoke_json("overrides", "set", "over", "premium_*", "1000/minute")
+    assert invoke("overrides", "set", "over", "premium_*", "2000/minute").stdout.strip() == made["overrideId"]
+    got = invoke_json("overrides", "get", "over", "premium_7")
+    assert got == {**made, "identifier": "premium_*", "limit": 2000, "duration": 60_000}
+    limited = invoke_json("limit", "over", "premium_7", "1/day")
+    assert (limited["limit"], limited["overrideId"]) == (2000, made["overrideId"])
+    blocked = invoke_json("overrides", "set", "over", "spammer", "--limit", "0", "--duration", "1m")
+    assert invoke_json("limit", "over", "spammer", "1000/day", exit_code=1)["limit"] == 0
+    listed = invoke_json("overrides", "list", "over")
+    assert {item["overrideId"] for item in listed["overrides"]} == {made["overrideId"], blocked["overrideId"]}
+    assert listed["cursor"] is None
+    assert "blocked" in invoke("overrides", "list", "over").stdout
+    assert invoke("overrides", "delete", "over", "premium_*").stdout == "deleted\n"
+    gone = invoke("overrides", "get", "over", "premium_7")
+    assert gone.exit_code == 2
+    assert "404" in gone.stderr
+    assert invoke("overrides", "delete", "over", "premium_*").exit_code == 2
+
+
+def test_a_long_list_of_overrides_comes_whole_or_page_by_page(
+    as_client: Server, invoke_json: InvokeJSON
+) -> None:
+    invoke_json("limit", "pages", "somebody", "1/day")
+    made = {
+        invoke_json("overrides", "set", "pages", f"u{number}", "5/m")["overrideId"] for number in range(5)
+    }
+    whole = invoke_json("overrides", "list", "pages", "--limit", "2")
+    assert {item["overrideId"] for item in whole["overrides"]} == made
+    assert len(whole["overrides"]) == 5
+    page = invoke_json("overrides", "list", "pages", "--limit", "2", "--cursor", min(made))
+    assert [item["overrideId"] for item in page["overrides"]] == sorted(made)[:2]
+    assert page["cursor"] == sorted(made)[2]
+
+
+def test_a_server_that_refuses_is_quoted_and_is_no_denial(server: Server, invoke: Invoke) -> None:
+    wrong = invoke("limit", "a", "b", "1/day", "--url", server.url, "--key", f"tg_{SECRET}")
+    assert wrong.exit_code == 2
+    assert wrong.stderr.startswith("error: 401 ")
+    assert "request req_" in wrong.stderr
+    assert SECRET not in wrong.output
+    too_long = invoke("limit", "a", "b" * 600, "1/day", "--url", server.url, "--key", server.key)
+    assert too_long.exit_code == 2
+    assert "400" in too_long.stderr
+
+
+def test_keys_made_while_the_server_runs_work_and_revoked_ones_do_not(
+    server: Server, invoke: Invoke, invoke_json: InvokeJSON
+) -> None:
+    made = invoke_json(
+        "keys", "create", "--data-dir", server.data_dir, "--workspace", "other", "--permissions", "all"
+    )
+
+    def call() -> int:
+        return invoke("limit", "keyed", "x", "1000/day", "--url", server.url, "--key", made["key"]).exit_code
+
+    wait_for(lambda: call() == 0)
+    invoke_json("keys", "revoke", made["id"], "--data-dir", server.data_dir)
+    wait_for(lambda: call() == 2)
+
+
+def test_a_deleted_namespace_is_gone_until_it_is_restored(
+    as_client: Server, invoke: Invoke, invoke_json: InvokeJSON
+) -> None:
+    data_dir = as_client.data_dir
+    invoke_json("limit", "doomed", "x", "1000/day")
+    (namespace,) = (
+        item
+        for item in invoke_json("namespaces", "list", "--data-dir", data_dir)["namespaces"]
+        if item["name"] == "doomed"
+    )
+    assert invoke_json("namespaces", "delete", "doomed", "--data-dir", data_dir)["id"] == namespace["id"]
+    wait_for(lambda: "410" in invoke("limit", "doomed", "x", "1000/day").stderr)
+    names = [item["name"] for item in invoke_json("namespaces", "list", "--data-dir", data_dir)["namespaces"]]
+    assert "doomed" not in names
+    invoke_json("namespaces", "restore", namespace["id"], "--data-dir", data_dir)
+    wait_for(lambda: invoke("limit", "doomed", "x", "1000/day").exit_code == 0)
+    assert invoke("namespaces", "delete", "never", "--data-dir", data_dir).exit_code == 2
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    """Servers notice a change of the catalog by themselves, within seconds."""
+    deadline = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen within 10 s"
+
+
+def test_nobody_listens_there(invoke: Invoke) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{taken.getsockname()[1]}"
+        result = invoke("limit", "a", "b", "1/s", "--url", url, "--key", "k")
+    assert result.exit_code == 2
+    assert f"no answer from {url}" in result.stderr
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"",
+        b"not http at all\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nhi",
+        b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n[]",
+        b"HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\n{}",
+        b'HTTP/1.1 200 OK\r\ncontent-length: 12\r\n\r\n{"error": 1}',
+        b"HTTP/1.1 302 Found\r\nlocation: http://elsewhere/\r\ncontent-length: 0\r\n\r\n",
+        b"HTTP/1.1 502 Bad Gateway\r\ncontent-length: 7\r\n\r\n<html/>",
+    ],
+)
+def test_a_server_that_is_no_tidegate_is_an_error(invoke: Invoke, answer: bytes) -> None:
+    def serve(listener: socket.socket) -> None:
+        connection, _ = listener.accept()
+        with connection:
+            while b"}" not in connection.recv(65_536):
+                pass
+            connection.sendall(answer)
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=serve, args=(listener,))
+        thread.start()
+        result = invoke(
+            "limit", "a", "b", "1/s", "--url", f"http://127.0.0.1:{listener.getsockname()[1]}", "--key", "k"
+        )
+        thread.join()
+    assert result.exit_code == 2
+    assert result.stderr.startswith("error: ")
+    assert "unexpected" not in result.stderr
+
+
+def test_a_server_that_does_not_answer_is_given_up_in_time(invoke: Invoke) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        result = invoke("limit", "a", "b", "1/s", "--url", url, "--key", "k", "--timeout", "0.05")
+    assert result.exit_code == 2
+    assert "timed out" in result.stderr
+
+
+@pytest.mark.parametrize(
+    "url", ["", "localhost:8080", "ftp://h", "http://", "http://h:port", f"x://u:{SECRET}@h"]
+)
+def test_a_url_that_is_none_is_refused(invoke: Invoke, url: str) -> None:
+    result = invoke("limit", "a", "b", "1/s", "--url", url, "--key", "k")
+    assert result.exit_code == 2
+    assert SECRET not in result.output
+
+
+@pytest.mark.parametrize("key", ["", "a\nb", "schlüssel"])
+def test_a_key_that_no_header_can_carry_is_refused(invoke: Invoke, key: str) -> None:
+    assert invoke("limit", "a", "b", "1/s", "--key", key).exit_code == 2
+
+
+def test_serve_logs_json_lines_without_the_key_and_stops_gracefully(tmp_path: Path, invoke: Invoke) -> None:
+    running = start(tmp_path / "data", "--json", "--log-level", "debug", stderr=subprocess.PIPE)
+    assert invoke("limit", "a", "b", "1/s", env=running.env).exit_code == 0
+    running.process.send_signal(signal.SIGHUP)
+    running.process.send_signal(signal.SIGTERM)
+    _, log = running.process.communicate(timeout=30)
+    assert running.process.returncode == 0
+    messages = [json.loads(line)["message"] for line in log.splitlines()]
+    assert "stopped" in messages
+    assert running.key not in log
+
+
+def test_serve_refuses_a_configuration_that_cannot_work(tidegate: Program, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    done = tidegate("serve", "--data-dir", tmp_path / "file", "--listen", "127.0.0.1:0")
+    assert done.returncode == 2
+    assert "data_dir" in done.stderr
+    done = tidegate("serve", "--ledger", f"mysql://u:{SECRET}@h/db", "--workers", "0")
+    assert done.returncode == 2
+    assert "region" in done.stderr
+    assert "workers" in done.stderr
+    assert SECRET not in done.stderr
+
+
+def test_metrics_of_a_running_server_are_the_documented_ones(as_client: Server, invoke: Invoke) -> None:
+    import http.client
+    from urllib.parse import urlsplit
+
+    from tidegate.telemetry.metrics import METRICS
+
+    invoke("limit", "measured", "x", "1000/day")
+    connection = http.client.HTTPConnection(urlsplit(as_client.url).netloc, timeout=10)
+    connection.request("GET", "/metrics")
+    page = connection.getresponse().read().decode()
+    connection.close()
+    typed = set(re.findall(r"^# TYPE (\S+)", page, re.MULTILINE))
+    assert typed <= {entry.full_name for entry in METRICS}
+    assert {"tidegate_decisions_total", "tidegate_http_requests_total", "tidegate_build_info"} <= typed

@@ -1,0 +1,179 @@
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cli.conftest import Invoke, InvokeJSON
+from tidegate.testing.servers import RedisServer
+
+SECRET = "S3cretHunter2"
+
+
+def findings(document: Any) -> dict[str, list[dict[str, str]]]:
+    found: dict[str, list[dict[str, str]]] = {}
+    for finding in document["checks"]:
+        found.setdefault(finding["check"], []).append(finding)
+    return found
+
+
+def statuses(document: Any) -> dict[str, list[str]]:
+    return {check: [finding["status"] for finding in found] for check, found in findings(document).items()}
+
+
+@pytest.fixture
+def free_port() -> Iterator[int]:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        yield probe.getsockname()[1]
+
+
+def test_an_embedded_server_that_never_ran_is_well(invoke_json: InvokeJSON, tmp_path: Path) -> None:
+    document = invoke_json("doctor", "--data-dir", tmp_path / "data", "--listen", "127.0.0.1:0")
+    assert document["ok"] is True
+    found = statuses(document)
+    for check in ("config", "data dir", "origin", "ledger", "listen"):
+        assert found[check] == ["ok"], check
+    assert "core" in found
+    assert not (tmp_path / "data").exists()
+
+
+def test_the_doctor_looks_into_what_an_embedded_server_keeps(
+    invoke: Invoke, invoke_json: InvokeJSON, tmp_path: Path
+) -> None:
+    data = tmp_path / "data"
+    invoke("keys", "create", "--data-dir", data)
+    document = invoke_json("doctor", "--data-dir", data)
+    assert statuses(document)["schema"] == ["ok"]
+    assert statuses(document)["permissions"] == ["ok"]
+    data.chmod(0o755)
+    opened = findings(invoke_json("doctor", "--data-dir", data))["permissions"][0]
+    assert opened["status"] == "warn"
+    assert opened["next_step"] == f"chmod 700 {data}"
+
+
+def test_a_data_dir_that_is_a_file_fails(invoke_json: InvokeJSON, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    document = invoke_json("doctor", "--data-dir", tmp_path / "file", exit_code=2)
+    assert document["ok"] is False
+    assert statuses(document)["data dir"] == ["fail"]
+
+
+def test_faults_of_the_configuration_are_findings(invoke: Invoke, invoke_json: InvokeJSON) -> None:
+    document = invoke_json("doctor", "--workers", "many", "--ledger", f"mysql://u:{SECRET}@h/db", exit_code=2)
+    assert statuses(document) == {"config": ["fail", "fail"]}
+    assert all(finding["next_step"] for finding in document["checks"])
+    assert SECRET not in invoke("doctor", "--ledger", f"mysql://u:{SECRET}@h/db").output
+
+
+def test_dependencies_that_are_down_fail_and_hide_their_passwords(
+    invoke: Invoke, invoke_json: InvokeJSON
+) -> None:
+    arguments = (
+        "doctor",
+        "--region",
+        "fra",
+        "--origin",
+        f"redis://:{SECRET}@127.0.0.1:1",
+        "--ledger",
+        f"mysql://u:{SECRET}@127.0.0.1:1/db",
+    )
+    document = invoke_json(*arguments, exit_code=2)
+    found = findings(document)
+    assert [finding["status"] for finding in found["origin"] + found["ledger"]] == ["fail", "fail"]
+    assert "from memory" in found["origin"][0]["next_step"]
+    text = invoke(*arguments).output
+    assert SECRET not in text
+    assert "-> start it" in text
+
+
+def test_a_taken_port_is_a_warning(invoke_json: InvokeJSON) -> None:
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        document = invoke_json("doctor", "--listen", f"127.0.0.1:{other.getsockname()[1]}")
+    assert statuses(document)["listen"] == ["warn"]
+
+
+def test_too_few_open_files_are_a_warning(invoke_json: InvokeJSON) -> None:
+    document = invoke_json("doctor", "--http-connections-max", "1000000")
+    assert statuses(document)["descriptors"] == ["warn"]
+    assert "ulimit -n" in findings(document)["descriptors"][0]["next_step"]
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    directory = tmp_path_factory.mktemp("tls")
+    cert, key = directory / "cert.pem", directory / "key.pem"
+    command = [
+        "openssl",
+        "req",
+        "-x509",
+        "-newkey",
+        "ec",
+        "-pkeyopt",
+        "ec_paramgen_curve:prime256v1",
+        "-nodes",
+    ]
+    command += ["-subj", "/CN=localhost", "-days", "1", "-keyout", str(key), "-out", str(cert)]
+    subprocess.run(command, check=True, capture_output=True)
+    return cert, key
+
+
+def test_tls_files_must_belong_together_and_the_key_must_be_secret(
+    invoke_json: InvokeJSON, certificate: tuple[Path, Path], tmp_path: Path
+) -> None:
+    cert, key = certificate
+    key.chmod(0o600)
+    assert statuses(invoke_json("doctor", "--tls-cert", cert, "--tls-key", key))["tls"] == ["ok"]
+    key.chmod(0o644)
+    assert statuses(invoke_json("doctor", "--tls-cert", cert, "--tls-key", key))["tls"] == ["ok", "warn"]
+    assert statuses(invoke_json("doctor", "--tls-cert", key, "--tls-key", cert, exit_code=2))["tls"] == [
+        "fail"
+    ]
+    missing = invoke_json("doctor", "--tls-cert", tmp_path / "none", "--tls-key", key, exit_code=2)
+    assert statuses(missing)["tls"] == ["fail"]
+
+
+def test_a_missing_driver_is_named_with_its_extra(tmp_path: Path) -> None:
+    program = (
+        "import sys; sys.modules['hiredis'] = None; from tidegate.cli import main\n"
+        "sys.argv = ['tidegate', 'doctor', '--region', 'fra', '--origin', 'redis://127.0.0.1:1']; main()"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "pip install 'tidegate[redis]'" in done.stdout
+
+
+def test_a_fleet_that_is_well(
+    invoke: Invoke, invoke_json: InvokeJSON, fresh_redis: RedisServer, mariadb_url: str
+) -> None:
+    arguments = ("doctor", "--region", "fra", "--origin", fresh_redis.url, "--ledger", mariadb_url)
+    without_schema = invoke_json(*arguments, exit_code=2)
+    assert "tidegate migrate" in findings(without_schema)["schema"][0]["next_step"]
+    invoke("migrate", "--ledger", mariadb_url)
+    found = statuses(invoke_json(*arguments))
+    assert found["origin"] == ["ok"]
+    assert found["region"] == ["ok"]
+    assert found["schema"] == ["ok"]
+    assert found["regions"] == ["ok"]
+    # One clock of the origin, one of the ledger, both on this machine.
+    assert found["clock"] == ["ok", "ok"]
+
+
+def test_an_origin_of_another_region_fails(invoke_json: InvokeJSON, fresh_redis: RedisServer) -> None:
+    invoke_json("doctor", "--region", "fra", "--origin", fresh_redis.url)
+    document = invoke_json("doctor", "--region", "iad", "--origin", fresh_redis.url, exit_code=2)
+    assert statuses(document)["region"] == ["fail"]
+    assert "fra" in findings(document)["region"][0]["detail"]
+
+
+def test_without_a_region_nothing_is_claimed(invoke_json: InvokeJSON, fresh_redis: RedisServer) -> None:
+    assert statuses(invoke_json("doctor", "--origin", fresh_redis.url))["origin"] == ["ok"]
+    # Had that claimed it, this would be a mismatch.
+    assert statuses(invoke_json("doctor", "--region", "fra", "--origin", fresh_redis.url))["region"] == ["ok"]

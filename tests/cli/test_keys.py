@@ -1,0 +1,234 @@
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cli.conftest import PROGRAM, Invoke, InvokeJSON, Program
+from tidegate.server.auth import digest_of
+
+NOW_AND_THEN = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ")
+
+
+@pytest.fixture
+def data_dir(tmp_path: Path) -> Path:
+    return tmp_path / "data"
+
+
+def test_create_prints_a_key_as_json_before_any_server_runs(tidegate: Program, data_dir: Path) -> None:
+    permissions = "ratelimit.*.limit,ratelimit.*.set_override"
+    done = tidegate(
+        "keys",
+        "create",
+        "--data-dir",
+        data_dir,
+        "--workspace",
+        "acme",
+        "--permissions",
+        permissions,
+        "--json",
+    )
+    assert done.returncode == 0, done.stderr
+    made = json.loads(done.stdout)
+    assert re.fullmatch(r"tg_[0-9A-Za-z]{32}", made["key"])
+    assert made["workspace"] == "acme"
+    assert made["permissions"] == permissions.split(",")
+    assert data_dir.stat().st_mode & 0o077 == 0
+
+
+def test_without_json_only_the_key_is_on_stdout(invoke: Invoke, data_dir: Path) -> None:
+    result = invoke("keys", "create", "--data-dir", data_dir)
+    assert re.fullmatch(r"tg_[0-9A-Za-z]{32}\n", result.stdout)
+    assert "workspace default" in result.stderr
+
+
+def test_a_key_is_stored_only_as_a_digest(invoke_json: InvokeJSON, data_dir: Path) -> None:
+    key = invoke_json("keys", "create", "--data-dir", data_dir)["key"]
+    stored = b"".join(file.read_bytes() for file in data_dir.iterdir())
+    assert key.encode() not in stored
+    assert key[7:].encode() not in stored
+    assert digest_of(key) in stored
+
+
+def test_list_shows_keys_without_the_key(invoke: Invoke, invoke_json: InvokeJSON, data_dir: Path) -> None:
+    one = invoke_json("keys", "create", "--data-dir", data_dir, "--workspace", "a", "--name", "ci")
+    two = invoke_json(
+        "keys",
+        "create",
+        "--data-dir",
+        data_dir,
+        "--workspace",
+        "b",
+        "--permissions",
+        "all",
+        "--expires",
+        "30d",
+    )
+    listed = invoke_json("keys", "list", "--data-dir", data_dir)["keys"]
+    assert [key["id"] for key in listed] == [one["id"], two["id"]]
+    assert listed[0]["name"] == "ci"
+    assert listed[0]["expires"] is None
+    assert NOW_AND_THEN.fullmatch(listed[1]["expires"])
+    assert len(listed[1]["permissions"]) == 5
+    text = invoke("keys", "list", "--data-dir", data_dir).output
+    for made in (one, two):
+        assert made["key"] not in text
+        assert made["key"] not in json.dumps(listed)
+        assert made["hint"] in text
+    only = invoke_json("keys", "list", "--data-dir", data_dir, "--workspace", "b")["keys"]
+    assert [key["id"] for key in only] == [two["id"]]
+
+
+def test_revoke_and_expire_take_a_key_out_of_the_list(invoke_json: InvokeJSON, data_dir: Path) -> None:
+    made = [invoke_json("keys", "create", "--data-dir", data_dir) for _ in range(4)]
+    assert invoke_json("keys", "revoke", made[0]["id"], "--data-dir", data_dir)["state"] == "revoked"
+    # Who finds a leaked key knows the key and not its id.
+    assert invoke_json("keys", "revoke", made[1]["key"], "--data-dir", data_dir)["state"] == "revoked"
+    assert invoke_json("keys", "expire", made[2]["id"], "--data-dir", data_dir)["state"] == "expired"
+    later = invoke_json("keys", "expire", made[3]["id"], "--at", "2999-01-01", "--data-dir", data_dir)
+    assert (later["state"], later["expires"]) == ("active", "2999-01-01T00:00:00Z")
+    assert [key["id"] for key in invoke_json("keys", "list", "--data-dir", data_dir)["keys"]] == [
+        made[3]["id"]
+    ]
+    states = {
+        key["id"]: key["state"]
+        for key in invoke_json("keys", "list", "--all", "--data-dir", data_dir)["keys"]
+    }
+    assert [states[key["id"]] for key in made] == ["revoked", "revoked", "expired", "active"]
+
+
+def test_revoking_twice_is_harmless_and_a_revoked_key_does_not_come_back(
+    invoke: Invoke, invoke_json: InvokeJSON, data_dir: Path
+) -> None:
+    key_id = invoke_json("keys", "create", "--data-dir", data_dir)["id"]
+    first = invoke_json("keys", "revoke", key_id, "--data-dir", data_dir)
+    assert invoke_json("keys", "revoke", key_id, "--data-dir", data_dir) == first
+    result = invoke("keys", "expire", key_id, "--at", "30d", "--data-dir", data_dir)
+    assert result.exit_code == 2
+    assert "was revoked" in result.stderr
+
+
+@pytest.mark.parametrize(
+    "permissions",
+    [
+        "",
+        ",",
+        "limit",
+        "ratelimit.*.everything",
+        "ratelimit.limit",
+        "*",
+        "ratelimit.rlns_1.create_namespace",
+        "ratelimit.*.limit,x",
+        "ratelimit.a b.limit",
+    ],
+)
+def test_a_permission_that_means_nothing_is_refused(invoke: Invoke, data_dir: Path, permissions: str) -> None:
+    result = invoke("keys", "create", "--data-dir", data_dir, "--permissions", permissions)
+    assert result.exit_code == 2
+    assert "--permissions" in result.stderr
+    assert not data_dir.exists()
+
+
+def test_permissions_may_name_a_namespace(invoke_json: InvokeJSON, data_dir: Path) -> None:
+    made = invoke_json(
+        "keys",
+        "create",
+        "--data-dir",
+        data_dir,
+        "--permissions",
+        " ratelimit.rlns_Ab1.limit , ratelimit.rlns_Ab1.limit",
+    )
+    assert made["permissions"] == ["ratelimit.rlns_Ab1.limit"]
+
+
+@pytest.mark.parametrize("moment", ["2001-01-01", "yesterday", "5", "0s"])
+def test_an_expiry_that_is_over_or_no_moment_is_refused(invoke: Invoke, data_dir: Path, moment: str) -> None:
+    result = invoke("keys", "create", "--data-dir", data_dir, "--expires", moment)
+    assert result.exit_code == 2
+    assert "--expires" in result.stderr
+
+
+def test_an_unknown_key_or_workspace_is_an_error(
+    invoke: Invoke, invoke_json: InvokeJSON, data_dir: Path
+) -> None:
+    invoke_json("keys", "create", "--data-dir", data_dir)
+    for arguments in (
+        ["revoke", "key_none"],
+        ["expire", "tg_nobodyhasthiskeyatall"],
+        ["list", "--workspace", "none"],
+    ):
+        result = invoke("keys", *arguments, "--data-dir", data_dir)
+        assert result.exit_code == 2
+        assert result.stderr.startswith("error: no ")
+        assert "tg_nobody" not in result.stderr
+
+
+def test_looking_creates_nothing(invoke: Invoke, data_dir: Path) -> None:
+    for arguments in (
+        ["keys", "list"],
+        ["keys", "revoke", "key_x"],
+        ["namespaces", "list"],
+        ["workspaces", "list"],
+    ):
+        result = invoke(*arguments, "--data-dir", data_dir)
+        assert result.exit_code == 2
+        assert "nothing is stored" in result.stderr
+    assert not data_dir.exists()
+
+
+def test_many_processes_create_keys_at_once(data_dir: Path, invoke_json: InvokeJSON) -> None:
+    command = [*PROGRAM, "keys", "create", "--data-dir", str(data_dir), "--workspace", "shared", "--json"]
+    running = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(4)]
+    made = [json.loads(process.communicate(timeout=60)[0]) for process in running]
+    assert [process.returncode for process in running] == [0] * 4
+    listed = invoke_json("keys", "list", "--data-dir", data_dir, "--workspace", "shared")["keys"]
+    assert {key["id"] for key in listed} == {key["id"] for key in made}
+
+
+def test_a_workspace_gets_a_quota_and_is_disabled(
+    invoke: Invoke, invoke_json: InvokeJSON, data_dir: Path
+) -> None:
+    def listed() -> Any:
+        return invoke_json("workspaces", "list", "--data-dir", data_dir)["workspaces"]
+
+    invoke_json("keys", "create", "--data-dir", data_dir, "--workspace", "acme")
+    assert listed() == [{"id": "acme", "name": "acme", "enabled": True, "quota": None}]
+    invoke_json("workspaces", "set", "acme", "--quota", "1000/minute", "--data-dir", data_dir)
+    assert listed()[0]["quota"] == {"limit": 1000, "duration": 60_000}
+    invoke_json("workspaces", "set", "acme", "--disabled", "--data-dir", data_dir)
+    assert listed()[0] == {
+        "id": "acme",
+        "name": "acme",
+        "enabled": False,
+        "quota": {"limit": 1000, "duration": 60_000},
+    }
+    invoke_json("workspaces", "set", "acme", "--quota", "none", "--enabled", "--data-dir", data_dir)
+    assert listed()[0] == {"id": "acme", "name": "acme", "enabled": True, "quota": None}
+    invoke_json("workspaces", "set", "new", "--quota", "5/s", "--data-dir", data_dir)
+    assert [workspace["id"] for workspace in listed()] == ["acme", "new"]
+    assert invoke("workspaces", "set", "acme", "--quota", "much", "--data-dir", data_dir).exit_code == 2
+
+
+@pytest.mark.parametrize("url_of", ["mariadb_url", "postgres_url"])
+@pytest.mark.server
+def test_keys_live_in_the_shared_database_of_a_fleet(
+    request: pytest.FixtureRequest, invoke: Invoke, invoke_json: InvokeJSON, url_of: str
+) -> None:
+    url = request.getfixturevalue(url_of)
+    without = invoke("keys", "create", "--ledger", url)
+    assert without.exit_code == 2
+    assert "tidegate migrate" in without.stderr
+    invoke_json("migrate", "--ledger", url)
+    made = invoke_json(
+        "keys", "create", "--ledger", url, "--workspace", "acme", "--permissions", "all", "--name", "ünï 🎈"
+    )
+    (listed,) = invoke_json("keys", "list", "--ledger", url)["keys"]
+    assert listed["id"] == made["id"]
+    assert listed["name"] == "ünï 🎈"
+    assert invoke_json("keys", "revoke", made["id"], "--ledger", url)["state"] == "revoked"
+    assert invoke_json("keys", "list", "--ledger", url)["keys"] == []
+    assert invoke_json("namespaces", "list", "--ledger", url)["namespaces"] == []

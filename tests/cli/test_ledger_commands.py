@@ -1,0 +1,189 @@
+"""migrate, cleanup and ledger, on a SQLite file and on real MariaDB and PostgreSQL servers."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import subprocess
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import PROGRAM, Invoke, InvokeJSON, Program
+from tidegate.adapters.urls import open_ledger
+from tidegate.core.model import LedgerRow
+
+HOUR_MS = 3_600_000
+
+
+@pytest.fixture(
+    params=[
+        "sqlite",
+        pytest.param("mariadb", marks=pytest.mark.server),
+        pytest.param("postgres", marks=pytest.mark.server),
+    ]
+)
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    if request.param == "sqlite":
+        return f"sqlite:///{tmp_path}/ledger.db"
+    url: str = request.getfixturevalue(f"{request.param}_url")
+    return url
+
+
+@pytest.fixture(params=["mariadb", "postgres"])
+def server_url(request: pytest.FixtureRequest) -> str:
+    """A SQLite ledger cleans itself whenever something is published; these do not."""
+    url: str = request.getfixturevalue(f"{request.param}_url")
+    return url
+
+
+def publish(url: str, rows: Sequence[LedgerRow], beats: Sequence[str] = ()) -> None:
+    async def work() -> None:
+        ledger = open_ledger(url)
+        await ledger.open(timeout_s=10)
+        await ledger.publish(sorted(rows), timeout_s=10)
+        for region in beats:
+            await ledger.heartbeat(region, timeout_s=10)
+        await ledger.close()
+
+    asyncio.run(work())
+
+
+def row(identifier: str, region: str, count: int, age_hours: int) -> LedgerRow:
+    """A row whose cell began `age_hours` ago; from 2 hours on it has expired."""
+    sequence = time.time_ns() // 1_000_000 // HOUR_MS - age_hours
+    return LedgerRow("acme", "email", identifier, HOUR_MS, sequence, region, count, (sequence + 2) * HOUR_MS)
+
+
+def test_migrate_shows_its_sql_then_runs_it_once(invoke: Invoke, invoke_json: InvokeJSON, url: str) -> None:
+    planned = invoke_json("migrate", "--ledger", url, "--dry-run")
+    assert any("ratelimit_window_counts" in statement for statement in planned["statements"])
+    # A dry run changed nothing: the same is still to be done.
+    assert invoke_json("migrate", "--ledger", url, "--dry-run") == planned
+    assert "CREATE TABLE" in invoke("migrate", "--ledger", url, "--dry-run").stdout
+    assert invoke_json("migrate", "--ledger", url)["statements"] == planned["statements"]
+    assert invoke_json("migrate", "--ledger", url)["statements"] == []
+    assert invoke("migrate", "--ledger", url).stdout == "up to date\n"
+    assert invoke_json("migrate", "--ledger", url, "--dry-run")["statements"] == []
+
+
+def test_migrate_from_two_places_at_once_works_in_one_of_them(url: str) -> None:
+    command = [*PROGRAM, "migrate", "--ledger", url, "--json"]
+    running = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(3)]
+    done = [json.loads(process.communicate(timeout=60)[0]) for process in running]
+    assert [process.returncode for process in running] == [0, 0, 0]
+    assert sorted(bool(answer["statements"]) for answer in done) == [False, False, True]
+
+
+def test_a_ledger_without_a_schema_names_the_command_that_makes_one(invoke: Invoke, url: str) -> None:
+    for command in ("ledger", "cleanup"):
+        result = invoke(command, "--ledger", url)
+        assert result.exit_code == 2
+        assert "tidegate migrate --ledger" in result.stderr
+
+
+def test_ledger_shows_regions_rows_lag_and_the_hottest_cells(
+    invoke: Invoke, invoke_json: InvokeJSON, url: str
+) -> None:
+    invoke("migrate", "--ledger", url)
+    rows = [
+        row("alice", "fra", 70, 0),
+        row("bob 🎈", "fra", 900, 0),
+        row("alice", "iad", 30, 0),
+        row("old", "fra", 5, 9),
+    ]
+    publish(url, rows, beats=["fra", "syd"])
+    shown = invoke_json("ledger", "--ledger", url, "--hottest", "2")
+    by_region = {region["region"]: region for region in shown["regions"]}
+    assert {name: region["rows"] for name, region in by_region.items()} == {"fra": 2, "iad": 1, "syd": 0}
+    assert by_region["iad"]["lag_ms"] is None
+    assert 0 <= by_region["fra"]["lag_ms"] < 60_000
+    assert shown["rows"] == 3
+    assert [(cell["identifier"], cell["regional"]) for cell in shown["hottest"]] == [
+        ("bob 🎈", 900),
+        ("alice", 70),
+    ]
+    text = invoke("ledger", "--ledger", url).stdout
+    assert "bob 🎈" in text
+    assert "never" in text
+
+
+@pytest.mark.server
+def test_cleanup_deletes_what_has_expired_and_says_how_much(
+    invoke: Invoke, invoke_json: InvokeJSON, server_url: str
+) -> None:
+    url = server_url
+    invoke("migrate", "--ledger", url)
+    publish(url, [row("live", "fra", 1, 0)])
+    publish(url, [row(f"old-{number}", "fra", 1, 3) for number in range(50)])
+    assert invoke_json("ledger", "--ledger", url)["expired_rows"] == 50
+    assert invoke_json("cleanup", "--ledger", url, "--older-than", "30d")["deleted"] == 0
+    assert invoke_json("cleanup", "--ledger", url)["deleted"] == 50
+    assert invoke("cleanup", "--ledger", url).stdout.startswith("deleted 0 rows")
+    shown = invoke_json("ledger", "--ledger", url)
+    assert (shown["rows"], shown["expired_rows"]) == (1, 0)
+
+
+def test_cleanup_every_goes_on_until_it_is_told_to_stop(invoke: Invoke, tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/ledger.db"
+    invoke("migrate", "--ledger", url)
+    process = subprocess.Popen(
+        [*PROGRAM, "cleanup", "--ledger", url, "--every", "1s", "--json"], stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    rounds = [json.loads(process.stdout.readline()) for _ in range(2)]
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=30)
+    assert process.returncode == 0
+    assert rounds[1]["cutoff_ms"] > rounds[0]["cutoff_ms"]
+
+
+def test_cleanup_every_survives_a_ledger_that_is_down(tmp_path: Path) -> None:
+    process = subprocess.Popen(
+        [*PROGRAM, "cleanup", "--ledger", "mysql://u:S3cretHunter2@127.0.0.1:1/db", "--every", "1s"],
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stderr is not None
+    lines = [process.stderr.readline() for _ in range(2)]
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=30)
+    assert process.returncode == 0
+    assert all("trying again in 1 s" in line and "S3cretHunter2" not in line for line in lines)
+
+
+def test_cleanup_every_ends_when_trying_again_cannot_help(tidegate: Program, tmp_path: Path) -> None:
+    done = tidegate("cleanup", "--ledger", f"sqlite:///{tmp_path}/none.db", "--every", "1s")
+    assert done.returncode == 2
+    assert "tidegate migrate" in done.stderr
+
+
+def test_a_pause_that_is_none_is_refused(invoke: Invoke) -> None:
+    assert invoke("cleanup", "--ledger", "sqlite:///x.db", "--every", "10ms").exit_code == 2
+
+
+@pytest.mark.parametrize("command", ["migrate", "cleanup", "ledger"])
+def test_a_ledger_that_is_down_is_an_error_without_its_password(invoke: Invoke, command: str) -> None:
+    result = invoke(command, "--ledger", "postgres://u:S3cretHunter2@127.0.0.1:1/db", "--timeout", "5")
+    assert result.exit_code == 2
+    assert result.stderr.startswith("error: ")
+    assert "S3cretHunter2" not in result.output
+
+
+@pytest.mark.parametrize("command", ["migrate", "cleanup", "ledger"])
+def test_the_ledger_may_come_from_the_environment_or_a_file(
+    invoke: Invoke, command: str, tmp_path: Path
+) -> None:
+    url = f"sqlite:///{tmp_path}/ledger.db"
+    invoke("migrate", "--ledger", url)
+    (tmp_path / "c.toml").write_text(f'ledger = "{url}"\nworkers = "not our business"\n')
+    (tmp_path / "secret").write_text(url)
+    assert invoke(command, env={"TIDEGATE_LEDGER": url}).exit_code == 0
+    assert invoke(command, env={"TIDEGATE_LEDGER_FILE": str(tmp_path / "secret")}).exit_code == 0
+    assert invoke(command, "--config", "c.toml").exit_code == 0
+    missing = invoke(command)
+    assert missing.exit_code == 2
+    assert "--ledger" in missing.stderr

@@ -1,0 +1,45 @@
+"""The reference pages are what the programs' own data makes of them: documentation cannot drift."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tidegate.cli.outcomes import ExitCode
+from tidegate.cli.reference import PAGES
+from tidegate.cli.root import COMMANDS
+from tidegate.server.config import SETTINGS
+from tidegate.telemetry.metrics import METRICS
+
+REFERENCE = Path(__file__).parents[2] / "docs" / "reference"
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_the_page_is_what_the_data_says(name: str) -> None:
+    made = PAGES[name]()
+    assert (REFERENCE / name).read_text(encoding="utf-8") == made, (
+        "run: python -m tidegate.cli.reference docs/reference"
+    )
+
+
+def test_the_pages_name_every_setting_metric_command_and_code() -> None:
+    config, cli = PAGES["config.md"](), PAGES["cli.md"]()
+    metrics, codes = PAGES["metrics.md"](), PAGES["exit-codes.md"]()
+    for setting in SETTINGS:
+        assert f"`{setting.path}`" in config
+        assert f"`{setting.env}`" in config
+        assert setting.description in config
+    for entry in METRICS:
+        assert f"`{entry.full_name}`" in metrics
+        assert entry.worry in metrics
+    for command in COMMANDS:
+        assert f"## tidegate {command}\n" in cli
+    for code in ExitCode:
+        assert f"`{int(code)}`" in codes
+
+
+def test_no_page_holds_a_path_of_the_machine_that_made_it() -> None:
+    for page in PAGES.values():
+        assert str(Path.home()) not in page()
+        assert str(REFERENCE.parents[1]) not in page()

@@ -1,0 +1,111 @@
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+import tidegate.telemetry
+from tidegate import AsyncLimiter, Limit, Limiter
+from tidegate.adapters.memory import MemoryLedger, MemoryOrigin
+from tidegate.core.model import Component, Heard
+from tidegate.errors import DependencyUnavailable
+from tidegate.telemetry import Collector, collect, render
+from tidegate.telemetry.metrics import METRICS, Snapshot, metric
+
+EMAILS = Limit("3/minute", namespace="email")
+NOON_MS = 1_700_000_000_000
+
+# What the server adds to the numbers of its limiter, and `cells`, which no limiter counts yet.
+NOT_OF_A_LIMITER = {
+    "http_requests_total",
+    "http_connections",
+    "top_workspace_decisions",
+    "top_identifier_denials",
+    "workers",
+    "build_info",
+    "cells",
+}
+
+
+def by_outcome(snapshot: Snapshot) -> dict[tuple[str, ...], float]:
+    return {labels: value for (name, labels), value in snapshot.values.items() if name == "decisions_total"}
+
+
+def assert_declared(snapshot: Snapshot) -> None:
+    """Every series is a declared metric, with label values from the declared ones where these are declared."""
+    for name, labels in [*snapshot.values, *snapshot.histograms]:
+        entry = metric(name)
+        assert len(labels) == len(entry.labels), name
+        for value, known in zip(labels, entry.values, strict=False):
+            assert value in known, (name, value)
+    for (name, _), histogram in snapshot.histograms.items():
+        assert histogram.bounds == metric(name).bounds
+        assert len(histogram.counts) == len(histogram.bounds) + 1
+
+
+def test_an_embedded_limiter_counts_its_decisions() -> None:
+    with Limiter() as limiter:
+        for _ in range(5):
+            limiter.limit(EMAILS, "alice", now_ms=NOON_MS)
+        snapshot = collect(limiter)
+    assert_declared(snapshot)
+    assert by_outcome(snapshot) == {
+        ("passed", "local"): 3,
+        ("passed", "origin"): 0,
+        ("denied", "local"): 2,
+        ("denied", "origin"): 0,
+    }
+    assert snapshot.values["subjects", ()] == 1
+    assert snapshot.values["cells_created_total", ("traffic",)] >= 1
+    assert snapshot.values["origin_errors_total", ("cold", "timeout")] == 0
+
+
+async def test_a_node_of_a_fleet_tells_of_its_origin_and_ledger() -> None:
+    async with AsyncLimiter("fra", MemoryOrigin(), MemoryLedger()) as limiter:
+        for _ in range(2):
+            await limiter.limit(EMAILS, "alice")
+        snapshot = collect(limiter)
+    assert_declared(snapshot)
+    assert snapshot.values["origin_operations_total", ("cold",)] == 1
+    assert by_outcome(snapshot)["passed", "origin"] == 1
+    assert by_outcome(snapshot)["passed", "local"] == 1
+    assert sum(snapshot.histograms["origin_latency_seconds", ("cold",)].counts) == 1
+    assert {labels for name, labels in snapshot.values if name == "breaker_state"}
+    named = {name for name, _ in [*snapshot.values, *snapshot.histograms]}
+    missing = {entry.name for entry in METRICS} - named - NOT_OF_A_LIMITER
+    # Only told once there is another region, or a pulse of the origin.
+    assert missing <= {"global_lag_seconds", "clock_offset_seconds"}
+
+
+class DownOrigin(MemoryOrigin):
+    async def read(self, wanted: Sequence[Component], *, timeout_s: float) -> list[Heard]:
+        raise DependencyUnavailable("down")
+
+
+async def test_a_decision_without_its_origin_is_local_and_the_error_is_counted() -> None:
+    async with AsyncLimiter("fra", DownOrigin()) as limiter:
+        decision = await limiter.limit(EMAILS, "alice")
+        snapshot = collect(limiter)
+    assert decision.source == "degraded"
+    assert by_outcome(snapshot)["passed", "local"] == 1
+    assert by_outcome(snapshot)["passed", "origin"] == 0
+    assert snapshot.values["origin_errors_total", ("cold", "other")] == 1
+
+
+def test_the_page_of_a_limiter_is_read_by_prometheus() -> None:
+    with Limiter() as limiter:
+        limiter.limit(EMAILS, "alice", now_ms=NOON_MS)
+        page = render([collect(limiter)])
+    families = {family.name: family for family in text_string_to_metric_families(page.decode())}
+    passed = {
+        tuple(sample.labels.values()): sample.value for sample in families["tidegate_decisions"].samples
+    }
+    assert passed["passed", "local"] == 1
+
+
+def test_what_the_package_offers_is_there() -> None:
+    assert tidegate.telemetry.__all__ == ["Collector", "collect", "render"]
+    assert Collector is tidegate.telemetry.Collector
+    with pytest.raises(AttributeError, match="nothing"):
+        _ = tidegate.telemetry.nothing
