@@ -69,6 +69,23 @@ class TestRedisOrigin(RemoteOriginContract):
         assert answers[:2] == [Heard(2, 1), Heard(1, 0)]
         assert origin.statistics()["connections_opened"] == 1
 
+    async def test_a_server_that_came_back_with_an_older_copy_shows_by_the_component_before_the_merge(
+        self, origin: Origin, place: RedisPlace
+    ) -> None:
+        digest = new_digest()
+        await self.merged(origin, component(digest, 5, writer="a"))
+        await self.merged(origin, component(digest, 8, writer="b"))
+        place.server.save()
+        await self.merged(origin, component(digest, 50, writer="a"))
+        place.server.kill()
+        place.server.start()
+        await self.recovered(origin, component(new_digest(), 1))
+        assert await self.read(origin, component(digest, writer="a")) == Heard(13, 5)
+        assert await self.merged(origin, component(digest, 51, writer="a")) == Heard(59, 5)
+        assert not (await origin.pulse(REGION, timeout_s=TIMEOUT_S)).was_empty, (
+            "the copy has the region's name"
+        )
+
     async def test_a_key_that_is_no_cell_is_replaced(self, origin: Origin, place: RedisPlace) -> None:
         good, bad = component(new_digest(), 3), component(new_digest(), 4)
         await self.merged(origin, bad)
