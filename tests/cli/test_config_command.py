@@ -19,13 +19,13 @@ def test_show_names_every_value_and_where_it_comes_from(invoke_json: InvokeJSON,
     file = tmp_path / "tidegate.toml"
     file.write_text('region = "fra"\nworkers = 2\n[log]\nlevel = "debug"\n')
     shown = invoke_json(
-        "config", "show", "--config", file, "--workers", "4", "--trust-proxy", "--ledger", LEDGER
+        "config", "show", "--config", file, "--workers", "4", "--test-mode", "--ledger", LEDGER
     )
     assert set(shown) == {setting.path for setting in SETTINGS}
     assert shown["region"] == {"value": "fra", "source": f"file {file}"}
     assert shown["workers"] == {"value": 4, "source": "flag --workers"}
     assert shown["log.level"] == {"value": "debug", "source": f"file {file}"}
-    assert shown["trust_proxy"] == {"value": True, "source": "flag --trust-proxy"}
+    assert shown["test_mode"] == {"value": True, "source": "flag --test-mode"}
     assert shown["listen"] == {"value": "127.0.0.1:8080", "source": "default"}
 
 

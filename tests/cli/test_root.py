@@ -65,6 +65,12 @@ def test_every_option_has_a_help_text(path: tuple[str, ...]) -> None:
             assert parameter.help, parameter.opts
 
 
+def test_the_simulator_is_reached(invoke: Invoke) -> None:
+    result = invoke("simulate", "--help")
+    assert result.exit_code == 0
+    assert "simulate" in result.output
+
+
 def test_help_loads_no_driver_no_server_and_no_telemetry() -> None:
     program = (
         "import sys\n"

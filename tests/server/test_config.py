@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import pickle
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 
 from tidegate.core.model import Tuning
 from tidegate.errors import ConfigurationError
+from tidegate.server import config as config_module
 from tidegate.server.config import SETTINGS, ConfigFaults, Fault, ServerConfig, Setting, split_listen
 from tidegate.server.config_load import load
 
@@ -27,7 +29,6 @@ RIGHT: dict[str, tuple[str, str, str]] = {
     "workers": ("2", "3", "4"),
     "workspace": ("x", "y", "z"),
     "snapshot_age_max_s": ("0", "1", "2"),
-    "trust_proxy": ("true", "false", "true"),
     "test_mode": ("true", "false", "true"),
     "tracing": ("true", "false", "true"),
     "http.body_bytes_max": ("2000", "3000", "4000"),
@@ -141,8 +142,7 @@ WRONG: dict[str, tuple[str, ...]] = {
     "workers": ("0", "-1", "many", "1.5", "257", "true"),
     "workspace": ("x" * 513,),
     "snapshot_age_max_s": ("-1", "1d", "2592001"),
-    "trust_proxy": ("perhaps", "2", "on"),
-    "test_mode": ("perhaps",),
+    "test_mode": ("perhaps", "2", "on"),
     "tracing": ("perhaps",),
     "http.body_bytes_max": ("0", "1023", "1073741825", "10MB"),
     "http.header_bytes_max": ("0", "1048577"),
@@ -331,8 +331,19 @@ def test_test_mode_is_off_and_warns_when_it_is_on() -> None:
     assert any("test_mode" in warning for warning in load(flags={"test_mode": "true"}).warnings)
 
 
-def test_proxies_are_not_believed_by_default() -> None:
-    assert load().config.trust_proxy is False
+def test_every_setting_has_an_effect() -> None:
+    """Each is read by name somewhere in the server, outside of the modules that define and load it."""
+    folder = Path(config_module.__file__).parent
+    sources = "\n".join(
+        file.read_text(encoding="utf-8") for file in folder.glob("*.py") if not file.name.startswith("config")
+    )
+    by_property = {"listen": ("host", "port"), "ledger": ("ledger", "catalog_url"), "origin": ("origin_url",)}
+    for setting in SETTINGS:
+        # The log's format is applied by `tidegate serve` before there is a server.
+        if setting.path != "log.format":
+            for name in by_property.get(setting.path, (setting.path,)):
+                last = name.rpartition(".")[2]
+                assert re.search(rf"\b(?:config|tls|log|http)\.{last}\b", sources), setting.path
 
 
 def test_there_is_no_setting_for_a_tuning_constant() -> None:

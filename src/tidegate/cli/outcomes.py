@@ -1,7 +1,7 @@
 """Exit codes, answers and failures: what every subcommand has in common with what calls it.
 
 Laws: the answer goes to stdout, everything else to stderr; with `--json` both are JSON, one document each; no message
-holds a secret. Exit code 1 means one thing only, a denied limit, so that a script can tell "no" from "broken".
+holds a secret. Exit code 1 means that the answer is no, and never an error: a script can tell "no" from "broken".
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ class ExitCode(IntEnum):
 
 EXIT_CODES: Final = {
     ExitCode.OK: "It worked. For `limit` and `multi-limit`: allowed.",
-    ExitCode.DENIED: "`limit` or `multi-limit` was answered, and the answer is: denied. Nothing else exits with 1.",
+    ExitCode.DENIED: "It worked, and the answer is no: `limit` or `multi-limit` was denied; with `simulate`, a "
+    "scenario or a world failed. Nothing else exits with 1.",
     ExitCode.ERROR: "An error: wrong usage, a faulty configuration, a server that refuses or cannot be reached, "
     "a check of `doctor` or `config check` that failed. The message on stderr says what and what to do next.",
     ExitCode.INTERRUPTED: "Interrupted with Ctrl-C (SIGINT) before it was done.",

@@ -164,12 +164,6 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
             "the database is down; 0 never uses it.",
         ),
     ] = 86_400
-    trust_proxy: Annotated[
-        bool,
-        Meta(
-            description="Believe X-Forwarded-For and X-Forwarded-Proto. Only behind a proxy that sets them itself."
-        ),
-    ] = False
     test_mode: Annotated[
         bool, Meta(description="Let a request set its own time with X-Test-Time. Never in production.")
     ] = False
