@@ -233,10 +233,10 @@ def _load(place: str, raw: Mapping[str, Any]) -> Load:
         if field.name not in raw:
             raise MalformedScenario(f"{place}: a load needs {field.name}")
         values[field.name] = raw[field.name]
-        if field.type == "int" and (isinstance(raw[field.name], bool) or not isinstance(raw[field.name], int)):
-            raise MalformedScenario(
-                f"{place}: {field.name} must be a whole number, not {raw[field.name]!r}"
-            )
+        if field.type == "int" and (
+            isinstance(raw[field.name], bool) or not isinstance(raw[field.name], int)
+        ):
+            raise MalformedScenario(f"{place}: {field.name} must be a whole number, not {raw[field.name]!r}")
     if values["nodes_count"] < 1 or values["replay_every_ms"] < 1:
         raise MalformedScenario(f"{place}: nodes_count and replay_every_ms must be at least 1")
     return Load(**values)

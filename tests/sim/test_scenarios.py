@@ -1,0 +1,194 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from tidegate.sim.commands import simulate
+from tidegate.sim.expectations import differences, matches
+from tidegate.sim.scenario_files import OPERATIONS, MalformedScenario, Scenario, bundled_files, load_file
+from tidegate.sim.scenario_runner import run_scenario
+
+T_MS = 1_799_971_200_000
+BUNDLED = [scenario for file in bundled_files() for scenario in load_file(file)]
+REQUEST = {
+    "workspace": "ws",
+    "namespace": "n",
+    "identifier": "u",
+    "limit": 10,
+    "duration_ms": 60_000,
+    "cost": 1,
+}
+
+
+def written(path: Path, *steps: dict[str, Any], **scenario: object) -> Path:
+    story = {"name": "a story", "why": "", "nodes": [{"id": "a1", "region": "a"}], "steps": list(steps)}
+    path.write_text(json.dumps({"schema": 1, "scenarios": [story | scenario]}))
+    return path
+
+
+def simulated(*arguments: object) -> Result:
+    return CliRunner().invoke(simulate, [str(argument) for argument in arguments])
+
+
+@pytest.mark.parametrize(
+    "scenario", BUNDLED, ids=lambda scenario: f"{Path(scenario.file).stem}: {scenario.name}"
+)
+def test_every_bundled_scenario_holds(scenario: Scenario) -> None:
+    assert run_scenario(scenario).differences == []
+
+
+def test_names_of_bundled_scenarios_are_unique() -> None:
+    names = [scenario.name for scenario in BUNDLED]
+    assert len(names) == len(set(names))
+
+
+def test_every_operation_is_used_by_a_bundled_scenario() -> None:
+    assert {step.op for scenario in BUNDLED for step in scenario.steps} == set(OPERATIONS)
+
+
+def test_a_failed_expectation_is_told_with_path_wanted_and_got(tmp_path: Path) -> None:
+    step = {"t_ms": T_MS, "node": "a1", "op": "limit", **REQUEST, "expect": {"success": True, "remaining": 3}}
+    file = written(tmp_path / "wrong.json", step)
+    result = simulated(file)
+    assert result.exit_code == 1
+    assert "FAILED  a story" in result.output
+    assert "step 1 (limit).remaining: wanted 3, got 9" in result.output
+    assert result.output.splitlines()[-1] == "0 passed, 1 failed"
+
+
+def test_the_closing_line_counts_and_the_exit_code_is_zero_when_all_passed(tmp_path: Path) -> None:
+    step = {
+        "t_ms": T_MS,
+        "node": "a1",
+        "op": "limit",
+        **REQUEST,
+        "expect": {"remaining": {"min": 9, "max": 9}},
+    }
+    file = written(tmp_path / "right.json", step)
+    result = simulated(file, file)
+    assert result.exit_code == 0
+    assert result.output.splitlines() == ["ok      a story", "ok      a story", "2 passed, 0 failed"]
+
+
+def test_json_says_the_same_as_data(tmp_path: Path) -> None:
+    step = {"t_ms": T_MS, "node": "a1", "op": "limit", **REQUEST, "expect": {"current": {"any": [2, 3]}}}
+    result = simulated(written(tmp_path / "wrong.json", step), "--json")
+    assert result.exit_code == 1
+    document = json.loads(result.output)
+    assert (document["passed"], document["failed"]) == (0, 1)
+    assert document["scenarios"][0]["differences"] == [
+        {"path": "step 1 (limit).current", "wanted": {"any": [2, 3]}, "got": 1}
+    ]
+
+
+LIMIT = {"t_ms": T_MS, "node": "a1", "op": "limit", **REQUEST}
+
+
+@pytest.mark.parametrize(
+    ("step", "told"),
+    [
+        ({**LIMIT, "op": "limt"}, "op 'limt' is not known"),
+        ({**LIMIT, "node": "b1"}, "there is no node 'b1'"),
+        ({**LIMIT, "t_ms": "now"}, "t_ms must be a whole number"),
+        ({**LIMIT, "expct": {}}, "field 'expct' is not known"),
+        ({**LIMIT, "expect_rows": []}, "cannot have expect_rows"),
+        ({key: value for key, value in LIMIT.items() if key != "limit"}, "needs limit"),
+        ({"op": "batch", "node": "a1", "requests": [{}]}, "requests[0] needs duration_ms"),
+        ({"op": "batch_end", "handle": "h"}, "no batch_begin has the handle 'h'"),
+        ({"op": "store_put", "rows": [3]}, "rows[0] must be an object"),
+        ({"op": "peek_origin", "region": 5, **REQUEST, "sequence": 1}, "region must be a string"),
+    ],
+)
+def test_a_malformed_step_is_refused_with_file_scenario_and_step(
+    tmp_path: Path, step: dict[str, Any], told: str
+) -> None:
+    file = written(tmp_path / "bad.json", {"op": "tick"}, step)
+    with pytest.raises(MalformedScenario) as caught:
+        load_file(file)
+    message = str(caught.value)
+    assert str(file) in message and "'a story'" in message and "step 2" in message and told in message
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("{", "is not JSON"),
+        ("[]", "a scenario file is"),
+        ('{"schema": 2, "scenarios": []}', "schema 2 is not known"),
+        ('{"schema": 1, "scenarios": {}}', "scenarios must be a list"),
+        ('{"schema": 1, "scenarios": [{}]}', "needs a name"),
+        ('{"schema": 1, "scenarios": [{"name": "x", "kind": "y"}]}', "kind 'y' is not known"),
+        ('{"schema": 1, "scenarios": [{"name": "x", "tuning": {"freshness": 1}}]}', "tuning has no field"),
+        ('{"schema": 1, "scenarios": [{"name": "x", "tuning": {"fresh_ms": true}}]}', "must be a int"),
+        ('{"schema": 1, "scenarios": [{"name": "x", "nodes": [{"id": "a"}], "steps": []}]}', "a node is"),
+        ('{"schema": 1, "scenarios": [{"name": "x", "kind": "load"}]}', "a load needs nodes_count"),
+    ],
+)
+def test_a_malformed_file_is_refused(tmp_path: Path, text: str, told: str) -> None:
+    file = tmp_path / "bad.json"
+    file.write_text(text)
+    with pytest.raises(MalformedScenario, match=told):
+        load_file(file)
+
+
+def test_a_missing_file_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(MalformedScenario, match="cannot be read"):
+        load_file(tmp_path / "absent.json")
+
+
+def test_an_unexpected_error_is_a_difference_and_an_expected_one_that_does_not_come_too(
+    tmp_path: Path,
+) -> None:
+    file = written(tmp_path / "errors.json", {**LIMIT, "limit": 0}, {**LIMIT, "expect_error": True})
+    told = [str(difference) for difference in run_scenario(load_file(file)[0]).differences]
+    assert told == [
+        "step 1 (limit): wanted 'a decision', got 'error: limit: got 0, expected at least 1'",
+        "step 2 (limit) error: wanted True, got False",
+    ]
+
+
+def test_the_same_scenario_runs_the_same_way_again() -> None:
+    load = next(scenario for scenario in BUNDLED if scenario.load is not None)
+    assert run_scenario(load).differences == run_scenario(load).differences == []
+
+
+@pytest.mark.parametrize(
+    ("wanted", "got"),
+    [
+        (5, 5),
+        ({"min": 1}, 1),
+        ({"max": 3, "min": 3}, 3),
+        ({"any": [0, {"min": 10}]}, 12),
+        ({"a": 1}, {"a": 1, "b": 2}),
+        ([{"a": 1}, 2], [{"a": 1, "c": 0}, 2]),
+        (None, None),
+    ],
+)
+def test_what_is_as_wanted_matches(wanted: object, got: object) -> None:
+    assert matches(wanted, got)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "got", "path"),
+    [
+        (5, 6, "x"),
+        (1, True, "x"),
+        (True, 1, "x"),
+        ({"min": 2}, 1, "x"),
+        ({"max": 2}, 3, "x"),
+        ({"min": 0}, None, "x"),
+        ({"any": [1, 2]}, 3, "x"),
+        ({"a": {"b": 1}}, {"a": {"b": 2}}, "x.a.b"),
+        ({"a": 1}, {}, "x.a"),
+        ([1, 2], [1], "x.length"),
+        ([1, 2], [1, 3], "x[1]"),
+        ([], {"a": 1}, "x"),
+        ({"a": 1}, 4, "x"),
+    ],
+)
+def test_what_is_not_as_wanted_differs(wanted: object, got: object, path: str) -> None:
+    assert [difference.path for difference in differences("x", wanted, got)] == [path]
