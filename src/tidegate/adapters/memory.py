@@ -279,15 +279,18 @@ class MemoryLedger:
             position = 0 if cursor is None else int(cursor)
             rows: list[LedgerRow] = []
             newest: dict[str, int] = {}
+            more = False
             for held in self._changed_since(position):
                 if held.row.expires_at_ms > now_ms:
                     if len(rows) == ANSWER_ROWS_MAX:
+                        more = True
                         break
                     rows.append(held.row)
                     newest[held.row.region] = max(held.updated_at_ms, newest.get(held.row.region, 0))
                 position = held.change
             clock_ms = self._clock.now_ms()
-            return Changes(rows, str(position), {region: clock_ms - at for region, at in newest.items()})
+            lag_ms = {region: clock_ms - at for region, at in newest.items()}
+            return Changes(rows, str(position), lag_ms, more)
 
     def heartbeat_nowait(self, region: str) -> list[RegionBeat]:
         """See `Ledger.heartbeat`."""
