@@ -321,6 +321,15 @@ def test_serve_refuses_a_configuration_that_cannot_work(tidegate: Program, tmp_p
     assert SECRET not in done.stderr
 
 
+def test_serve_names_the_address_that_it_cannot_listen_on(tidegate: Program, tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        taken = f"127.0.0.1:{other.getsockname()[1]}"
+        done = tidegate("serve", "--data-dir", tmp_path / "data", "--listen", taken)
+    assert done.returncode == 2
+    assert f"error: listen: cannot listen on {taken}" in done.stderr
+    assert "--listen" in done.stderr
+
+
 def test_metrics_of_a_running_server_are_the_documented_ones(as_client: Server, invoke: Invoke) -> None:
     import http.client
     from urllib.parse import urlsplit

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import errno
 import logging
+import socket
 from collections.abc import Callable
+from typing import Final
 
 import click
 
 from tidegate.cli.outcomes import ExitCode, json_option
 from tidegate.cli.settings import setting_options
+from tidegate.errors import ConfigurationError
 from tidegate.server.config import Loaded, ServerConfig
 
 __all__ = ["serve"]
+
+# What binding a socket may answer, and nothing else in a server that starts.
+LISTEN_ERRORS: Final = frozenset({errno.EADDRINUSE, errno.EADDRNOTAVAIL, errno.EACCES, errno.EAFNOSUPPORT})
 
 
 @click.command()
@@ -36,4 +43,12 @@ def serve(load_settings: Callable[[], Loaded], as_json: bool) -> ExitCode:
     def reload() -> ServerConfig:
         return load_settings().config
 
-    return ExitCode.OK if run(config, reload=reload) == 0 else ExitCode.ERROR
+    try:
+        return ExitCode.OK if run(config, reload=reload) == 0 else ExitCode.ERROR
+    except OSError as error:
+        if isinstance(error, socket.gaierror) or error.errno in LISTEN_ERRORS:
+            raise ConfigurationError(
+                f"listen: cannot listen on {config.listen}: {error.strerror}; stop what listens there, or choose "
+                "another --listen"
+            ) from error
+        raise
