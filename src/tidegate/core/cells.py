@@ -94,7 +94,7 @@ class Cell:
 
     def __init__(self, sequence: int, shared: Shared | None) -> None:
         self.sequence: Final[int] = sequence
-        # Accepted by this node. Written by decisions only.
+        # Accepted by this node. Written by decisions, and by answers that bring back what time made it forget.
         self.own: int = 0
         # Accepted by the other nodes of this region, as last heard. Written by reads, replays and own rows.
         self.others: int = 0
@@ -192,11 +192,12 @@ class Subject:
             found.extend(self.rest.values())
         return found
 
-    def insert(self, cell: Cell) -> None:
+    def insert(self, cell: Cell, sequence_min: int) -> None:
         """Remember a new cell. One ahead of `current` turns the page: the usual three move along.
 
         What falls off has aged out, if the clock is right. It is put aside nevertheless when it holds unreplayed
-        counts or when time jumped by three cells and more, because a clock that jumped ahead may step back.
+        counts or when time jumped by three cells and more, because a clock that jumped ahead may step back; and
+        from `sequence_min` on, because the new cell may be another clock's idea of now.
         """
         ahead = cell.sequence - self.sequence
         if ahead > 0:
@@ -213,7 +214,11 @@ class Subject:
                     self.previous = known
                 elif behind == 2:
                     self.oldest = known
-                elif ahead >= 3 or (known.shared is not None and known.own > known.shared.acked):
+                elif (
+                    ahead >= 3
+                    or known.sequence >= sequence_min
+                    or (known.shared is not None and known.own > known.shared.acked)
+                ):
                     self._put_aside(known)
         elif ahead == -1:
             self.previous = cell

@@ -24,9 +24,11 @@ __all__ = ["Convergence", "Publication", "Replay"]
 class Replay:
     """Components on their way to the origin, in one command's worth."""
 
-    __slots__ = ("cells", "components", "subjects")
+    __slots__ = ("acked", "cells", "components", "subjects")
 
     def __init__(self) -> None:
+        # What the origin had acknowledged of each cell when it was sent: an answer that holds less was not overtaken.
+        self.acked: Final[list[int]] = []
         self.components: Final[list[Component]] = []
         self.subjects: Final[list[Subject]] = []
         self.cells: Final[list[Cell]] = []
@@ -88,11 +90,11 @@ class Convergence:
 
     def apply_read(self, need: Need, heard: Sequence[Heard], now_ms: int) -> None:
         """The origin answered: both cells are as fresh as they can be."""
-        for cell, answer in zip(need.cells, heard, strict=True):
+        for i, answer in enumerate(heard):
+            cell = need.cells[i]
+            self._regain(need.subject, cell, answer.component)
             self._hear(need.subject, cell, answer.total - answer.component, now_ms)
-            shared = cell.shared
-            if shared is not None and answer.component < shared.acked:
-                self._lost(need.subject, shared)
+            self._check(need.subject, cell, need.acked[i], answer.component)
 
     def apply_read_failure(self, need: Need, now_ms: int) -> None:
         """The read failed, as known at `now_ms`: decide from memory, and try again no sooner than in a while."""
@@ -137,9 +139,16 @@ class Convergence:
             sequence_min = now_ms // key[2] - 2
             for cell in subject.cells():
                 shared = cell.shared
-                if shared is not None and cell.own > shared.acked and cell.sequence >= sequence_min:
+                if shared is None or cell.own == 0 or cell.sequence < sequence_min:
+                    continue
+                # The cell before the current one goes along until it was heard after its end: replays keep the
+                # current one fresh, so that no read would tell what others counted there last.
+                ended_ms = (cell.sequence + 1) * key[2]
+                is_open_question = cell.sequence == sequence_min + 1 and shared.heard_at_ms < ended_ms
+                if cell.own > shared.acked or is_open_question:
                     replay.subjects.append(subject)
                     replay.cells.append(cell)
+                    replay.acked.append(shared.acked)
                     replay.components.append(engine.component(subject, cell, key))
             self._unpin(subject, now_ms)
         del engine.dirty[:taken]
@@ -153,8 +162,8 @@ class Convergence:
             sent = replay.components[i].own
             shared = cell.shared
             assert shared is not None
-            if answer.component < shared.acked:
-                self._lost(subject, shared)
+            self._regain(subject, cell, answer.component)
+            self._check(subject, cell, replay.acked[i], answer.component)
             shared.acked = max(shared.acked, sent)
             self._hear(subject, cell, answer.total - max(answer.component, sent), now_ms)
             self._unpin(subject, now_ms)
@@ -165,10 +174,13 @@ class Convergence:
             self._queue(subject)
 
     def _queue(self, subject: Subject) -> None:
+        """The subject holds counts to replay: until then it is kept in memory."""
         if not subject.awaiting and subject.table >= 0:
             subject.awaiting = True
             self._engine.dirty.append(subject)
             self._engine.signals = True
+            if subject.queue != PINNED:
+                self._engine.subjects.move(subject, PINNED, subject.touched_ms)
 
     def _unpin(self, subject: Subject, now_ms: int) -> None:
         """A subject whose counts are all acknowledged may be forgotten again."""
@@ -181,14 +193,29 @@ class Convergence:
         blocked = subject.strict_until_ms > now_ms
         self._engine.subjects.move(subject, BLOCKED if blocked else CLEAN, subject.touched_ms)
 
+    def _regain(self, subject: Subject, cell: Cell, component: int) -> None:
+        """The origin holds more of ours than we remember: time ran ahead, the cell aged out, and time stepped back.
+
+        What is remembered came after that, so it is added: the earlier part counts in full.
+        """
+        if component > cell.own:
+            cell.own += component
+            self._queue(subject)
+            shared = cell.shared
+            if shared is not None and subject.table >= 0:
+                self._note_change(subject, cell, shared)
+
     # -- a wiped or older origin
 
-    def _lost(self, subject: Subject, shared: Shared) -> None:
-        """The origin holds less of ours than it acknowledged: it was wiped, or failed over to an older copy.
+    def _check(self, subject: Subject, cell: Cell, acked: int, component: int) -> None:
+        """Does the origin hold less of ours than it had acknowledged when it was asked?
 
-        One such answer is evidence about every cell. A sweep marks them all to be merged again; if one is under
-        way, only what lies behind it can be news.
+        If so it was wiped, or failed over to an older copy. One such answer is evidence about every cell. A sweep
+        marks them all to be merged again; if one is under way, only what lies behind it can be news.
         """
+        shared = cell.shared
+        if shared is None or component >= acked or component >= shared.acked:
+            return
         shared.acked = 0
         if self._sweep_at < 0 or not self._sweep_heals or subject.slot < self._sweep_at:
             self.start_heal()
@@ -237,8 +264,6 @@ class Convergence:
                     shared.acked = 0
                     self.heals += 1
                     self._queue(subject)
-                    if subject.queue != PINNED:
-                        self._engine.subjects.move(subject, PINNED, subject.touched_ms)
                 if self._sweep_unpublishes:
                     shared.published = 0
                 if self._sweep_publishes and cell.own + cell.others > shared.published:
@@ -347,7 +372,8 @@ class Convergence:
         shared = cell.shared
         assert shared is not None
         self.rows_set_aside += 1
-        shared.set_aside_until_ms = now_ms + (self._tuning.set_aside_ms << min(shared.set_aside, 10))
+        until_ms = now_ms + (self._tuning.set_aside_ms << min(shared.set_aside, 10))
+        shared.set_aside_until_ms = max(shared.set_aside_until_ms, until_ms)
         shared.set_aside += 1
         if publication.subjects[index].table >= 0:
             self._engine.note_change(publication.subjects[index], cell, shared)
@@ -385,7 +411,8 @@ class Convergence:
         cell = subject.cell(row.sequence)
         if cell is None:
             self.cells_imported += 1
-            cell = self._engine.new_cell(subject, row.sequence, row.duration_ms)
+            sequence_min = now_ms // row.duration_ms - 2
+            cell = self._engine.new_cell(subject, row.sequence, row.duration_ms, sequence_min)
         return subject, cell
 
     def _apply_own_row(

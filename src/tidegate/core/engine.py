@@ -41,15 +41,19 @@ REST_MAX: Final = 8
 @final
 @mypyc_attr(acyclic=True)
 class Need:
-    """What must be read before a decision: one or two cells of one subject, in one round trip."""
+    """What must be read before a decision: one or two cells of one subject, in one round trip.
 
-    __slots__ = ("cells", "reason", "subject", "wanted")
+    `acked` is what the origin had acknowledged of each cell by then: an answer that holds less was not overtaken.
+    """
+
+    __slots__ = ("acked", "cells", "reason", "subject", "wanted")
 
     def __init__(self, reason: str, subject: Subject, cells: list[Cell], wanted: list[Component]) -> None:
         self.reason: Final[str] = reason
         self.subject: Final[Subject] = subject
         self.cells: Final[list[Cell]] = cells
         self.wanted: Final[list[Component]] = wanted
+        self.acked: Final[list[int]] = [0 if cell.shared is None else cell.shared.acked for cell in cells]
 
 
 @final
@@ -227,13 +231,13 @@ class Engine:
         if rest is not None and len(rest) >= REST_MAX:
             # Time stepped back, so that no newer cell pushes the aged ones out.
             subject.drop_aged(sequence * duration_ms, duration_ms)
-        return self.new_cell(subject, sequence, duration_ms)
+        return self.new_cell(subject, sequence, duration_ms, sequence - 2)
 
-    def new_cell(self, subject: Subject, sequence: int, duration_ms: int) -> Cell:
-        """A new cell. One that follows a warm cell is warm for a moment itself, and keeps the pause of a failed read.
+    def new_cell(self, subject: Subject, sequence: int, duration_ms: int, sequence_min: int) -> Cell:
+        """A new cell; others are wanted from `sequence_min` on.
 
-        Warm is what was heard since that cell began: grace alone gives no grace, or windows as short as the grace
-        would never be read.
+        One that follows a warm cell is warm for a moment itself, and keeps the pause of a failed read. Warm is what
+        was heard since that cell began: grace alone gives no grace, or windows as short as it would never be read.
         """
         before = subject.cell(sequence - 1)
         cell = self.subjects.new_cell(sequence)
@@ -250,7 +254,7 @@ class Engine:
                 shared.failed_until_ms = known.failed_until_ms
                 if shared.fresh_until_ms < known.failed_until_ms:
                     shared.fresh_until_ms = known.failed_until_ms
-        subject.insert(cell)
+        subject.insert(cell, sequence_min)
         return cell
 
     def _need(
@@ -262,7 +266,7 @@ class Engine:
             previous = subject.cell(sequence - 1)
             if previous is None:
                 previous = self.subjects.new_cell(sequence - 1)
-                subject.insert(previous)
+                subject.insert(previous, sequence - 2)
             cells.append(previous)
         elif now_ms >= shared.failed_until_ms:
             reason = STRICT
@@ -384,7 +388,9 @@ class Engine:
                     counted, before, quota - cost, strict_until_ms - reset_ms, duration_ms
                 )
             else:
-                retry_after_ms = self._wait_ms(subject, sequence, quota - cost, now_ms, duration_ms)
+                retry_after_ms = self._wait_ms(
+                    subject, sequence, current.total() + probable, quota - cost, now_ms, duration_ms
+                )
         if not self._shares:
             return Decision(False, quota, 0, reset_ms, effective, retry_after_ms, source, -1, -1)
         self._count_source(source)
@@ -403,10 +409,11 @@ class Engine:
             self._global_age_ms(now_ms),
         )
 
-    def _wait_ms(self, subject: Subject, sequence: int, room: int, now_ms: int, duration_ms: int) -> int:
+    def _wait_ms(
+        self, subject: Subject, sequence: int, current: int, room: int, now_ms: int, duration_ms: int
+    ) -> int:
         """The wait when later cells are known already, because clocks differ: cell after cell."""
         previous = self._total_at(subject, sequence - 1)
-        current = self._total_at(subject, sequence)
         start_ms = sequence * duration_ms
         elapsed_ms = now_ms - start_ms
         while True:

@@ -1,0 +1,337 @@
+"""Own counts on their way to the origin: idempotent, lossless, coalesced, self-healing."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.core.nodes import DictOrigin, Node
+from tidegate.core.cells import CLEAN, PINNED
+from tidegate.core.convergence import Replay
+from tidegate.core.model import DEGRADED, LOCAL, ORIGIN, Heard, Limit, Tuning, subject_digest
+
+LIMIT = Limit(1_000, duration_ms=60_000)
+T = 60_000 * 1000 + 30_000
+DIGEST = subject_digest("default", "default", "a", 60_000)
+
+
+def planned(node: Node, now_ms: int = T, cells_max: int = 250) -> Replay:
+    replay = node.convergence.plan_replay(now_ms, cells_max)
+    assert replay is not None
+    return replay
+
+
+# -- what is sent
+
+
+def test_many_requests_cost_one_component() -> None:
+    node, origin = Node("n7"), DictOrigin()
+    for _ in range(100):
+        node.limit(LIMIT, "a", 1, T, origin)
+    replay = planned(node)
+    assert [(c.digest, c.sequence, c.writer, c.own) for c in replay.components] == [(DIGEST, 1000, "n7", 100)]
+    assert replay.components[0].expires_at_ms == 60_000 * 1003
+    assert node.convergence.plan_replay(T, 250) is None, "it is on its way"
+
+
+def test_the_first_dirty_cell_wakes_the_driver_and_the_others_travel_along() -> None:
+    node, origin = Node(), DictOrigin()
+    woken = []
+    for cost in (0, 1, 1):
+        node.engine.signals = False
+        node.limit(LIMIT, "a", cost, T, origin)
+        woken.append((node.engine.signals, node.convergence.has_dirty))
+    assert woken == [(False, False), (True, True), (False, True)]
+
+
+def test_cost_zero_and_denials_are_never_replayed() -> None:
+    node, origin = Node(), DictOrigin()
+    for identifier in ("a", "b"):
+        node.limit(LIMIT, identifier, 0, T, origin)
+        node.limit(LIMIT, identifier, 5_000, T, origin)
+    assert node.engine.dirty == []
+    assert node.convergence.plan_replay(T, 250) is None
+    assert origin.cells == {}
+
+
+def test_dirty_cells_leave_in_the_order_in_which_they_became_dirty_in_bounded_commands() -> None:
+    node, origin = Node(), DictOrigin()
+    for i in range(10):
+        node.limit(LIMIT, f"id{i}", 1, T, origin)
+    sizes, order = [], []
+    while (replay := node.convergence.plan_replay(T, 4)) is not None:
+        sizes.append(len(replay.components))
+        order += [subject.identifier for subject in replay.subjects]
+    assert sizes == [4, 4, 2]
+    assert order == [f"id{i}" for i in range(10)]
+
+
+def test_all_unacknowledged_cells_of_a_subject_travel_together() -> None:
+    node = Node()
+    node.limit(LIMIT, "a", 1, T - 60_000)
+    node.limit(LIMIT, "a", 2, T)
+    assert sorted((c.sequence, c.own) for c in planned(node).components) == [(999, 1), (1000, 2)]
+
+
+def test_aged_out_cells_are_not_replayed_and_hold_nothing_in_memory() -> None:
+    node = Node()
+    node.limit(LIMIT, "a", 1, T)
+    assert node.convergence.plan_replay(60_000 * 1003, 10) is None
+    assert node.subject(LIMIT, "a").queue == CLEAN
+    node.limit(LIMIT, "b", 1, T)
+    assert [c.sequence for c in planned(node, 60_000 * 1003 - 1).components] == [1000]
+
+
+# -- answers
+
+
+def test_a_replay_hears_of_the_others() -> None:
+    node, peer, origin = Node("n1"), Node("n2"), DictOrigin()
+    peer.limit(LIMIT, "a", 30, T, origin)
+    peer.replay(origin, T)
+    node.limit(LIMIT, "a", 5, T)
+    node.replay(origin, T)
+    cell = node.cell(LIMIT, "a", 1000)
+    assert (cell.own, cell.others) == (5, 30)
+    assert (cell.regional(), cell.total()) == (35, 35)
+
+
+def test_counts_that_are_on_their_way_are_neither_forgotten_nor_counted_twice() -> None:
+    node, origin = Node(), DictOrigin()
+    node.limit(LIMIT, "a", 5, T, origin)
+    in_flight = planned(node)
+    answers = origin.merge(in_flight.components)
+    node.decide(LIMIT, "a", 2, T)
+    need = node.need(LIMIT, "a", 0, T + 6_000)
+    node.convergence.apply_read(need, origin.read(need.wanted), T + 6_000)
+    assert node.cell(LIMIT, "a", 1000).total() == 7
+    node.convergence.apply_replay(in_flight, answers, T)
+    assert node.cell(LIMIT, "a", 1000).total() == 7
+    assert [c.own for c in planned(node).components] == [7]
+
+
+def test_a_replay_that_timed_out_but_arrived_is_harmless_when_sent_again() -> None:
+    node, origin = Node(), DictOrigin()
+    node.limit(LIMIT, "a", 5, T, origin)
+    lost_answer = planned(node)
+    origin.merge(lost_answer.components)
+    node.convergence.fail_replay(lost_answer)
+    assert node.replay(origin, T) == 1
+    assert origin.total(DIGEST, 1000) == 5
+    assert node.cell(LIMIT, "a", 1000).total() == 5
+
+
+def test_what_is_not_acknowledged_stays_for_as_long_as_the_outage_lasts() -> None:
+    node, origin = Node(), DictOrigin()
+    node.limit(LIMIT, "a", 1, T, origin)
+    for i in range(50):
+        node.convergence.fail_replay(planned(node))
+        node.limit(LIMIT, "a", 1, T + i * 400)
+    assert node.replay(origin, T + 20_000) == 1
+    assert origin.total(DIGEST, 1000) == 51
+
+
+@given(st.lists(st.sampled_from(["accept", "arrive", "answer", "fail"]), max_size=30))
+def test_at_rest_the_origin_holds_exactly_what_was_accepted(events: list[str]) -> None:
+    """Replays overlap, arrive without an answer, are answered late, fail and are repeated."""
+    node, origin = Node(), DictOrigin()
+    accepted = 0
+    flying: list[Replay] = []
+    answers: list[tuple[Replay, list[Heard]]] = []
+    for event in events:
+        if event == "accept":
+            node.decide(LIMIT, "a", 1, T, DEGRADED)
+            accepted += 1
+            replay = node.convergence.plan_replay(T, 10)
+            if replay is not None:
+                flying.append(replay)
+        elif event == "arrive" and flying:
+            replay = flying.pop()
+            answers.append((replay, origin.merge(replay.components)))
+        elif event == "answer" and answers:
+            replay, heard = answers.pop(0)
+            node.convergence.apply_replay(replay, heard, T)
+        elif event == "fail" and flying:
+            node.convergence.fail_replay(flying.pop(0))
+    for replay, heard in answers:
+        node.convergence.apply_replay(replay, heard, T)
+    for replay in flying:
+        node.convergence.fail_replay(replay)
+    assert not node.convergence.sweeping, "overtaking is no sign of a wipe"
+    node.replay(origin, T)
+    assert origin.total(DIGEST, 1000) == accepted
+    if accepted:
+        cell = node.cell(LIMIT, "a", 1000)
+        assert (cell.own, cell.others) == (accepted, 0)
+        assert node.subject(LIMIT, "a").queue == CLEAN
+
+
+def test_a_node_that_only_replays_learns_the_last_counts_of_the_window_before() -> None:
+    """Its replays keep the current cell fresh, so that no read would ever tell it."""
+    node, peer, origin = Node("n1"), Node("n2"), DictOrigin()
+    start_ms = 60_000 * 1001
+    node.limit(LIMIT, "a", 5, start_ms - 3_000, origin)
+    node.replay(origin, start_ms - 3_000)
+    peer.limit(LIMIT, "a", 400, start_ms - 2_000, origin)
+    peer.replay(origin, start_ms - 2_000)
+    for second in range(10):
+        assert node.limit(LIMIT, "a", 1, start_ms + second * 900, origin)
+        node.replay(origin, start_ms + second * 900)
+    assert node.cell(LIMIT, "a", 1000).total() == 405
+    reads = origin.reads
+    node.limit(LIMIT, "a", 1, start_ms + 9_000, origin)
+    assert origin.reads == reads
+    # It is told once, not with every replay.
+    node.limit(LIMIT, "a", 1, start_ms + 9_100, origin)
+    assert [c.sequence for c in planned(node, start_ms + 9_100).components] == [1001]
+
+
+# -- a wiped or older origin
+
+
+def test_a_wiped_origin_is_noticed_by_a_replay_and_everything_is_merged_again() -> None:
+    node, origin = Node(), DictOrigin()
+    for i in range(20):
+        node.limit(LIMIT, f"id{i}", i + 1, T, origin)
+    node.replay(origin, T)
+    full = origin.copy()
+    origin.cells.clear()
+    node.limit(LIMIT, "id0", 1, T, origin)
+    node.replay(origin, T)
+    assert node.convergence.sweeping
+    node.sweep(7)
+    node.replay(origin, T)
+    full[subject_digest("default", "default", "id0", 60_000), 1000]["n1"] += 1
+    assert origin.cells == full
+    assert node.convergence.heals == 20
+    assert not node.convergence.sweeping
+
+
+def test_a_wiped_origin_is_noticed_by_a_read() -> None:
+    node, origin = Node(), DictOrigin()
+    node.limit(LIMIT, "a", 5, T, origin)
+    node.replay(origin, T)
+    origin.cells.clear()
+    node.limit(LIMIT, "a", 0, T + 6_000, origin)
+    assert node.convergence.sweeping and node.convergence.has_dirty
+    node.replay(origin, T + 6_000)
+    assert origin.total(DIGEST, 1000) == 5
+
+
+def test_a_failover_to_an_older_copy_heals_and_views_never_fall() -> None:
+    node, peer, origin = Node("n1"), Node("n2"), DictOrigin()
+    node.limit(LIMIT, "a", 5, T, origin)
+    node.replay(origin, T)
+    older = origin.copy()
+    peer.limit(LIMIT, "a", 7, T, origin)
+    peer.replay(origin, T)
+    node.limit(LIMIT, "a", 1, T, origin)
+    node.replay(origin, T)
+    assert node.cell(LIMIT, "a", 1000).total() == 13
+    origin.cells = older
+    for one in (node, peer):
+        one.limit(LIMIT, "a", 0, T + 6_000, origin)
+        assert one.cell(LIMIT, "a", 1000).total() >= 12
+        one.sweep()
+        one.replay(origin, T + 6_000)
+    assert origin.total(DIGEST, 1000) == 13
+
+
+def test_a_replay_on_its_way_during_the_wipe_is_no_reason_to_forget_what_it_brought() -> None:
+    node, origin = Node(), DictOrigin()
+    node.limit(LIMIT, "a", 5, T, origin)
+    node.replay(origin, T)
+    node.limit(LIMIT, "a", 2, T, origin)
+    in_flight = planned(node)
+    origin.cells.clear()
+    node.convergence.apply_replay(in_flight, origin.merge(in_flight.components), T)
+    node.sweep()
+    node.replay(origin, T)
+    assert origin.total(DIGEST, 1000) == 7
+
+
+def test_counts_that_the_origin_lost_are_pinned_at_once() -> None:
+    """Before the sweep comes by, memory may run short: they are unreplayed again, and must not go first."""
+    node, origin = Node(tuning=Tuning(subjects_max=2)), DictOrigin()
+    node.limit(LIMIT, "a", 5, T, origin)
+    node.replay(origin, T)
+    origin.cells.clear()
+    node.limit(LIMIT, "a", 0, T + 6_000, origin)
+    assert node.subject(LIMIT, "a").queue == PINNED
+    for i in range(5):
+        node.limit(LIMIT, f"other{i}", 0, T + 20_000 + i, origin)
+    assert node.knows(LIMIT, "a")
+
+
+def test_a_sweep_goes_in_slices_and_can_be_joined_by_another() -> None:
+    node, origin = Node(), DictOrigin()
+    for i in range(10):
+        node.limit(LIMIT, f"id{i}", 1, T, origin)
+    node.replay(origin, T)
+    node.convergence.start_heal()
+    assert node.convergence.sweep(4)
+    assert len(node.engine.dirty) == 4
+    assert node.convergence.sweep(4)
+    node.convergence.start_heal()
+    slices = 0
+    while node.convergence.sweep(4):
+        slices += 1
+    assert slices == 2
+    assert len(node.engine.dirty) == 10
+    assert not node.convergence.sweep(4)
+
+
+# -- two lives of one subject
+
+
+def test_an_evicted_subject_that_comes_back_counts_its_earlier_life_in_full() -> None:
+    node, origin = Node(tuning=Tuning(subjects_max=1)), DictOrigin()
+    for life in range(1, 5):
+        node.limit(LIMIT, "a", 10, T, origin)
+        node.replay(origin, T)
+        assert node.limit(LIMIT, "a", 0, T, origin).effective == 10 * life
+        node.limit(LIMIT, "b", 0, T, origin)
+        assert not node.knows(LIMIT, "a")
+    assert origin.total(DIGEST, 1000) == 40
+    assert len(origin.cells[DIGEST, 1000]) == 4, "each life is a component of its own"
+
+
+def test_a_replay_of_an_earlier_life_that_arrives_late_still_counts() -> None:
+    node, origin = Node(tuning=Tuning(subjects_max=1)), DictOrigin()
+    node.limit(LIMIT, "a", 10, T, origin)
+    late = planned(node)
+    node.limit(LIMIT, "b", 1, T, origin)
+    assert node.engine.subjects.evicted_unreplayed == 1
+    node.limit(LIMIT, "a", 5, T, origin)
+    node.replay(origin, T)
+    node.convergence.apply_replay(late, origin.merge(late.components), T)
+    node.convergence.fail_replay(late)
+    node.replay(origin, T)
+    assert origin.total(DIGEST, 1000) == 15
+
+
+@pytest.mark.parametrize("reads", [True, False])
+def test_a_subject_that_time_forgot_and_brought_back_counts_its_earlier_life_in_full(reads: bool) -> None:
+    """A clock that runs an hour ahead makes everything age out; then it steps back, into the same cells."""
+    node, origin = Node(), DictOrigin()
+    node.limit(LIMIT, "a", 10, T, origin)
+    node.replay(origin, T)
+    assert not node.engine.subjects.expire(T + 3_600_000, 10)
+    assert not node.knows(LIMIT, "a")
+    node.decide(LIMIT, "a", 3, T, LOCAL if reads and node.limit(LIMIT, "a", 0, T, origin) else DEGRADED)
+    node.replay(origin, T)
+    assert origin.total(DIGEST, 1000) == 13
+    assert node.decide(LIMIT, "a", 0, T, ORIGIN).effective == 13
+    assert node.cell(LIMIT, "a", 1000).others == 0
+
+
+def test_a_cell_that_time_forgot_and_brought_back_counts_its_earlier_life_in_full() -> None:
+    node, origin = Node(), DictOrigin()
+    for sequence in range(1000, 1005):
+        node.limit(LIMIT, "a", 10, 60_000 * sequence + 30_000, origin)
+        node.replay(origin, 60_000 * sequence + 30_000)
+    assert node.subject(LIMIT, "a").cell(1000) is None
+    assert node.limit(LIMIT, "a", 3, T, origin).effective == 13
+    node.replay(origin, T)
+    assert origin.total(DIGEST, 1000) == 13
