@@ -1,12 +1,12 @@
-"""One HTTP/1.1 connection: llhttp parses, this class bounds, orders and answers.
+"""One HTTP/1.1 connection: orders what was read, answers it, and watches the clock.
 
-A request whose head is byte for byte one that llhttp accepted before on this connection is not parsed again: the
-parser rests between two messages, so the same bytes would give the same result. It is answered inside
-`data_received`, without a task. Everything else takes the long way through the parser.
+A request whose head is byte for byte one that was parsed before on this connection is not parsed again: the parser
+rests between two messages, so that the same bytes would give the same head. It is answered inside `data_received`,
+without a task. Everything else takes the long way through the reader.
 
-Laws: answers leave in the order of the requests, also when an earlier one has to wait. Nothing that a client sends
-is kept beyond its bound. A client that is slow to send or slow to read loses its connection, not our memory.
-It knows nothing of rate limits: an operation turns (head, body) into an answer, at once or as a coroutine.
+Laws: answers leave in the order of the requests, also when an earlier one has to wait. A client that is slow to send
+or slow to read loses its connection, not our memory. Nothing is known here of rate limits: an operation turns
+(head, body) into an answer, at once or as a coroutine.
 """
 
 from __future__ import annotations
@@ -16,22 +16,9 @@ import logging
 from collections import deque
 from typing import TYPE_CHECKING, Any, Final, cast
 
-import httptools
-
-from tidegate.server.messages import Head, Operation, length_line
-from tidegate.server.problems import (
-    BODY_TOO_LARGE,
-    EXPECTATION_FAILED,
-    HEADERS_TOO_LARGE,
-    MALFORMED_REQUEST,
-    OVERLOADED,
-    REQUEST_TIMEOUT,
-    UNEXPECTED_ERROR,
-    URI_TOO_LONG,
-    Answer,
-    Problem,
-    Refusal,
-)
+from tidegate.server.messages import Head, length_line
+from tidegate.server.problems import REQUEST_TIMEOUT, UNEXPECTED_ERROR, Answer, Refusal
+from tidegate.server.reader import HEADERS, REST, RequestReader
 
 if TYPE_CHECKING:
     from tidegate.server.listener import HttpServer
@@ -42,16 +29,11 @@ logger = logging.getLogger(__name__)
 
 # Parsed in one go before other connections get a turn: at most about 300 pipelined requests.
 FEED_BYTES: Final = 32_768
-TARGET_BYTES_MAX: Final = 8_192
-# Heads remembered for a connection. They differ in Content-Length only, as a rule; larger ones are not worth it.
+# Heads remembered for a connection. They differ in Content-Length only, as a rule.
 HEADS_MAX: Final = 32
-HEAD_BYTES_KEPT: Final = 2_048
 # A refused client may still be sending. Reading a little longer lets it see the answer instead of a reset.
 LINGER_S: Final = 2.0
 LINGER_BYTES: Final = 1_048_576
-# What chunk sizes, extensions and trailers may add to a body in chunks.
-CHUNK_OVERHEAD_BYTES: Final = 65_536
-
 # What a request counts as whose client did not wait for the answer. Nobody ever sees it on the wire.
 CLIENT_CLOSED: Final = 499
 
@@ -59,37 +41,14 @@ CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
 CLOSE_LINE: Final = b"connection: close\r\n"
 KEEP_ALIVE_LINE: Final = b"connection: keep-alive\r\n"
 
-# Where in a request the bytes from the client are; the last two: there will be no further request.
-REST, HEADERS, BODY, LINGER, CLOSED = range(5)
-
-HOST, AUTHORIZATION, ACCEPT, EXPECT, LENGTH, TEST_TIME, METRICS, FIELDS = range(8)
-FIELD_OF: Final[dict[bytes, int]] = {
-    b"host": HOST,
-    b"authorization": AUTHORIZATION,
-    b"accept": ACCEPT,
-    b"expect": EXPECT,
-    b"content-length": LENGTH,
-    b"x-test-time": TEST_TIME,
-    b"x-unkey-metrics": METRICS,
-}
-# The usual spellings need no lower(). "Host" and "Accept" are the same work as the rest: one look-up.
-FIELD_OF.update({name.title(): index for name, index in list(FIELD_OF.items())})
-
-
-class _Refused(Exception):
-    """Ends a feed from inside a callback of the parser. The reason is already on its way to the client."""
+# Open; our side closed and reading on for a moment; closed.
+OPEN, LINGERING, CLOSED = range(3)
 
 
 class HttpConnection(asyncio.Protocol):
-    """See above. Made by `HttpServer` for each accepted socket; used by the loop's thread only."""
+    """Made by `HttpServer` for each accepted socket; used by the loop's thread only."""
 
     __slots__ = (
-        "_body",
-        "_body_bytes",
-        "_fields",
-        "_head",
-        "_head_bytes",
-        "_headers",
         "_heads",
         "_held",
         "_is_eof",
@@ -97,16 +56,14 @@ class HttpConnection(asyncio.Protocol):
         "_is_resting",
         "_is_stopping",
         "_is_write_paused",
-        "_messages",
-        "_parser",
-        "_phase",
+        "_lingered_bytes",
         "_queue",
+        "_reader",
         "_server",
         "_started",
+        "_state",
         "_task",
-        "_target",
         "_transport",
-        "_wire_bytes",
         "expires",
         "scheduled",
     )
@@ -114,26 +71,17 @@ class HttpConnection(asyncio.Protocol):
     def __init__(self, server: HttpServer) -> None:
         self._server = server
         self._transport: asyncio.Transport = None  # type: ignore[assignment] # set before anything else happens
-        self._parser = httptools.HttpRequestParser(self)
+        self._reader = RequestReader(server.intake, server.router, self)
         self._heads: dict[bytes, Head] = {}
         # True only between two requests, with nothing waiting in either direction: the short way is open.
         self._is_resting = True
-        self._phase = REST
+        self._state = OPEN
         self.expires = 0
         self.scheduled = 0
-        # The request that is being received.
+        # The tick at which the request that is being received began.
         self._started = 0
-        self._target = b""
-        self._fields: list[bytes | None] = [None] * FIELDS
-        self._headers = 0
-        self._head_bytes = 0
-        self._wire_bytes = 0
-        self._head: Head | None = None
-        self._body: list[bytes] = []
-        self._body_bytes = 0
-        # Requests that were completed since the connection was made.
-        self._messages = 0
-        # The request that is being worked on, those behind it, and bytes that are not parsed yet.
+        # The request that is being worked on, what comes behind it, and bytes that are not parsed yet. None in the
+        # queue stands for "100 Continue".
         self._task: asyncio.Task[Answer] | None = None
         self._queue: deque[tuple[Head, bytes] | Refusal | None] = deque()
         self._held: deque[bytes] = deque()
@@ -143,6 +91,7 @@ class HttpConnection(asyncio.Protocol):
         self._is_eof = False
         # No further request will be taken from this connection.
         self._is_stopping = False
+        self._lingered_bytes = 0
 
     # The transport's side.
 
@@ -166,15 +115,14 @@ class HttpConnection(asyncio.Protocol):
                     answer = self._failed(head, error)
                 if type(answer) is tuple and not server.is_draining:
                     status, lines, body = answer
-                    self._transport.write(
-                        b"".join((server.status_and_date(status), lines, length_line(len(body)), body))
-                    )
-                    operation.count(status)
+                    begin = server.begins.get(status) or server.begin(status)
+                    self._transport.write(b"".join((begin, lines, length_line(len(body)), body)))
+                    statuses = operation.statuses
+                    statuses[status] = statuses.get(status, 0) + 1
                     self.expires = server.wheel.now + server.idle_ticks
-                    return
-                self._started = server.wheel.now
-                self._respond(head, answer)
-                self._settle()
+                else:
+                    self._respond(head, answer)
+                    self._settle()
                 return
         self._take(data)
 
@@ -185,12 +133,12 @@ class HttpConnection(asyncio.Protocol):
         return is_waiting and self._transport.can_write_eof()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._phase = CLOSED
+        self._state = CLOSED
         self._is_resting = False
         self._is_stopping = True
         self.expires = 0
         self._server.wheel.forget(self)
-        self._drop_body()
+        self._reader.drop()
         self._queue.clear()
         self._held.clear()
         task, self._task = self._task, None
@@ -212,9 +160,9 @@ class HttpConnection(asyncio.Protocol):
     # Bytes in.
 
     def _take(self, data: bytes) -> None:
-        if self._phase == LINGER:
-            self._wire_bytes += len(data)
-            if self._wire_bytes > LINGER_BYTES:
+        if self._state == LINGERING:
+            self._lingered_bytes += len(data)
+            if self._lingered_bytes > LINGER_BYTES:
                 self._transport.abort()
         elif not self._is_stopping:
             self._held.append(data)
@@ -231,147 +179,29 @@ class HttpConnection(asyncio.Protocol):
         if len(data) > FEED_BYTES:
             self._held.appendleft(data[FEED_BYTES:])
             data = data[:FEED_BYTES]
+        was_resting = self._is_resting
         self._is_resting = False
-        self._feed(data)
+        rest = self._reader.feed(data)
+        if rest and not self._is_stopping:
+            self._held.appendleft(rest)
+        elif was_resting and (known := self._reader.repeatable(data)) is not None:
+            if len(self._heads) >= HEADS_MAX:
+                self._heads.clear()
+            self._heads[known[0]] = known[1]
         self._settle()
 
-    def _feed(self, data: bytes) -> None:
-        messages = self._messages
-        was = self._phase
-        if was == BODY:
-            self._wire_bytes += len(data)
-        try:
-            self._parser.feed_data(data)
-        except httptools.HttpParserUpgrade as upgrade:
-            # We speak nothing else; the request has been answered as if it had not asked. llhttp is done after it.
-            self._parser = httptools.HttpRequestParser(self)
-            rest = data[upgrade.args[0] :]
-            if rest and not self._is_stopping:
-                self._held.appendleft(rest)
-            return
-        except httptools.HttpParserCallbackError as error:
-            if not isinstance(error.__context__, _Refused):
-                logger.exception("a callback of the HTTP parser failed")
-                self._refuse(UNEXPECTED_ERROR, "Something went wrong on our side.")
-            return
-        except httptools.HttpParserError as error:
-            if not self._is_stopping:
-                self._refuse(MALFORMED_REQUEST, f"This is not an HTTP/1.1 request: {error}.")
-            return
-        if self._phase == HEADERS:
-            if messages == self._messages:
-                self._wire_bytes += len(data)  # the headers have not ended: all of this portion is headers
-            if self._wire_bytes > self._server.header_bytes_max:
-                self._refuse(HEADERS_TOO_LARGE, self._server.header_bound)
-        elif self._phase == BODY:
-            # Chunk sizes, their extensions and trailers are no body; they are bounded with it all the same.
-            if self._wire_bytes > self._server.body_bytes_max + CHUNK_OVERHEAD_BYTES:
-                self._refuse(BODY_TOO_LARGE, self._server.body_bound)
-        elif was == REST and messages + 1 == self._messages:
-            self._remember(data)
+    # The reader's side.
 
-    def _remember(self, data: bytes) -> None:
-        """`data` was exactly one request. Keep its head, if the next one may well be the same."""
-        head = self._head
-        if head is None or not head.keep_alive or head.is_old or head.is_head:
-            return
-        end = len(data) - head.content_length
-        if end > HEAD_BYTES_KEPT or data.find(b"\r\n\r\n") + 4 != end:
-            return  # also a body in chunks, whose length is not in its head
-        if self._fields[EXPECT] is not None:
-            return
-        if len(self._heads) >= HEADS_MAX:
-            self._heads.clear()
-        self._heads[data[:end]] = head
-
-    # The parser's side.
-
-    def on_message_begin(self) -> None:
-        self._phase = HEADERS
+    def on_begin(self) -> None:
         self._started = self._server.wheel.now
-        self._target = b""
-        self._fields = [None] * FIELDS
-        self._headers = 0
-        self._head_bytes = 0
-        self._wire_bytes = 0
-        self._head = None
 
-    def on_url(self, url: bytes) -> None:
-        self._target += url
-        if len(self._target) > TARGET_BYTES_MAX:
-            self._stop(URI_TOO_LONG, f"The request target is longer than {TARGET_BYTES_MAX} bytes.")
-
-    def on_header(self, name: bytes, value: bytes) -> None:
-        if self._phase != HEADERS:
-            return  # a trailer: bounded with the body, and of no use to us
-        self._headers += 1
-        self._head_bytes += len(name) + len(value) + 4
-        server = self._server
-        if self._headers > server.headers_max or self._head_bytes > server.header_bytes_max:
-            self._stop(HEADERS_TOO_LARGE, server.header_bound)
-        field = FIELD_OF.get(name)
-        if field is None:
-            field = FIELD_OF.get(name.lower())
-            if field is None:
-                return
-        held = self._fields[field]
-        if held is None:
-            self._fields[field] = value.strip(b" \t")
-        elif field == ACCEPT:
-            self._fields[field] = held + b"," + value
+    def on_continue(self) -> None:
+        if self._task is not None or self._queue:
+            self._queue.append(None)
         else:
-            # Which of the two counts is a matter of taste, and a proxy in front may have another.
-            self._stop(MALFORMED_REQUEST, f"The header field {name.decode('ascii')} is given twice.")
+            self._transport.write(CONTINUE)
 
-    def on_headers_complete(self) -> None:
-        fields = self._fields
-        parser = self._parser
-        method = parser.get_method()
-        version = parser.get_http_version()
-        if version == "1.1":
-            if fields[HOST] is None:
-                self._stop(MALFORMED_REQUEST, "An HTTP/1.1 request must have a Host header field.")
-        elif version != "1.0":
-            self._stop(MALFORMED_REQUEST, f"This server speaks HTTP/1.1, not HTTP/{version}.")
-        operation, query = self._server.router.find(method, self._target)
-        head = Head(operation)
-        head.query = query
-        head.authorization = fields[AUTHORIZATION]
-        head.accept = fields[ACCEPT] or b""
-        head.test_time = fields[TEST_TIME]
-        head.metrics_off = fields[METRICS] == b"disabled"
-        head.content_length = int(fields[LENGTH] or 0)
-        head.keep_alive = parser.should_keep_alive()
-        head.is_old = version == "1.0"
-        head.is_head = method == b"HEAD"
-        self._head = head
-        self._phase = BODY
-        self._wire_bytes = 0
-        if head.content_length > self._server.body_bytes_max:
-            self._stop(BODY_TOO_LARGE, self._server.body_bound)
-        expectation = fields[EXPECT]
-        if expectation is not None:
-            if expectation.lower() != b"100-continue":
-                self._stop(EXPECTATION_FAILED, "The only expectation that this server meets is 100-continue.")
-            if version == "1.1":
-                self._continue()
-
-    def on_body(self, data: bytes) -> None:
-        self._body.append(data)
-        self._body_bytes += len(data)
-        self._server.buffered_bytes += len(data)
-        if self._body_bytes > self._server.body_bytes_max:
-            self._stop(BODY_TOO_LARGE, self._server.body_bound)
-        if self._server.buffered_bytes > self._server.buffered_bytes_max:
-            self._stop(OVERLOADED, "Too many large bodies are being received at once. Try again.")
-
-    def on_message_complete(self) -> None:
-        head = self._head
-        assert head is not None
-        body = self._body[0] if len(self._body) == 1 else b"".join(self._body)
-        self._drop_body()
-        self._messages += 1
-        self._phase = REST
+    def on_request(self, head: Head, body: bytes) -> None:
         if not head.keep_alive:
             self._is_stopping = True
         if self._task is not None or self._queue:
@@ -379,13 +209,16 @@ class HttpConnection(asyncio.Protocol):
         else:
             self._serve(head, body)
 
-    # Answers.
-
-    def _continue(self) -> None:
+    def on_refused(self, refusal: Refusal) -> None:
+        """The request that is being received cannot be served, and nothing after it can be understood."""
+        self._is_stopping = True
+        self._held.clear()
         if self._task is not None or self._queue:
-            self._queue.append(None)
+            self._queue.append(refusal)
         else:
-            self._transport.write(CONTINUE)
+            self._send_refusal(refusal)
+
+    # Answers.
 
     def _serve(self, head: Head, body: bytes) -> None:
         try:
@@ -408,7 +241,7 @@ class HttpConnection(asyncio.Protocol):
     def _finished(self, head: Head, task: asyncio.Task[Answer]) -> None:
         error = None if task.cancelled() else task.exception()
         if self._task is not task:
-            if self._phase == CLOSED:
+            if self._state == CLOSED:
                 head.operation.count(CLIENT_CLOSED)
             return
         self._task = None
@@ -440,11 +273,8 @@ class HttpConnection(asyncio.Protocol):
             lines += CLOSE_LINE
         elif head.is_old:
             lines += KEEP_ALIVE_LINE
-        self._transport.write(
-            b"".join(
-                (server.status_and_date(status), lines, length_line(len(body)), b"" if head.is_head else body)
-            )
-        )
+        begin = server.begins.get(status) or server.begin(status)
+        self._transport.write(b"".join((begin, lines, length_line(len(body)), b"" if head.is_head else body)))
 
     def _failed(self, head: Head, error: BaseException | None) -> Answer:
         """A fault of ours. The log has the reason; the client has an id to ask with."""
@@ -455,97 +285,73 @@ class HttpConnection(asyncio.Protocol):
         )
         return self._server.refuse(head.accept, refusal, request_id)
 
-    # Refusing and ending.
-
-    def _stop(self, problem: Problem, detail: str) -> None:
-        """From a callback of the parser: refuse, and parse no further."""
-        self._refuse(problem, detail)
-        raise _Refused
-
-    def _refuse(self, problem: Problem, detail: str) -> None:
-        """The request that is being received cannot be served, and nothing after it can be understood."""
-        self._is_stopping = True
-        self._held.clear()
-        self._drop_body()
-        refusal = Refusal(problem, detail)
-        if self._task is not None or self._queue:
-            self._queue.append(refusal)
-        else:
-            self._send_refusal(refusal)
+    # Ending.
 
     def _send_refusal(self, refusal: Refusal) -> None:
         server = self._server
-        accept = self._fields[ACCEPT] or b""
-        operation: Operation = server.router.unknown if self._head is None else self._head.operation
-        status, lines, body = server.refuse(accept, refusal, server.ids.take())
+        head = self._reader.head
+        operation = server.router.unknown if head is None else head.operation
+        status, lines, body = server.refuse(self._reader.accept, refusal, server.ids.take())
         operation.count(status)
         self._transport.write(
-            b"".join((server.status_and_date(status), lines, CLOSE_LINE, length_line(len(body)), body))
+            b"".join((server.begin(status), lines, CLOSE_LINE, length_line(len(body)), body))
         )
-        self._linger()
-
-    def _linger(self) -> None:
-        """Close our side, and read on for a moment: a reset would take the answer away from the client."""
-        self._phase = LINGER
-        self._wire_bytes = 0
+        # Close our side, and read on for a moment: a reset would take the answer away from the client.
+        self._state = LINGERING
         if self._is_eof or not self._transport.can_write_eof():
             self._transport.close()
             return
         self._transport.write_eof()
         self._resume()
-        self._server.wheel.watch(self, self._server.wheel.ticks(LINGER_S))
+        server.wheel.watch(self, server.wheel.ticks(LINGER_S))
 
     def _settle(self) -> None:
         """After anything has happened: what is the connection waiting for now?"""
-        if self._phase >= LINGER or self._task is not None or self._is_write_paused:
+        if self._state != OPEN or self._task is not None or self._is_write_paused:
             return
         server = self._server
+        phase = self._reader.phase
         if self._held:
             self._pause()
             server.loop.call_soon(self._feed_held)
         elif self._is_stopping or self._is_eof:
-            self._phase = CLOSED
+            self._state = CLOSED
             self._transport.close()
+        elif phase == REST:
+            self._resume()
+            self._is_resting = True
+            server.wheel.watch(self, server.idle_ticks)
         else:
             self._resume()
-            if self._phase == REST:
-                self._is_resting = True
-                server.wheel.watch(self, server.idle_ticks)
-            else:
-                ticks = server.header_ticks if self._phase == HEADERS else server.request_ticks
-                server.wheel.watch(self, max(1, self._started + ticks - server.wheel.now))
+            ticks = server.header_ticks if phase == HEADERS else server.request_ticks
+            server.wheel.watch(self, max(1, self._started + ticks - server.wheel.now))
 
     def on_deadline(self) -> None:
         """The wheel's call: whatever the connection was waiting for has not come."""
-        if self._phase >= LINGER or self._is_write_paused:
+        if self._state != OPEN or self._is_write_paused:
             self._transport.abort()
         elif self._task is not None:
             task, self._task = self._task, None
             task.cancel()
             self._queue.clear()
-            self._refuse(REQUEST_TIMEOUT, "The request took too long.")
-        elif self._phase == REST:
-            self._phase = CLOSED
+            self.on_refused(Refusal(REQUEST_TIMEOUT, "The request took too long."))
+        elif self._reader.phase == REST:
+            self._state = CLOSED
             self._transport.close()
         else:
-            self._refuse(REQUEST_TIMEOUT, "The request did not arrive in time.")
+            self.on_refused(Refusal(REQUEST_TIMEOUT, "The request did not arrive in time."))
 
     def close_if_idle(self) -> None:
         """Part of a graceful stop: nothing is under way here."""
         if self._is_resting:
             self._is_resting = False
             self._is_stopping = True
-            self._phase = CLOSED
+            self._state = CLOSED
             self._transport.close()
 
     def abort(self) -> None:
         """The deadline of a graceful stop has passed."""
         self._transport.abort()
-
-    def _drop_body(self) -> None:
-        self._server.buffered_bytes -= self._body_bytes
-        self._body = []
-        self._body_bytes = 0
 
     def _pause(self) -> None:
         if not self._is_paused and not self._transport.is_closing():

@@ -19,6 +19,7 @@ from tidegate.server.http import HttpConnection
 from tidegate.server.ids import IdSource
 from tidegate.server.messages import Router, status_line
 from tidegate.server.problems import Answer, Refusal, error_answer
+from tidegate.server.reader import Intake
 
 __all__ = ["HttpServer", "bind"]
 
@@ -36,8 +37,6 @@ DRAIN_LINGER_S: Final = 0.25
 TLS_HANDSHAKE_TIMEOUT_S: Final = 10.0
 # When the process has no file descriptors left, trying again at once would only burn the processor.
 ACCEPT_RETRY_S: Final = 0.5
-# Bodies that are being received take at most this much memory together, or eight of the largest.
-BUFFERED_BYTES_MIN: Final = 67_108_864
 
 
 def bind(host: str, port: int, *, shared: bool) -> socket.socket:
@@ -75,16 +74,8 @@ class HttpServer:
         self.header_ticks = self.wheel.ticks(config.header_timeout_s)
         self.request_ticks = self.wheel.ticks(config.request_timeout_s)
         self.idle_ticks = self.wheel.ticks(config.idle_timeout_s)
-        self.header_bytes_max = config.header_bytes_max
-        self.headers_max = config.headers_max
-        self.body_bytes_max = config.body_bytes_max
-        self.buffered_bytes_max = max(BUFFERED_BYTES_MIN, 8 * config.body_bytes_max)
+        self.intake = Intake(config)
         self.write_bytes_max = WRITE_BYTES_MAX
-        fields, size = config.headers_max, config.header_bytes_max
-        self.header_bound = f"The headers of a request may have {fields} fields and {size} bytes."
-        self.body_bound = f"The body of a request may have {config.body_bytes_max} bytes."
-        # Bytes of bodies that are being received now. Written by the connections.
-        self.buffered_bytes = 0
         self.connections: set[HttpConnection] = set()
         self.connections_total = 0
         self.is_draining = False
@@ -95,8 +86,8 @@ class HttpServer:
         self._is_accepting = False
         # Sockets that are between accept and connection_made, a TLS handshake included.
         self._greetings: set[asyncio.Task[None]] = set()
-        # Status line and date by status, for the present second. Emptied by the tick.
-        self._status_and_date: dict[int, bytes] = {}
+        # The first two lines of an answer by status, for the present second. Emptied by the tick, filled by `begin`.
+        self.begins: dict[int, bytes] = {}
         self._date_s = 0
         self._ticked_at = 0.0
         self._tick_timer: asyncio.TimerHandle | None = None
@@ -190,15 +181,15 @@ class HttpServer:
         date_s = int(self._wall_time())
         if date_s != self._date_s:
             self._date_s = date_s
-            self._status_and_date.clear()
+            self.begins.clear()
         self._tick_timer = self._loop.call_at(self._ticked_at + TICK_S, self._tick)
 
-    def status_and_date(self, status: int) -> bytes:
-        """The first two lines of an answer."""
-        lines = self._status_and_date.get(status)
+    def begin(self, status: int) -> bytes:
+        """The first two lines of an answer: status and date."""
+        lines = self.begins.get(status)
         if lines is None:
             date = formatdate(self._date_s, usegmt=True).encode("ascii")
-            lines = self._status_and_date[status] = status_line(status) + b"date: " + date + b"\r\n"
+            lines = self.begins[status] = status_line(status) + b"date: " + date + b"\r\n"
         return lines
 
     # Refusals of the transport, which no operation has seen.

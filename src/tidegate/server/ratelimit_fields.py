@@ -37,6 +37,8 @@ def policy_lines(name: str, quota: int, duration_ms: int) -> str:
 
 def allowed_line(remaining: int, reset_in_ms: int) -> str:
     """The rest of `RateLimit` on an allowed call."""
+    if 0 < reset_in_ms < INTEGER_MAX > remaining:
+        return f"{remaining};t={-(-reset_in_ms // 1000)}\r\n"
     return f"{min(remaining, INTEGER_MAX)};t={whole_seconds(reset_in_ms)}\r\n"
 
 
