@@ -36,12 +36,12 @@ from tidegate.server.first_start import announce, make_directory, prepare
 from tidegate.server.health import HealthPages
 from tidegate.server.ids import IdSource
 from tidegate.server.listener import HttpServer, bind
-from tidegate.server.measurements import collect
 from tidegate.server.messages import Head, Router
 from tidegate.server.override_api import OverrideApi
 from tidegate.server.pacing import PacedOrigin
 from tidegate.server.problems import Answer, Refusal, error_answer
 from tidegate.server.snapshot import SnapshotFile
+from tidegate.telemetry.collecting import snapshot_of
 from tidegate.telemetry.logging import set_level
 from tidegate.telemetry.metrics import Key, Snapshot
 
@@ -137,7 +137,7 @@ class Service:
 
     def snapshot(self) -> Snapshot:
         """The numbers of this process."""
-        own = collect(self._limiter.statistics(), self._admissions.denied_from_origin)
+        own = snapshot_of(self._limiter.statistics(), self._admissions.denied_from_origin)
         values: dict[Key, float] = dict(own.values)
         for operation in self._http.router.operations:
             for status, count in operation.statuses.items():
