@@ -10,7 +10,7 @@ Laws:
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
 
 from tidegate.adapters.redis.layout import BUCKETS, LOAD_SCRIPT, TAGS, Command, slot_of
@@ -54,14 +54,12 @@ def owners_of(slots: Reply, asked: Address) -> list[Address | None]:
     return owners
 
 
-class _Attempt(NamedTuple):
-    """A command on its way to one master."""
+class _Refusal(NamedTuple):
+    """An error reply to one of the commands."""
 
     place: int
-    """Of the command among those of the call."""
     address: Address
-    asking: bool = False
-    loading: bool = False
+    message: str
 
 
 class Cluster:
@@ -78,88 +76,94 @@ class Cluster:
     async def run(self, commands: Sequence[Command], deadline: Deadline) -> list[Reply]:
         owners = await self._mapped(deadline)
         replies: list[Reply] = [None] * len(commands)
-        attempts = []
-        for index, command in enumerate(commands):
-            address = owners[command.bucket]
-            if address is None:
+        places: dict[Address, list[int]] = {}  # for each master, which of the commands it gets
+        for place, (bucket, _) in enumerate(commands):
+            address = owners[bucket]
+            if address in places:
+                places[address].append(place)
+            elif address is not None:
+                places[address] = [place]
+            else:
                 self._map_soon()
                 raise DependencyUnavailable(
-                    f"{self._settings.shown}: no master has slot {BUCKET_SLOTS[command.bucket]}"
+                    f"{self._settings.shown}: no master has slot {BUCKET_SLOTS[bucket]}"
                 )
-            attempts.append(_Attempt(index, address))
+        prefixes: dict[int, list[bytes]] = {}
+        refusals: list[_Refusal] = []
         try:
             for _ in range(ROUNDS_MAX):
-                attempts = await self._round(commands, attempts, replies, deadline)
-                if not attempts:
+                refusals = await self._round(commands, places, prefixes, replies, deadline)
+                if not refusals:
                     return replies
+                places, prefixes = self._corrected(commands, refusals)
         except DependencyError:
             self._map_soon()
             raise
         self._map_soon()
         raise DependencyUnavailable(
-            f"{self._settings.shown}: {len(attempts)} commands are sent from one master to the next"
+            f"{self._settings.shown}: {len(refusals)} commands are sent from one master to the next"
         )
 
     async def _round(
         self,
         commands: Sequence[Command],
-        attempts: Sequence[_Attempt],
+        places: Mapping[Address, Sequence[int]],
+        prefixes: Mapping[int, Sequence[bytes]],
         replies: list[Reply],
         deadline: Deadline,
-    ) -> list[_Attempt]:
-        """Send every attempt to its master, all at once; return those to be made again elsewhere."""
-        by_master: dict[Address, list[_Attempt]] = {}
-        for attempt in attempts:
-            by_master.setdefault(attempt.address, []).append(attempt)
-        links = [self._link(address) for address in by_master]
+    ) -> list[_Refusal]:
+        """Send every command to its master, all masters at once; return what they refused."""
+        links = [self._link(address) for address in places]
         if not all(link.is_connected for link in links):
             await asyncio.gather(*(link.wire(deadline) for link in links))
         sent = []
-        for link, mine in zip(links, by_master.values(), strict=True):
-            parts, count = [], 0
-            for attempt in mine:
-                if attempt.loading:
-                    parts.append(LOAD_SCRIPT_PACKED)
-                if attempt.asking:
-                    parts.append(ASKING)
-                parts.append(commands[attempt.place].packed)
-                count += 1 + attempt.loading + attempt.asking
+        for link, mine in zip(links, places.values(), strict=True):
+            if prefixes:
+                parts = [part for place in mine for part in (*prefixes.get(place, ()), commands[place][1])]
+            else:
+                parts = [commands[place][1] for place in mine]
             wire = await link.wire(deadline)
-            self._statistics.commands += count
-            sent.append((wire, wire.send(b"".join(parts), count)))
+            self._statistics.commands += len(parts)
+            sent.append((wire, wire.send(b"".join(parts), len(parts))))
         self._statistics.round_trips += 1
-        again: list[_Attempt] = []
-        for mine, answers in zip(
-            by_master.values(), await settle(sent, deadline, self._statistics), strict=True
-        ):
+        refusals: list[_Refusal] = []
+        answered = await settle(sent, deadline, self._statistics)
+        for (address, mine), answers in zip(places.items(), answered, strict=True):
             position = 0
-            for attempt in mine:
-                position += attempt.loading + attempt.asking
-                reply = answers[position]
+            for place in mine:
+                if prefixes:
+                    position += len(prefixes.get(place, ()))
+                reply = replies[place] = answers[position]
                 position += 1
                 if isinstance(reply, ReplyError) and not is_kept(str(reply)):
-                    again.append(self._corrected(attempt, commands[attempt.place].bucket, str(reply)))
-                else:
-                    replies[attempt.place] = reply
-        return again
+                    refusals.append(_Refusal(place, address, str(reply)))
+        return refusals
 
-    def _corrected(self, attempt: _Attempt, bucket: int, message: str) -> _Attempt:
-        """Where to try again after an error reply, or the refusal that it is."""
-        if is_script_unknown(message):
-            self._statistics.scripts_loaded += 1
-            return attempt._replace(loading=True)
-        redirection = parse_redirection(message, attempt.address)
-        if redirection is None:
-            if server_is_wrong(message):
-                self._link(attempt.address).drop()
-            raise refused(shown_address(attempt.address), message)
-        self._statistics.redirections += 1
-        if redirection.is_final:
-            if self._owners is not None:
-                self._owners[bucket] = redirection.address
-            self._map_soon()
-            return _Attempt(attempt.place, redirection.address)
-        return _Attempt(attempt.place, redirection.address, asking=True)
+    def _corrected(
+        self, commands: Sequence[Command], refusals: Sequence[_Refusal]
+    ) -> tuple[dict[Address, list[int]], dict[int, list[bytes]]]:
+        """Where to send what was refused, and what to send before it; or raise the refusal that it is."""
+        places: dict[Address, list[int]] = {}
+        prefixes: dict[int, list[bytes]] = {}
+        for place, address, message in refusals:
+            redirection = parse_redirection(message, address)
+            if is_script_unknown(message):
+                self._statistics.scripts_loaded += 1
+                places.setdefault(address, []).append(place)
+                prefixes[place] = [LOAD_SCRIPT_PACKED]
+            elif redirection is None:
+                if server_is_wrong(message):
+                    self._link(address).drop()
+                raise refused(shown_address(address), message)
+            else:
+                self._statistics.redirections += 1
+                places.setdefault(redirection.address, []).append(place)
+                if not redirection.is_final:
+                    prefixes[place] = [ASKING]
+                elif self._owners is not None:
+                    self._owners[commands[place][0]] = redirection.address
+                    self._map_soon()
+        return places, prefixes
 
     async def marked_buckets(self, deadline: Deadline) -> list[int]:
         first: dict[Address, int] = {}

@@ -11,9 +11,9 @@ from __future__ import annotations
 from binascii import crc_hqx
 from collections.abc import Callable, Iterable, Sequence
 from importlib.resources import files
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, cast
 
-from tidegate.adapters.redis.wire import Reply, ReplyError, pack
+from tidegate.adapters.redis.wire import Reply, pack
 from tidegate.core.model import Component, Heard
 from tidegate.errors import DependencyUnavailable, InvalidInput
 
@@ -26,6 +26,7 @@ __all__ = [
     "Command",
     "Layout",
     "Merge",
+    "MergePlan",
     "heard_from_merges",
     "heard_from_reads",
     "slot_of",
@@ -56,11 +57,8 @@ def slot_of(tag: str) -> int:
     return crc_hqx(tag.encode(), 0) % SLOTS
 
 
-class Command(NamedTuple):
-    """One command with one reply, for keys of one bucket."""
-
-    bucket: int
-    packed: bytes
+# One command with one reply: the bucket of its keys, and its bytes. A plain tuple, because there is one for each read.
+Command = tuple[int, bytes]
 
 
 class Merge(NamedTuple):
@@ -68,6 +66,14 @@ class Merge(NamedTuple):
 
     command: Command
     indexes: Sequence[int]
+
+
+class MergePlan(NamedTuple):
+    """A whole call of `merge`."""
+
+    merges: list[Merge]
+    are_distinct: bool
+    """No two components belong to the same cell."""
 
 
 class Layout:
@@ -86,38 +92,46 @@ class Layout:
         return self._heads[bucket] + b"region"
 
     def reads(self, wanted: Iterable[Component]) -> list[Command]:
-        key = self.key
+        heads = self._heads
         return [
-            Command(one.digest[0] % BUCKETS, pack((b"HMGET", key(one.digest, one.sequence), one.writer, b"")))
-            for one in wanted
+            (
+                bucket := digest[0] % BUCKETS,
+                pack((b"HMGET", b"%b%b:%d" % (heads[bucket], digest, sequence), writer, b"")),
+            )
+            for digest, sequence, writer, _, _ in wanted
         ]
 
-    def merges(self, components: Sequence[Component]) -> list[Merge]:
+    def merges(self, components: Sequence[Component]) -> MergePlan:
         """All components in as few commands as may be; those of one cell always in the same one."""
         heads = self._heads
-        keys = [b"%b%b:%d" % (heads[digest[0] % BUCKETS], digest, sequence)
-                for digest, sequence, _, _, _ in components]  # fmt: skip
+        keys = [
+            b"%b%b:%d" % (heads[digest[0] % BUCKETS], digest, sequence)
+            for digest, sequence, _, _, _ in components
+        ]
         groups: dict[int, list[int]] = {}
         if self._spreads:
             for index, one in enumerate(components):
-                groups.setdefault(one.digest[0] % BUCKETS, []).append(index)
+                bucket = one[0][0] % BUCKETS
+                if bucket in groups:
+                    groups[bucket].append(index)
+                else:
+                    groups[bucket] = [index]
         else:
             groups[0] = list(range(len(keys)))
-        together = None if len(set(keys)) == len(keys) else keys
-        return [
-            Merge(Command(bucket, self._merge(components, keys, chunk)), chunk)
+        are_distinct = len(set(keys)) == len(keys)
+        together = None if are_distinct else keys
+        merges = [
+            Merge((bucket, self._merge(components, keys, chunk)), chunk)
             for bucket, indexes in groups.items()
             for chunk in _chunks(indexes, together)
         ]
+        return MergePlan(merges, are_distinct)
 
     def single_merges(self, components: Sequence[Component], indexes: Sequence[int]) -> list[Merge]:
         """The same, a command for each component: they pass while the slot moves from one master to another."""
         keys = {index: self.key(components[index].digest, components[index].sequence) for index in indexes}
         return [
-            Merge(
-                Command(components[index].digest[0] % BUCKETS, self._merge(components, keys, [index])),
-                [index],
-            )
+            Merge((components[index].digest[0] % BUCKETS, self._merge(components, keys, [index])), [index])
             for index in indexes
         ]
 
@@ -161,28 +175,32 @@ def _chunks(indexes: list[int], together: list[bytes] | None) -> Iterable[list[i
         yield chunk
 
 
+# Twice as fast as Heard(…), for up to a thousand answers at a time.
+_new_heard: Final = cast("Callable[[type[Heard], tuple[int, int]], Heard]", tuple.__new__)
+
+
 def heard_from_merges(
-    components: Sequence[Component], merges: Sequence[Merge], replies: Sequence[Reply]
+    components: Sequence[Component], plan: MergePlan, replies: Sequence[Reply]
 ) -> list[Heard]:
     """The answers in the order of the components."""
-    new: Callable[[type[Heard], tuple[int, int]], Heard] = tuple.__new__  # twice as fast as Heard(…)
-    if len(merges) == 1 and len({(one.digest, one.sequence) for one in components}) == len(components):
+    if len(plan.merges) == 1 and plan.are_distinct:
         flat = _numbers(replies[0], len(components))
-        return [new(Heard, pair) for pair in zip(flat[::2], flat[1::2], strict=True)]
+        return [_new_heard(Heard, pair) for pair in zip(flat[::2], flat[1::2], strict=True)]
     answers: list[Heard] = [Heard(0, 0)] * len(components)
+    for merge, reply in zip(plan.merges, replies, strict=True):
+        flat = _numbers(reply, len(merge.indexes))
+        for index, pair in zip(merge.indexes, zip(flat[::2], flat[1::2], strict=True), strict=True):
+            answers[index] = _new_heard(Heard, pair)
+    return answers if plan.are_distinct else _as_of_the_whole_call(components, answers)
+
+
+def _as_of_the_whole_call(components: Sequence[Component], answers: Sequence[Heard]) -> list[Heard]:
+    """Components of one cell were merged one after the other; each hears the last total, and what was held first."""
     totals: dict[tuple[bytes, int], int] = {}
     befores: dict[tuple[bytes, int, str], int] = {}
-    for merge, reply in zip(merges, replies, strict=True):
-        flat = _numbers(reply, len(merge.indexes))
-        for index, total, before in zip(merge.indexes, flat[::2], flat[1::2], strict=True):
-            one = components[index]
-            answers[index] = Heard(total, before)
-            # Components of one cell were merged one after the other: the last total holds them all.
-            cell = (one.digest, one.sequence)
-            totals[cell] = max(total, totals.get(cell, 0))
-            befores.setdefault((*cell, one.writer), before)
-    if len(totals) == len(components):
-        return answers
+    for (digest, sequence, writer, _, _), (total, before) in zip(components, answers, strict=True):
+        totals[digest, sequence] = max(total, totals.get((digest, sequence), 0))
+        befores[digest, sequence, writer] = min(before, befores.get((digest, sequence, writer), before))
     return [
         Heard(totals[one.digest, one.sequence], befores[one.digest, one.sequence, one.writer])
         for one in components
@@ -196,20 +214,13 @@ def _numbers(reply: Reply, count: int) -> list[int]:
 
 
 def heard_from_reads(replies: Iterable[Reply]) -> list[Heard]:
+    """The answers to HMGETs, in their order."""
     answers = []
     for reply in replies:
-        if isinstance(reply, ReplyError) or not isinstance(reply, list):
-            answers.append(Heard(0, 0))  # not a hash: damage, which the next merge repairs
-        else:
-            component, total = reply
-            answers.append(Heard(_count(total), _count(component)))
+        try:
+            component, total = cast("list[bytes | None]", reply)
+            pair = (0 if total is None else int(total), 0 if component is None else int(component))
+        except (TypeError, ValueError):
+            pair = (0, 0)  # not a hash, or not numbers: damage, which the next merge repairs
+        answers.append(_new_heard(Heard, pair))
     return answers
-
-
-def _count(value: bytes | None) -> int:
-    if value is None:
-        return 0
-    try:
-        return int(value)
-    except ValueError:
-        return 0  # damage, as above

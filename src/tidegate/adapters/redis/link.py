@@ -20,7 +20,7 @@ from tidegate.adapters.redis.settings import Address
 from tidegate.adapters.redis.wire import Reply, ReplyError, Wire, pack
 from tidegate.errors import ConfigurationError, DependencyTimeout, DependencyUnavailable
 
-__all__ = ["Greeting", "Link", "Statistics", "Way", "connect", "greet", "settle", "shown_address"]
+__all__ = ["Deadline", "Greeting", "Link", "Statistics", "Way", "connect", "greet", "settle", "shown_address"]
 
 # Name, TCP, TLS and greeting together. An origin is near: this is a thousand round trips.
 CONNECT_TIMEOUT_S: Final = 2.0
@@ -49,6 +49,17 @@ class Statistics:
     scripts_loaded: int = 0
     redirections: int = 0
     timeouts: int = 0
+
+
+class Deadline(NamedTuple):
+    """When a call ends (loop time), and how long it was, for messages."""
+
+    at: float
+    timeout_s: float
+
+    @classmethod
+    def after(cls, timeout_s: float) -> Deadline:
+        return cls(asyncio.get_running_loop().time() + timeout_s, timeout_s)
 
 
 class Way(NamedTuple):
@@ -152,17 +163,6 @@ async def settle(
                 future.cancel()  # its place in the wire's queue stays, its replies are dropped
             elif not future.cancelled():
                 future.exception()  # taken note of: it need not be the one that was raised
-
-
-class Deadline(NamedTuple):
-    """When a call ends (loop time), and how long it was, for messages."""
-
-    at: float
-    timeout_s: float
-
-    @classmethod
-    def after(cls, timeout_s: float) -> Deadline:
-        return cls(asyncio.get_running_loop().time() + timeout_s, timeout_s)
 
 
 class Link:

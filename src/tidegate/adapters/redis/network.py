@@ -56,7 +56,7 @@ class OneMaster:
     async def run(self, commands: Sequence[Command], deadline: Deadline) -> list[Reply]:
         count = len(commands)
         self._statistics.commands += count
-        packed = commands[0].packed if count == 1 else b"".join([command.packed for command in commands])
+        packed = commands[0][1] if count == 1 else b"".join([packed for _, packed in commands])
         replies = await self._link.exchange(packed, count, deadline)
         forgotten = []
         for index, reply in enumerate(replies):
@@ -75,7 +75,7 @@ class OneMaster:
         """After SCRIPT FLUSH, or whatever else made the server forget: load and repeat in one round trip."""
         self._statistics.commands += len(forgotten) + 1
         self._statistics.scripts_loaded += 1
-        packed = b"".join([LOAD_SCRIPT_PACKED, *(commands[index].packed for index in forgotten)])
+        packed = b"".join([LOAD_SCRIPT_PACKED, *(commands[index][1] for index in forgotten)])
         loaded, *again = await self._link.exchange(packed, len(forgotten) + 1, deadline)
         for reply in (loaded, *again):
             if isinstance(reply, ReplyError):

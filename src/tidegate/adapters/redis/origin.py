@@ -76,24 +76,25 @@ class RedisOrigin:
         if not components:
             return []
         deadline = Deadline.after(timeout_s)
-        merges = self._layout.merges(components)
-        replies = await self._run([merge.command for merge in merges], deadline)
-        moving = [index for index, reply in enumerate(replies) if isinstance(reply, ReplyError)]
+        plan = self._layout.merges(components)
+        replies = await self._run([merge.command for merge in plan.merges], deadline)
+        moving = {index for index, reply in enumerate(replies) if isinstance(reply, ReplyError)}
         if moving:
             # A slot that is on its way to another master serves commands with one key only.
             singles = [
                 single
                 for index in moving
-                for single in self._layout.single_merges(components, merges[index].indexes)
+                for single in self._layout.single_merges(components, plan.merges[index].indexes)
             ]
             answers = await self._run([single.command for single in singles], deadline)
             for answer in answers:
                 if isinstance(answer, ReplyError):
                     raise refused(self._settings.shown, str(answer))
-            merges = [merge for index, merge in enumerate(merges) if index not in moving] + singles
+            settled = [merge for index, merge in enumerate(plan.merges) if index not in moving]
+            plan = plan._replace(merges=settled + singles)
             replies = [reply for reply in replies if not isinstance(reply, ReplyError)] + answers
         self._cells_merged += len(components)
-        return heard_from_merges(components, merges, replies)
+        return heard_from_merges(components, plan, replies)
 
     async def pulse(self, region: str, *, timeout_s: float) -> Pulse:
         try:
@@ -162,8 +163,8 @@ class RedisOrigin:
         marked = await network.marked_buckets(deadline)
         if not marked:
             raise DependencyUnavailable(f"{self._settings.shown}: no master has any slots")
-        asked = [Command(bucket, pack((b"GET", self._layout.region_key(bucket)))) for bucket in marked]
-        *held, clock = await network.run([*asked, Command(marked[0], TIME)], deadline)
+        asked = [(bucket, pack((b"GET", self._layout.region_key(bucket)))) for bucket in marked]
+        *held, clock = await network.run([*asked, (marked[0], TIME)], deadline)
         names = dict(zip(marked, held, strict=True))
         is_missing = any(value is None for value in held)
         if is_missing and self._other(region, names) is None:
@@ -188,8 +189,8 @@ class RedisOrigin:
             commands = []
             for bucket in buckets:
                 key = self._layout.region_key(bucket)
-                commands.append(Command(bucket, pack((b"SET", key, value, b"NX"))))
-                commands.append(Command(bucket, pack((b"GET", key))))
+                commands.append((bucket, pack((b"SET", key, value, b"NX"))))
+                commands.append((bucket, pack((b"GET", key))))
             replies = await network.run(commands, deadline)
             names |= dict(zip(buckets, replies[1::2], strict=True))
         return names
