@@ -3,7 +3,8 @@
 Pure: time is an argument, in seconds of any monotonic clock. Closed, it counts calls in ten buckets and opens when
 at least half of at least twenty in the window failed. Open, it refuses until its time is up, counted from the trip.
 Then it admits a trial; trials are counted when admitted, so that a crowd does not pass with the first one. A trial
-that fails opens it again; one that succeeds closes it and forgets the past.
+that fails opens it again; one that succeeds closes it and forgets the past. Only a call that was admitted in the
+present state says anything about it: one from before the trip that ends later is no trial.
 """
 
 from __future__ import annotations
@@ -34,6 +35,8 @@ class Breaker:
         # When it opened; None while closed.
         self._opened_at_s: float | None = None
         self._trials = 0
+        # Which time it is that it is open or closed, from 1. Calls carry the one in which they were admitted.
+        self._era = 1
         self.trips = 0
 
     def state(self, now_s: float) -> BreakerState:
@@ -41,33 +44,30 @@ class Breaker:
             return "closed"
         return "open" if now_s < self._opened_at_s + self._open_s else "half_open"
 
-    def admit(self, now_s: float) -> bool:
-        """May a call be made? Every admitted call must be followed by `record` or `release`."""
+    def admit(self, now_s: float) -> int:
+        """May a call be made? 0 for no; otherwise a ticket, to be handed to `record` or `release` once."""
         state = self.state(now_s)
         if state == "closed":
-            return True
+            return self._era
         if state == "open" or self._trials >= self._trials_max:
-            return False
+            return 0
         self._trials += 1
-        return True
+        return self._era
 
-    def release(self) -> None:
+    def release(self, ticket: int) -> None:
         """An admitted call was given up without an answer that says anything about the dependency."""
-        if self._trials:
+        if ticket == self._era and self._trials:
             self._trials -= 1
 
-    def record(self, succeeded: bool, now_s: float) -> None:
+    def record(self, ticket: int, succeeded: bool, now_s: float) -> None:
         """How an admitted call went."""
-        state = self.state(now_s)
-        if state != "closed":
-            # A call from before the trip that ends while it is open tells nothing new.
-            if state == "open" or not self._trials:
-                return
-            self._trials = 0
-            self._buckets.clear()
-            self._opened_at_s = None if succeeded else now_s
-            if not succeeded:
-                self.trips += 1
+        if ticket != self._era:
+            return
+        if self._opened_at_s is not None:
+            if succeeded:
+                self._turn(None)
+            else:
+                self._trip(now_s)
             return
         number = int(now_s / self._bucket_s)
         bucket = self._buckets.get(number)
@@ -82,7 +82,14 @@ class Breaker:
         calls = sum(b[0] for b in live)
         failures = sum(b[1] for b in live)
         if calls >= self._calls_min and failures * 100 >= calls * self._failure_percent:
-            self._opened_at_s = now_s
-            self._trials = 0
-            self._buckets.clear()
-            self.trips += 1
+            self._trip(now_s)
+
+    def _trip(self, now_s: float) -> None:
+        self.trips += 1
+        self._turn(now_s)
+
+    def _turn(self, opened_at_s: float | None) -> None:
+        self._opened_at_s = opened_at_s
+        self._era += 1
+        self._trials = 0
+        self._buckets.clear()

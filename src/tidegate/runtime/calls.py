@@ -1,19 +1,36 @@
-"""Calls to one dependency: admitted by its breaker, timed, and counted by operation and outcome."""
+"""Calls to one dependency: admitted by its breaker, timed, and counted by operation and outcome.
+
+Whatever an adapter does, what comes out is an answer or a `DependencyError`, no later than the time allowed: a loop
+that ended because of a driver's fault would be an outage of ours.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable, Sequence
-from typing import TypeVar
+from typing import Final, TypeVar
 
 from tidegate.core.model import Tuning
-from tidegate.errors import CircuitOpen, DependencyError, DependencyTimeout, RowsRejected
+from tidegate.errors import (
+    CircuitOpen,
+    DependencyError,
+    DependencyTimeout,
+    DependencyUnavailable,
+    RowsRejected,
+)
 from tidegate.runtime.breaker import Breaker
 from tidegate.runtime.latency import Histogram
 
-__all__ = ["Calls", "reason_of"]
+__all__ = ["ADAPTER_SHARE", "Calls", "reason_of"]
+
+logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
+
+# Adapters keep their time limit by themselves, and are given a little less than the caller waits: what they learn
+# from running out of time (that a connection is dead) must not be lost to a cancellation at the same moment.
+ADAPTER_SHARE: Final = 0.95
 
 
 def reason_of(error: DependencyError) -> str:
@@ -38,42 +55,50 @@ class Calls:
         self.last_error: str | None = None
 
     async def through(
-        self, operations: Sequence[str], call: Callable[[], Awaitable[T]], timeout_s: float
+        self, operations: Sequence[str], call: Callable[[float], Awaitable[T]], timeout_s: float
     ) -> T:
-        """Make one call that serves these operations. Raises a `DependencyError`, `CircuitOpen` without trying.
+        """Make one call that serves these operations; it is given the seconds that the adapter has.
 
-        Adapters keep their time limit themselves; the one here is for an adapter that does not.
+        Raises a `DependencyError`, `CircuitOpen` without trying.
         """
         loop = asyncio.get_running_loop()
         started_s = loop.time()
-        if not self.is_usable() or not self.breaker.admit(started_s):
+        ticket = self.breaker.admit(started_s) if self.is_usable() else 0
+        if not ticket:
             error = CircuitOpen(f"{self.breaker.name} is not tried now")
             self._failed(operations, error)
             raise error
         for operation in operations:
             self.operations[operation] = self.operations.get(operation, 0) + 1
         try:
-            async with asyncio.timeout(timeout_s * 1.1):
-                answer = await call()
+            async with asyncio.timeout(timeout_s):
+                answer = await call(timeout_s * ADAPTER_SHARE)
         except RowsRejected as error:
             # The dependency is well: it looked at the rows and said no.
-            self.breaker.record(True, loop.time())
+            self.breaker.record(ticket, True, loop.time())
             self._failed(operations, error)
             raise
         except DependencyError as error:
-            self.breaker.record(False, loop.time())
+            self.breaker.record(ticket, False, loop.time())
             self._failed(operations, error)
             raise
         except TimeoutError as error:
-            self.breaker.record(False, loop.time())
+            self.breaker.record(ticket, False, loop.time())
             late = DependencyTimeout(f"{self.breaker.name}: no answer within {timeout_s:g} s")
             self._failed(operations, late)
             raise late from error
+        except Exception as error:
+            # The port forbids it, and it happened all the same: a fault of the adapter, not of its dependency.
+            logger.exception("%s: the adapter failed in a way of its own", self.breaker.name)
+            self.breaker.record(ticket, False, loop.time())
+            fault = DependencyUnavailable(f"{self.breaker.name}: {type(error).__name__}: {error}")
+            self._failed(operations, fault)
+            raise fault from error
         except BaseException:
-            self.breaker.release()
+            self.breaker.release(ticket)
             raise
         finished_s = loop.time()
-        self.breaker.record(True, finished_s)
+        self.breaker.record(ticket, True, finished_s)
         for operation in operations:
             self.latency.setdefault(operation, Histogram()).observe(finished_s - started_s)
         return answer

@@ -6,11 +6,12 @@ Both drivers are assembled here, so that they cannot differ in what they accept.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from random import Random
 from secrets import token_hex
 from time import time_ns
+from typing import Final
 
 from tidegate.adapters.clock import WallClock
 from tidegate.adapters.urls import open_ledger, open_origin
@@ -19,6 +20,7 @@ from tidegate.core.gate import Gate
 from tidegate.core.model import Decision, Limit, Tuning, checked_name
 from tidegate.errors import ConfigurationError
 from tidegate.ports import Clock, Ledger, Origin
+from tidegate.runtime.forks import INHERITED
 from tidegate.runtime.node import Node
 from tidegate.runtime.statistics import Statistics
 
@@ -26,6 +28,18 @@ __all__ = ["Fleet", "Parts"]
 
 # A region that only one process knows needs no name that others could meet.
 EMBEDDED_REGION = "embedded"
+
+ORIGIN_METHODS: Final = ("open", "read", "merge", "pulse", "close", "statistics")
+LEDGER_METHODS: Final = ("open", "publish", "changes", "heartbeat", "close", "statistics")
+
+
+def _refuse_other_than(field: str, given: object, example: str, methods: Sequence[str]) -> None:
+    if given is None or isinstance(given, str) or all(hasattr(given, method) for method in methods):
+        return
+    raise ConfigurationError(
+        f"{field}: got {given!r:.80}, expected a URL such as {example!r}, or an object with the methods "
+        f"{', '.join(methods)}"
+    )
 
 
 @dataclass(frozen=True)
@@ -95,6 +109,8 @@ class Fleet:
         self._node_id = node_id
         self._random = Random() if random is None else random
         self._pid = os.getpid()
+        _refuse_other_than("origin", origin, "redis://host:6379", ORIGIN_METHODS)
+        _refuse_other_than("ledger", ledger, "mysql://host/database", LEDGER_METHODS)
         # Wrong URLs and missing extras are told now, not at the first request. Nothing is connected yet.
         self._made_origin = open_origin(origin) if isinstance(origin, str) else origin
         self._made_ledger = open_ledger(ledger) if isinstance(ledger, str) else ledger
@@ -122,24 +138,30 @@ class Fleet:
         )
         now_ns = time_ns if isinstance(self.clock, WallClock) else self._now_ns
         gate = Gate(engine, now_ns, wake, settle, acquire, release)
-        node = None
-        if self.shares:
-            node = Node(
-                engine,
-                gate,
-                self.tuning,
-                self._random,
-                region=self.region or EMBEDDED_REGION,
-                origin=self._made_origin,
-                ledger=self._made_ledger,
-            )
-        return Parts(engine, gate, node)
+        return Parts(engine, gate, self._node(engine, gate) if self.shares else None)
+
+    def make_for_new_loop(self, parts: Parts) -> Parts:
+        """The same counts under a new node: the event loop of the old one has ended without a `stop`."""
+        return Parts(parts.engine, parts.gate, self._node(parts.engine, parts.gate))
+
+    def _node(self, engine: Engine, gate: Gate) -> Node:
+        return Node(
+            engine,
+            gate,
+            self.tuning,
+            self._random,
+            region=self.region or EMBEDDED_REGION,
+            origin=self._made_origin,
+            ledger=self._made_ledger,
+        )
 
     def _now_ns(self) -> int:
         return self.clock.now_ms() * 1_000_000
 
     def _reopen(self) -> None:
-        """After a fork: a new node id, and connections of our own."""
+        """After a fork: a new node id, and connections of our own. Those of the parent are kept and never touched:
+        their destructors would speak on its sockets."""
+        INHERITED.append((self._made_origin, self._made_ledger))
         self._pid = os.getpid()
         self._node_id = None
         self._random = Random()

@@ -101,7 +101,7 @@ class ImportLoop:
     async def _changes(self, cursor: str | None, now_ms: int) -> Changes:
         return await self.calls.through(
             ["import"],
-            lambda: self._ledger.changes(cursor, now_ms=now_ms, timeout_s=self._timeout_s),
+            lambda timeout_s: self._ledger.changes(cursor, now_ms=now_ms, timeout_s=timeout_s),
             self._timeout_s,
         )
 
@@ -115,7 +115,7 @@ class ImportLoop:
         try:
             self.beats = await self.calls.through(
                 ["heartbeat"],
-                lambda: self._ledger.heartbeat(self._region, timeout_s=self._timeout_s),
+                lambda timeout_s: self._ledger.heartbeat(self._region, timeout_s=timeout_s),
                 self._timeout_s,
             )
         except DependencyError:

@@ -11,23 +11,24 @@ from __future__ import annotations
 import asyncio
 import functools
 import inspect
-import os
 import threading
 import time
-import weakref
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from concurrent.futures import Future
+from copy import copy
 from random import Random
 from types import TracebackType
 from typing import Any, ParamSpec, Protocol, Self, TypeVar
 
 from tidegate.core.engine import Need
 from tidegate.core.model import DEGRADED, ORIGIN, Decision, Limit, Request, Tuning
-from tidegate.errors import Closed, LimitExceeded
+from tidegate.errors import Closed, ConfigurationError, InvalidInput, LimitExceeded
 from tidegate.ports import Clock, Ledger, Origin
 from tidegate.runtime.fleet import Fleet, Parts
+from tidegate.runtime.forks import FORK_WAIT_S, INHERITED, follow_forks
+from tidegate.runtime.loops import wait_for_event
+from tidegate.runtime.node_thread import NodeThread
 from tidegate.runtime.statistics import Health, Statistics
-from tidegate.runtime.waiting import pause_s
+from tidegate.runtime.waiting import checked_timeout, pause_s
 
 __all__ = ["AsyncLimiter", "LimitCall", "Limiter"]
 
@@ -63,16 +64,30 @@ class AsyncLimiter:
     ) -> None:
         self._fleet = Fleet(region, origin, ledger, clock, tuning, node_id, random)
         self._closed = False
+        # What can never work was found at the start: told again to everybody who asks.
+        self._failure: ConfigurationError | None = None
         self._starting: asyncio.Task[None] | None = None
+        # Until when requests wait for it, by the loop's clock.
+        self._start_by_s = 0.0
         self._make()
-        LIVING.add(self)
+        follow_forks(self)
 
     def _make(self) -> None:
         self._is_forked = False
-        self._parts = self._fleet.make(self._wake, _cannot_settle)
+        self._use(self._fleet.make(self._wake, _cannot_settle))
         self._started = not self._fleet.shares
-        self._starting = None
         self._gate = self._parts.gate
+
+    def _use(self, parts: Parts) -> None:
+        self._parts = parts
+        self._starting = None
+        if parts.node is not None:
+            parts.node.on_cut_off = self._cut_off
+
+    def _cut_off(self) -> None:
+        """The event loop ends without a `stop`. Counts stay, and the next call starts again, on its own loop."""
+        self._started = False
+        self._use(self._fleet.make_for_new_loop(self._parts))
 
     def _wake(self) -> None:
         node = self._parts.node
@@ -84,7 +99,9 @@ class AsyncLimiter:
     def limit_nowait(
         self, limit: Limit, identifier: str, cost: int = 1, *, now_ms: int | None = None
     ) -> Decision | None:
-        """A decision from memory, or None when `limit` would have to read the origin first."""
+        """A decision from memory, or None when `limit` would have to read the origin, or to start, first."""
+        if not self._started:
+            return None
         answer = self._gate.ask(limit, identifier, cost, now_ms)
         return answer if isinstance(answer, Decision) else None
 
@@ -93,7 +110,7 @@ class AsyncLimiter:
     ) -> Decision:
         """Decide, and consume `cost` if it fits. Cost 0 looks without consuming."""
         if not self._started:
-            await self.start()
+            await self._begin()
         at_ms = self._gate.now_ms() if now_ms is None else now_ms
         answer = self._gate.ask(limit, identifier, cost, at_ms)
         if isinstance(answer, Decision):
@@ -106,14 +123,17 @@ class AsyncLimiter:
     def limit_many_nowait(
         self, requests: Sequence[Request], *, now_ms: int | None = None
     ) -> list[Decision] | None:
-        """A batch from memory, or None when `limit_many` would have to read the origin first."""
-        decisions, _ = self._gate.decide_many(requests, now_ms)
+        """A batch from memory, or None when `limit_many` would have to read the origin, or to start, first."""
+        if not self._started:
+            return None
+        decisions, _ = self._gate.decide_many(_batch(requests), now_ms)
         return decisions
 
     async def limit_many(self, requests: Sequence[Request], *, now_ms: int | None = None) -> list[Decision]:
         """Decide a batch at one instant: all items are consumed, or none."""
         if not self._started:
-            await self.start()
+            await self._begin()
+        requests = _batch(requests)
         at_ms = self._gate.now_ms() if now_ms is None else now_ms
         decisions, needs = self._gate.decide_many(requests, at_ms)
         if decisions is None:
@@ -138,6 +158,7 @@ class AsyncLimiter:
 
         Gives up at once when the cost cannot fit within `timeout` seconds, or ever.
         """
+        checked_timeout(timeout)
         loop = asyncio.get_running_loop()
         started_s = loop.time()
         while True:
@@ -177,38 +198,68 @@ class AsyncLimiter:
 
     async def start(self) -> None:
         """Start the background work. Raises what can never work; a dependency that is down is no error."""
+        starting = self._start()
+        if starting is not None:
+            await asyncio.shield(starting)
+
+    async def _begin(self) -> None:
+        """Start for a request, which waits for the origin no longer than for a read, and for the ledger not at
+        all; then it is decided from memory."""
+        starting = self._start()
+        if starting is None:
+            return
+        node = self._parts.node
+        assert node is not None
+        loop = asyncio.get_running_loop()
+        await wait_for_event(node.can_decide, self._start_by_s - loop.time())
+        if starting.done():
+            starting.result()
+
+    def _start(self) -> asyncio.Task[None] | None:
+        """The start under way, one for all callers; None when there is nothing to wait for."""
         if self._closed:
             raise Closed("this limiter was stopped; make a new one")
+        if self._failure is not None:
+            raise copy(self._failure)
         if self._started:
-            return
+            return None
         if self._is_forked:
             self._make()
         if self._starting is None:
             node = self._parts.node
             assert node is not None
-            # Owned by the limiter: callers that arrive together share one start, and one that leaves ends nothing.
-            self._starting = asyncio.get_running_loop().create_task(node.start())
-        starting = self._starting
-        try:
-            await asyncio.shield(starting)
-        except BaseException:
-            if starting.done() and self._starting is starting:
-                self._starting = None
-            raise
-        self._started = True
+            loop = asyncio.get_running_loop()
+            self._start_by_s = loop.time() + self._fleet.tuning.read_timeout_ms / 1000
+            # Owned by the limiter: a caller that goes away ends nothing.
+            self._starting = loop.create_task(node.start())
+            self._starting.add_done_callback(self._on_started)
+        return self._starting
+
+    def _on_started(self, starting: asyncio.Task[None]) -> None:
+        if starting is not self._starting:
+            return
+        error = None if starting.cancelled() else starting.exception()
+        if error is None and not starting.cancelled():
+            self._started = not self._closed
+            return
+        self._starting = None
+        if isinstance(error, ConfigurationError):
+            self._failure = error
 
     async def stop(self, timeout_s: float | None = None) -> None:
         """Stop the background work and flush the last counts, within a deadline."""
         if self._closed:
             return
         self._closed = True
-        node = self._parts.node
-        if node is not None:
-            if self._starting is not None and not self._starting.done():
-                self._starting.cancel()
-                await asyncio.gather(self._starting, return_exceptions=True)
-            await node.stop(timeout_s)
         self._started = False
+        node = self._parts.node
+        if node is None or self._is_forked:
+            # A forked child that never began has nothing of its own to stop.
+            return
+        if self._starting is not None and not self._starting.done():
+            self._starting.cancel()
+            await asyncio.gather(self._starting, return_exceptions=True)
+        await node.stop(timeout_s)
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -230,11 +281,19 @@ class AsyncLimiter:
         """Counters and gauges of every part, as of now."""
         return self._parts.statistics(self._fleet.region, _loop_time())
 
+    def hold_for_fork(self) -> None:
+        """Nothing to hold: its event loop's thread is the only one that decides."""
+
+    def go_on_after_fork(self) -> None:
+        """Nothing was held."""
+
     def renew_after_fork(self) -> None:
         """In a forked child: a limiter that shares something begins again, as a node of its own."""
         if self._fleet.shares:
+            INHERITED.append((self._parts, self._starting))
             self._is_forked = True
             self._started = False
+            self._starting = None
 
     def __repr__(self) -> str:
         return _repr(self, self._fleet, self._parts)
@@ -268,9 +327,11 @@ class Limiter:
         self._fleet = Fleet(region, origin, ledger, clock, tuning, node_id, random)
         self._sleep = sleep
         self._closed = False
+        self._failure: ConfigurationError | None = None
+        self._held_for_fork = False
         self._start_lock = threading.Lock()
         self._make()
-        LIVING.add(self)
+        follow_forks(self)
 
     def _make(self) -> None:
         self._is_forked = False
@@ -284,7 +345,7 @@ class Limiter:
         self, limit: Limit, identifier: str, cost: int = 1, *, now_ms: int | None = None
     ) -> Decision:
         """Starts the background work at the first call, then gets out of the way."""
-        self.start()
+        self._begin()
         return self._gate.limit(limit, identifier, cost, now_ms=now_ms)
 
     def _wake(self) -> None:
@@ -307,8 +368,9 @@ class Limiter:
 
     def limit_many(self, requests: Sequence[Request], *, now_ms: int | None = None) -> list[Decision]:
         """Decide a batch at one instant: all items are consumed, or none."""
-        if self._fleet.shares and self._thread is None:
-            self.start()
+        if self._thread is None and (self._fleet.shares or self._closed):
+            self._begin()
+        requests = _batch(requests)
         at_ms = self._gate.now_ms() if now_ms is None else now_ms
         decisions, needs = self._gate.decide_many(requests, at_ms)
         if decisions is None:
@@ -325,6 +387,7 @@ class Limiter:
 
         Gives up at once when the cost cannot fit within `timeout` seconds, or ever.
         """
+        checked_timeout(timeout)
         waited_s = 0.0
         while True:
             decision = self.limit(limit, identifier, cost)
@@ -367,26 +430,53 @@ class Limiter:
 
     def start(self) -> None:
         """Start the background work. Raises what can never work; a dependency that is down is no error."""
-        if self._closed:
-            raise Closed("this limiter was stopped; make a new one")
-        if not self._fleet.shares:
-            return
+        thread = self._start()
+        if thread is not None:
+            thread.wait_started()
+
+    def _begin(self) -> None:
+        """Start for a request, which waits for the origin no longer than for a read, and for the ledger not at
+        all; then it is decided from memory."""
+        thread = self._start()
+        if thread is not None:
+            thread.wait_can_decide()
+
+    def _start(self) -> NodeThread | None:
+        """The thread, started; None when there is nothing to wait for."""
         with self._start_lock:
+            if self._closed:
+                raise Closed("this limiter was stopped; make a new one")
+            if self._failure is not None:
+                raise copy(self._failure)
+            if not self._fleet.shares:
+                return None
             if self._is_forked:
                 self._make()
             if self._thread is None:
-                thread = NodeThread(self._parts)
-                thread.start()
-                self._thread = thread
-                self.limit = self._gate.limit
+                assert self._parts.node is not None
+                self._thread = NodeThread(
+                    self._parts.node, self._on_started, self._fleet.tuning.read_timeout_ms / 1000
+                )
+                self._thread.begin()
+            return self._thread
+
+    def _on_started(self, failure: BaseException | None) -> None:
+        """Called in the node's thread."""
+        with self._start_lock:
+            if failure is None:
+                if not self._closed:
+                    self.limit = self._gate.limit
+                return
+            self._thread = None
+            if isinstance(failure, ConfigurationError):
+                self._failure = failure
 
     def stop(self, timeout_s: float | None = None) -> None:
         """Stop the background work and flush the last counts, within a deadline."""
-        self._closed = True
         with self._start_lock:
+            self._closed = True
             thread, self._thread = self._thread, None
-            if self._fleet.shares:
-                self.limit = self._first_limit
+            self.limit = self._first_limit
         if thread is not None:
             thread.stop(timeout_s)
 
@@ -410,71 +500,41 @@ class Limiter:
         """Counters and gauges of every part, as of now."""
         return self._parts.statistics(self._fleet.region, time.monotonic())
 
+    def hold_for_fork(self) -> None:
+        """Before a fork: wait until no other thread is in the middle of a decision, so that the child does not
+        inherit half of one. Bounded, because a fork must not hang; the child then has to take what it gets."""
+        self._held_for_fork = self._lock.acquire(timeout=FORK_WAIT_S)
+
+    def go_on_after_fork(self) -> None:
+        """After a fork, in the parent."""
+        if self._held_for_fork:
+            self._held_for_fork = False
+            self._lock.release()
+
     def renew_after_fork(self) -> None:
         """In a forked child: a limiter that shares something begins again, as a node of its own, and every lock is
         new, because the thread that held the old one may be gone."""
+        self._held_for_fork = False
         self._start_lock = threading.Lock()
         self._lock = threading.RLock()
         if self._fleet.shares:
+            INHERITED.append((self._parts, self._thread))
             self._is_forked = True
             self._thread = None
-            self.limit = self._first_limit
         else:
             self._gate = self._gate.reopened(self._lock.acquire, self._lock.release)
             self._parts = Parts(self._parts.engine, self._gate, None)
-            self.limit = self._gate.limit
+        self.limit = self._gate.limit if not self._fleet.shares and not self._closed else self._first_limit
 
     def __repr__(self) -> str:
         return _repr(self, self._fleet, self._parts)
 
 
-class NodeThread:
-    """A node on an event loop of its own, in one thread: what a `Limiter` with an origin or a ledger owns."""
-
-    def __init__(self, parts: Parts) -> None:
-        assert parts.node is not None
-        self._node = parts.node
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._run, name="tidegate", daemon=True)
-
-    def _run(self) -> None:
-        asyncio.set_event_loop(self._loop)
-        self._loop.run_forever()
-
-    def start(self) -> None:
-        self._thread.start()
-        try:
-            self._call(self._node.start()).result()
-        except BaseException:
-            self._end()
-            raise
-
-    def _call(self, coroutine: Coroutine[Any, Any, R]) -> Future[R]:
-        return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
-
-    def wake(self) -> None:
-        """Called by any thread after a decision left work. The loop is only poked when it sleeps."""
-        if not self._node.is_awake:
-            self._loop.call_soon_threadsafe(self._node.wake)
-
-    def read(self, needs: list[Need], timeout_s: float) -> bool:
-        """Read on the node's loop and wait for it; False when a decision must do without."""
-        assert self._node.reads is not None
-        try:
-            return self._call(self._node.reads.fetch(needs)).result(timeout_s)
-        except TimeoutError:
-            return False
-
-    def stop(self, timeout_s: float | None) -> None:
-        try:
-            self._call(self._node.stop(timeout_s)).result()
-        finally:
-            self._end()
-
-    def _end(self) -> None:
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._loop.close()
+def _batch(requests: Sequence[Request]) -> Sequence[Request]:
+    """A batch is looked at more than once: what can be walked through only once would be decided as empty."""
+    if isinstance(requests, (list, tuple)):
+        return requests
+    raise InvalidInput("requests", requests, "a list or a tuple of Request items")
 
 
 def _cannot_settle(_limit: Limit, _identifier: str, _cost: int, _now_ms: int, _need: Need) -> Decision:
@@ -497,16 +557,3 @@ def _loop_time() -> float:
 def _repr(limiter: Limiter | AsyncLimiter, fleet: Fleet, parts: Parts) -> str:
     place = "embedded" if not fleet.shares else f"region {fleet.region!r}"
     return f"<{type(limiter).__name__} {place}, node {parts.engine.node_id}, {parts.engine.subjects.count} subjects>"
-
-
-# Every limiter of this process. A forked child makes each a new node.
-LIVING: weakref.WeakSet[Limiter | AsyncLimiter] = weakref.WeakSet()
-
-
-def _renew_after_fork() -> None:
-    for limiter in list(LIVING):
-        limiter.renew_after_fork()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_renew_after_fork)

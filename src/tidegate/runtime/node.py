@@ -8,16 +8,18 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from random import Random
+from typing import Final
 
 from tidegate.core.convergence import Convergence
 from tidegate.core.engine import Engine
 from tidegate.core.gate import Gate
 from tidegate.core.model import Tuning
-from tidegate.errors import ConfigurationError, DependencyError
+from tidegate.errors import CircuitOpen, ConfigurationError, DependencyError
 from tidegate.ports import Ledger, Origin
 from tidegate.runtime.breaker import Breaker
+from tidegate.runtime.calls import ADAPTER_SHARE
 from tidegate.runtime.importer import ImportLoop
 from tidegate.runtime.loops import Backoff
 from tidegate.runtime.publish import PublishLoop
@@ -36,6 +38,8 @@ BREAKER_NUMBERS = {"closed": 0, "half_open": 1, "open": 2}
 # Expired subjects dropped between two breaths of the event loop, and how often somebody looks.
 EXPIRE_SLICE = 500
 EXPIRE_INTERVAL_S = 1.0
+# Longest wait of a start for the ledger: a few round trips around the world. One that is slower is opened later.
+OPEN_LEDGER_S: Final = 3.0
 
 
 class Node:
@@ -59,9 +63,13 @@ class Node:
         self._origin = origin
         self._ledger = ledger
         self._tasks: list[asyncio.Task[None]] = []
-        self._origin_known = False
+        self._stopping = False
         self._ledger_ready = False
         self._ledger_problem: str | None = None
+        # Set as soon as requests need not wait for the start any longer: the origin was met, or was not.
+        self.can_decide = asyncio.Event()
+        # Called when the loops were ended by somebody else than `stop`: their event loop is going down.
+        self.on_cut_off: Callable[[], object] = lambda: None
         self.convergence = Convergence(engine, tuning, region)
         self.stalls = StallMonitor()
         self.reads: Reads | None = None
@@ -73,7 +81,8 @@ class Node:
             self.reads = Reads(origin, gate, self.convergence, tuning)
             self.replay = ReplayLoop(origin, gate, self.convergence, tuning, Backoff(tuning, random))
             self.pulse = PulseLoop(origin, region, gate, self.convergence, tuning, self.wake)
-            self.reads.calls.is_usable = self.replay.calls.is_usable = self._is_origin_ours
+            pulse = self.pulse
+            self.reads.calls.is_usable = self.replay.calls.is_usable = lambda: pulse.is_ours
             self.reads.on_news = self.wake
         if ledger is not None:
             self.publish = PublishLoop(ledger, gate, self.convergence, tuning, random)
@@ -83,30 +92,54 @@ class Node:
 
     # -- start and stop
 
-    async def open(self) -> None:
-        """Check both dependencies. What can never work is raised; what is merely down is left for later."""
-        if self._origin is not None:
-            try:
-                await self._origin.open(self._region, timeout_s=self._tuning.replay_timeout_ms / 1000)
-                self._origin_known = True
-            except DependencyError as error:
-                logger.warning("the origin is not reachable, decisions are local: %s", error)
-        if self._ledger is not None:
-            try:
-                await self._ledger.open(timeout_s=self._tuning.ledger_timeout_ms / 1000)
-                self._ledger_ready = True
-            except DependencyError as error:
-                self._ledger_problem = str(error)
-                logger.warning("the ledger is not reachable, regions drift apart: %s", error)
+    async def _open_origin(self) -> None:
+        if self._origin is None or self.pulse is None:
+            return
+        timeout_s = self._tuning.replay_timeout_ms / 1000
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._origin.open(self._region, timeout_s=timeout_s * ADAPTER_SHARE)
+            self.pulse.is_confirmed = True
+        except (DependencyError, TimeoutError) as error:
+            logger.warning("the origin is not reachable, decisions are local: %s", error)
+
+    async def _open_ledger(self) -> None:
+        if self._ledger is None:
+            return
+        timeout_s = min(OPEN_LEDGER_S, self._tuning.ledger_timeout_ms / 1000)
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._ledger.open(timeout_s=timeout_s * ADAPTER_SHARE)
+            self._ledger_ready = True
+        except (DependencyError, TimeoutError) as error:
+            self._ledger_problem = str(error) or "no answer in time"
+            logger.warning("the ledger is not reachable, regions drift apart: %s", error)
 
     async def start(self) -> None:
-        """Open, and start the loops."""
-        await self.open()
+        """Check both dependencies, both at once, and start the loops.
+
+        What can never work is raised, and nothing is left behind; what is merely down, or slow, is left for later.
+        """
+        openings = [self._start_origin(), self._start_ledger()]
+        for problem in await asyncio.gather(*openings, return_exceptions=True):
+            if problem is not None:
+                await self._end_loops()
+                await self._close()
+                raise problem
         self._spawn(self.stalls.run())
         self._spawn(self._expire())
-        if self.replay is not None and self.pulse is not None:
-            self._spawn(self.replay.run())
-            self._spawn(self.pulse.run())
+
+    async def _start_origin(self) -> None:
+        try:
+            await self._open_origin()
+            if self.replay is not None and self.pulse is not None:
+                self._spawn(self.replay.run())
+                self._spawn(self.pulse.run())
+        finally:
+            self.can_decide.set()
+
+    async def _start_ledger(self) -> None:
+        await self._open_ledger()
         if self.publish is not None and self.importer is not None:
             self._spawn(self.publish.run())
             self._spawn(self._import())
@@ -117,44 +150,62 @@ class Node:
         self._tasks.append(task)
 
     def _ended(self, task: asyncio.Task[None]) -> None:
-        if not task.cancelled() and (error := task.exception()) is not None:
+        if task.cancelled():
+            if not self._stopping:
+                self._stopping = True
+                self.on_cut_off()
+        elif (error := task.exception()) is not None:
             # Not a failure of a dependency, those are handled: a fault of ours must not go unseen.
             logger.error("a background loop ended: %r", error, exc_info=error)
 
     async def stop(self, timeout_s: float | None = None) -> bool:
         """Stop the loops, flush the last counts within the deadline. True if nothing was left untold."""
         deadline_s = self._tuning.flush_timeout_ms / 1000 if timeout_s is None else timeout_s
+        await self._end_loops()
+        try:
+            async with asyncio.timeout(deadline_s):
+                # At once: an origin that hangs must not use up the ledger's time.
+                flushed = all(await asyncio.gather(self._flush_origin(), self._flush_ledger()))
+        except TimeoutError:
+            flushed = False
+        finally:
+            await self._close()
+        if not flushed:
+            logger.warning("stopped with counts that did not reach the origin or the ledger in time")
+        return flushed
+
+    async def _end_loops(self) -> None:
+        self._stopping = True
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self._tasks.clear()
-        flushed = True
-        try:
-            async with asyncio.timeout(deadline_s):
-                flushed = await self._flush()
-        except TimeoutError:
-            flushed = False
+
+    async def _close(self) -> None:
         if self.reads is not None:
             await self.reads.close()
         if self._origin is not None:
             await self._origin.close()
         if self._ledger is not None:
             await self._ledger.close()
-        if not flushed:
-            logger.warning("stopped with counts that did not reach the origin or the ledger in time")
-        return flushed
 
-    async def _flush(self) -> bool:
-        flushed = True
-        if self.replay is not None:
+    async def _flush_origin(self) -> bool:
+        """Send what is left; again after a failure, for as long as the deadline and the breaker let it."""
+        if self.replay is None:
+            return True
+        while True:
             try:
                 await self.replay.run_once()
-            except DependencyError as error:
+            except CircuitOpen as error:
                 logger.warning("the last counts did not reach the origin: %s", error)
-                flushed = False
-        if self.publish is not None and self._ledger_ready:
-            flushed = (await self.publish.run_once()).ok and flushed
-        return flushed
+                return False
+            except DependencyError:
+                await asyncio.sleep(self._tuning.backoff_first_ms / 1000)
+            else:
+                return True
+
+    async def _flush_ledger(self) -> bool:
+        return self.publish is None or not self._ledger_ready or (await self.publish.run_once()).ok
 
     # -- background
 
@@ -170,12 +221,6 @@ class Node:
     def is_awake(self) -> bool:
         """The loops will see new work by themselves."""
         return (self.replay is None or self.replay.awake) and not self.convergence.has_pressed
-
-    def _is_origin_ours(self) -> bool:
-        assert self.pulse is not None
-        if self.pulse.foreign_region is not None:
-            return False
-        return self._origin_known or self.pulse.alive
 
     async def _import(self) -> None:
         """Wait until the ledger can be used at all, then import for ever."""
@@ -214,7 +259,7 @@ class Node:
         """One line per dependency. Degraded is not dead: decisions go on whatever these say."""
         found: list[Health] = []
         if self.pulse is not None:
-            found.append(Health("origin", self.pulse.alive and self._is_origin_ours(), self._origin_detail()))
+            found.append(Health("origin", self.pulse.alive and self.pulse.is_ours, self._origin_detail()))
         if self.importer is not None:
             ok = self._ledger_ready and self.importer.calls.breaker.state(now_s) == "closed"
             detail = (

@@ -86,6 +86,10 @@ class PublishLoop:
             except DependencyError:
                 ok = False
                 failed_in_a_row += 1
+            except BaseException:
+                # Stopped in the middle: what was not tried yet waits for the last flush.
+                self._give_back(publication, end, len(publication.rows))
+                raise
         if done:
             self.on_published()
         return Published(ok, done, chunks)
@@ -104,7 +108,9 @@ class PublishLoop:
         settled = False
         try:
             await self.calls.through(
-                ["publish"], lambda: self._ledger.publish(rows, timeout_s=self._timeout_s), self._timeout_s
+                ["publish"],
+                lambda timeout_s: self._ledger.publish(rows, timeout_s=timeout_s),
+                self._timeout_s,
             )
             with self._gate:
                 self._convergence.apply_publish(publication, start, end, self._gate.now_ms())

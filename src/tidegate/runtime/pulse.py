@@ -14,7 +14,7 @@ from collections.abc import Callable
 from tidegate.core.convergence import Convergence
 from tidegate.core.gate import Gate
 from tidegate.core.model import Tuning
-from tidegate.errors import DependencyError, RegionMismatch
+from tidegate.errors import DependencyError, DependencyUnavailable, RegionMismatch
 from tidegate.ports import Origin
 
 __all__ = ["PulseLoop"]
@@ -47,8 +47,15 @@ class PulseLoop:
         # Origin clock minus ours, at the middle of the last round trip; None before the first.
         self.clock_offset_ms: int | None = None
         self.alive = False
+        # True once the origin was seen to hold our name. Also written by `Node.open`.
+        self.is_confirmed = False
         # The name that the origin holds instead of ours, if it is not our origin.
         self.foreign_region: str | None = None
+
+    @property
+    def is_ours(self) -> bool:
+        """The origin may be used: it has been met, and holds our name as far as anybody knows."""
+        return self.is_confirmed and self.foreign_region is None
 
     async def run_once(self) -> None:
         """One pulse. Raises a `DependencyError` when the origin does not answer."""
@@ -56,9 +63,12 @@ class PulseLoop:
         try:
             pulse = await self._origin.pulse(self._region, timeout_s=self._timeout_s)
         except DependencyError as error:
-            self.alive = False
-            self.last_error = f"{type(error).__name__}: {error}"
+            self._failed(error)
             raise
+        except Exception as error:
+            logger.exception("the origin's adapter failed in a way of its own")
+            self._failed(error)
+            raise DependencyUnavailable(str(self.last_error)) from error
         after_ms = self._gate.now_ms()
         self.alive = True
         if pulse.region != self._region:
@@ -67,11 +77,16 @@ class PulseLoop:
             self.foreign_region = pulse.region
             return
         self.foreign_region = None
+        self.is_confirmed = True
         self._note_offset(pulse.time_ms - (before_ms + after_ms) // 2)
         if pulse.was_empty:
             with self._gate:
                 self._convergence.start_heal()
             self._on_wiped()
+
+    def _failed(self, error: Exception) -> None:
+        self.alive = False
+        self.last_error = f"{type(error).__name__}: {error}"
 
     def _note_offset(self, offset_ms: int) -> None:
         self.clock_offset_ms = offset_ms

@@ -84,7 +84,7 @@ class Reads:
         try:
             answers = await self.calls.through(
                 [need.reason for need in needs],
-                lambda: self._origin.read(wanted, timeout_s=self._timeout_s),
+                lambda timeout_s: self._origin.read(wanted, timeout_s=timeout_s),
                 self._timeout_s,
             )
         except DependencyError:

@@ -75,7 +75,7 @@ class ReplayLoop:
         try:
             answers = await self.calls.through(
                 ["replay"],
-                lambda: self._origin.merge(replay.components, timeout_s=self._timeout_s),
+                lambda timeout_s: self._origin.merge(replay.components, timeout_s=timeout_s),
                 self._timeout_s,
             )
             with self._gate:

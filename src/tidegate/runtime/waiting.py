@@ -3,8 +3,17 @@
 from __future__ import annotations
 
 from tidegate.core.model import Decision
+from tidegate.errors import InvalidInput
 
-__all__ = ["pause_s"]
+__all__ = ["checked_timeout", "pause_s"]
+
+
+def checked_timeout(timeout_s: object) -> None:
+    """Refuse what is no number of seconds before anything is counted."""
+    if timeout_s is None:
+        return
+    if isinstance(timeout_s, bool) or not isinstance(timeout_s, (int, float)) or not timeout_s >= 0:
+        raise InvalidInput("timeout", timeout_s, "seconds, 0 or more, or None to wait as long as it takes")
 
 
 def pause_s(denial: Decision, waited_s: float, timeout_s: float | None) -> float | None:

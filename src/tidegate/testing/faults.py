@@ -1,0 +1,267 @@
+"""Origins and ledgers that misbehave on command, and ones that remember what was asked of them.
+
+`FailingOrigin` and `FailingLedger` stand in front of a real adapter and hurt the operations they are told to hurt;
+`TrackingOrigin` and `TrackingLedger` change nothing and keep a log. They honour the ports, so that they can be
+stacked. A fault stays until `heal`, or for as many calls as it was ordered for.
+
+    origin = TrackingOrigin(FailingOrigin(MemoryOrigin()))
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Final, Generic, NamedTuple, TypeVar
+
+from tidegate.core.model import Component, Heard, LedgerRow
+from tidegate.errors import DependencyTimeout, DependencyUnavailable
+from tidegate.ports import Changes, Ledger, LedgerOverview, Origin, Pulse, RegionBeat
+
+__all__ = [
+    "Call",
+    "FailingLedger",
+    "FailingOrigin",
+    "FaultPlan",
+    "TrackingLedger",
+    "TrackingOrigin",
+]
+
+T = TypeVar("T")
+Port = TypeVar("Port", bound="Origin | Ledger")
+
+ORIGIN_OPERATIONS: Final = ("open", "read", "merge", "pulse")
+LEDGER_OPERATIONS: Final = ("open", "publish", "changes", "heartbeat", "cleanup", "overview")
+
+
+class _Fault:
+    """What happens to the next calls of one operation."""
+
+    def __init__(self, kind: str, error: Exception | None, times: int | None) -> None:
+        self.kind = kind
+        self.error = error
+        self.times_left = times
+        self.released = asyncio.Event()
+
+
+class FaultPlan:
+    """Which operations are hurt, and how. Without `operations` a verb means all of them."""
+
+    def __init__(self, operations: Sequence[str]) -> None:
+        self._operations = operations
+        self._faults: dict[str, _Fault] = {}
+        self.fired: Counter[str] = Counter()
+        """How often each operation was really hurt: a test that hurt nobody proves nothing."""
+
+    def fail(self, *operations: str, error: Exception | None = None, times: int | None = None) -> None:
+        """Raise, without asking the adapter: a dead peer, unless `error` says otherwise."""
+        self._set(operations, "fail", error, times)
+
+    def lose_answers(self, *operations: str, times: int | None = None) -> None:
+        """Let the adapter do it, then report a timeout: applied, and nobody knows."""
+        self._set(operations, "lose", None, times)
+
+    def hang(self, *operations: str, times: int | None = None) -> None:
+        """Neither answer nor keep the time limit, until `heal`; then the adapter does it."""
+        self._set(operations, "hang", None, times)
+
+    def heal(self, *operations: str) -> None:
+        """Stop hurting; calls that hang go on."""
+        for operation in operations or self._operations:
+            fault = self._faults.pop(operation, None)
+            if fault is not None:
+                fault.released.set()
+
+    def _set(self, operations: Sequence[str], kind: str, error: Exception | None, times: int | None) -> None:
+        for operation in operations or self._operations:
+            if operation not in self._operations:
+                raise ValueError(f"there is no operation {operation!r}; there are {self._operations}")
+            self._faults[operation] = _Fault(kind, error, times)
+
+    async def around(self, operation: str, call: Callable[[], Awaitable[T]]) -> T:
+        """Make the call as the plan will have it."""
+        fault = self._faults.get(operation)
+        if fault is None:
+            return await call()
+        self.fired[operation] += 1
+        if fault.times_left is not None:
+            fault.times_left -= 1
+            if fault.times_left <= 0:
+                del self._faults[operation]
+        if fault.kind == "fail":
+            raise fault.error or DependencyUnavailable(f"{operation}: told to fail")
+        if fault.kind == "lose":
+            await call()
+            raise DependencyTimeout(f"{operation}: done, but told to lose the answer")
+        await fault.released.wait()
+        return await call()
+
+
+class FailingOrigin:
+    """An origin in front of another one; `faults` says what goes wrong."""
+
+    def __init__(self, inner: Origin) -> None:
+        self.inner = inner
+        self.faults = FaultPlan(ORIGIN_OPERATIONS)
+
+    async def open(self, region: str, *, timeout_s: float) -> None:
+        await self.faults.around("open", lambda: self.inner.open(region, timeout_s=timeout_s))
+
+    async def read(self, wanted: Sequence[Component], *, timeout_s: float) -> list[Heard]:
+        return await self.faults.around("read", lambda: self.inner.read(wanted, timeout_s=timeout_s))
+
+    async def merge(self, components: Sequence[Component], *, timeout_s: float) -> list[Heard]:
+        return await self.faults.around("merge", lambda: self.inner.merge(components, timeout_s=timeout_s))
+
+    async def pulse(self, region: str, *, timeout_s: float) -> Pulse:
+        return await self.faults.around("pulse", lambda: self.inner.pulse(region, timeout_s=timeout_s))
+
+    async def close(self) -> None:
+        await self.inner.close()
+
+    def statistics(self) -> Mapping[str, int]:
+        return self.inner.statistics()
+
+
+class FailingLedger:
+    """A ledger in front of another one; `faults` says what goes wrong."""
+
+    def __init__(self, inner: Ledger) -> None:
+        self.inner = inner
+        self.faults = FaultPlan(LEDGER_OPERATIONS)
+
+    async def open(self, *, timeout_s: float) -> None:
+        await self.faults.around("open", lambda: self.inner.open(timeout_s=timeout_s))
+
+    async def publish(self, rows: Sequence[LedgerRow], *, timeout_s: float) -> None:
+        await self.faults.around("publish", lambda: self.inner.publish(rows, timeout_s=timeout_s))
+
+    async def changes(self, cursor: str | None, *, now_ms: int, timeout_s: float) -> Changes:
+        return await self.faults.around(
+            "changes", lambda: self.inner.changes(cursor, now_ms=now_ms, timeout_s=timeout_s)
+        )
+
+    async def heartbeat(self, region: str, *, timeout_s: float) -> list[RegionBeat]:
+        return await self.faults.around(
+            "heartbeat", lambda: self.inner.heartbeat(region, timeout_s=timeout_s)
+        )
+
+    async def cleanup(self, cutoff_ms: int, *, rows_max: int, timeout_s: float) -> int:
+        return await self.faults.around(
+            "cleanup", lambda: self.inner.cleanup(cutoff_ms, rows_max=rows_max, timeout_s=timeout_s)
+        )
+
+    async def overview(self, *, now_ms: int, hottest_max: int, timeout_s: float) -> LedgerOverview:
+        return await self.faults.around(
+            "overview",
+            lambda: self.inner.overview(now_ms=now_ms, hottest_max=hottest_max, timeout_s=timeout_s),
+        )
+
+    async def close(self) -> None:
+        await self.inner.close()
+
+    def statistics(self) -> Mapping[str, int]:
+        return self.inner.statistics()
+
+
+class Call(NamedTuple):
+    """One call of a port: what, with what, and when it began by the loop's clock."""
+
+    operation: str
+    argument: object
+    """The components, the rows, the cursor or the region's name; None where there is no such thing."""
+    began_s: float
+
+
+class _Tracking(Generic[Port]):
+    """The log of one adapter."""
+
+    def __init__(self, inner: Port) -> None:
+        self.inner: Port = inner
+        self.calls: list[Call] = []
+        self.in_flight: Counter[str] = Counter()
+        self.in_flight_max: Counter[str] = Counter()
+        self.closed = 0
+        """How often `close` was called."""
+        self._began = asyncio.Event()
+
+    def count(self, operation: str) -> int:
+        """How many calls of it began."""
+        return sum(call.operation == operation for call in self.calls)
+
+    def arguments(self, operation: str) -> list[object]:
+        """What each call of it was about, in order."""
+        return [call.argument for call in self.calls if call.operation == operation]
+
+    async def until(self, operation: str, count: int) -> None:
+        """Return when so many calls of it have begun."""
+        while self.count(operation) < count:
+            self._began.clear()
+            await self._began.wait()
+
+    @contextmanager
+    def tracked(self, operation: str, argument: object) -> Iterator[None]:
+        self.calls.append(Call(operation, argument, asyncio.get_running_loop().time()))
+        self.in_flight[operation] += 1
+        self.in_flight_max[operation] = max(self.in_flight_max[operation], self.in_flight[operation])
+        self._began.set()
+        try:
+            yield
+        finally:
+            self.in_flight[operation] -= 1
+
+    async def close(self) -> None:
+        self.closed += 1
+        await self.inner.close()
+
+    def statistics(self) -> Mapping[str, int]:
+        return self.inner.statistics()
+
+
+class TrackingOrigin(_Tracking[Origin]):
+    """An origin in front of another one, which remembers every call."""
+
+    async def open(self, region: str, *, timeout_s: float) -> None:
+        with self.tracked("open", region):
+            await self.inner.open(region, timeout_s=timeout_s)
+
+    async def read(self, wanted: Sequence[Component], *, timeout_s: float) -> list[Heard]:
+        with self.tracked("read", list(wanted)):
+            return await self.inner.read(wanted, timeout_s=timeout_s)
+
+    async def merge(self, components: Sequence[Component], *, timeout_s: float) -> list[Heard]:
+        with self.tracked("merge", list(components)):
+            return await self.inner.merge(components, timeout_s=timeout_s)
+
+    async def pulse(self, region: str, *, timeout_s: float) -> Pulse:
+        with self.tracked("pulse", region):
+            return await self.inner.pulse(region, timeout_s=timeout_s)
+
+
+class TrackingLedger(_Tracking[Ledger]):
+    """A ledger in front of another one, which remembers every call."""
+
+    async def open(self, *, timeout_s: float) -> None:
+        with self.tracked("open", None):
+            await self.inner.open(timeout_s=timeout_s)
+
+    async def publish(self, rows: Sequence[LedgerRow], *, timeout_s: float) -> None:
+        with self.tracked("publish", list(rows)):
+            await self.inner.publish(rows, timeout_s=timeout_s)
+
+    async def changes(self, cursor: str | None, *, now_ms: int, timeout_s: float) -> Changes:
+        with self.tracked("changes", cursor):
+            return await self.inner.changes(cursor, now_ms=now_ms, timeout_s=timeout_s)
+
+    async def heartbeat(self, region: str, *, timeout_s: float) -> list[RegionBeat]:
+        with self.tracked("heartbeat", region):
+            return await self.inner.heartbeat(region, timeout_s=timeout_s)
+
+    async def cleanup(self, cutoff_ms: int, *, rows_max: int, timeout_s: float) -> int:
+        with self.tracked("cleanup", cutoff_ms):
+            return await self.inner.cleanup(cutoff_ms, rows_max=rows_max, timeout_s=timeout_s)
+
+    async def overview(self, *, now_ms: int, hottest_max: int, timeout_s: float) -> LedgerOverview:
+        with self.tracked("overview", None):
+            return await self.inner.overview(now_ms=now_ms, hottest_max=hottest_max, timeout_s=timeout_s)

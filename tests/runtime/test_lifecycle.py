@@ -1,0 +1,272 @@
+"""Starting, stopping, and everything that an origin may be at that moment."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from tests.runtime.world import EPOCH_MS, HUNDRED_A_MINUTE, MILLION_AN_HOUR, Region, on_virtual_time, turns
+from tidegate import AsyncLimiter, ConfigurationError, Limiter, Request
+from tidegate.adapters.memory import MemoryLedger, MemoryOrigin
+from tidegate.errors import Closed, DependencyError, RegionMismatch, SchemaMissing
+from tidegate.testing.clock import ManualClock
+from tidegate.testing.faults import FailingOrigin, TrackingOrigin
+
+
+def claimed_by(region: str) -> MemoryOrigin:
+    origin = MemoryOrigin()
+    origin.pulse_nowait(region)
+    return origin.another()
+
+
+@on_virtual_time
+async def test_nothing_is_connected_before_the_first_request_and_then_it_starts_by_itself() -> None:
+    region = Region()
+    node = region.node()
+    await turns()
+    assert node.origin.calls == []
+    assert node.limiter.limit_nowait(HUNDRED_A_MINUTE, "x") is None, "it has to start first"
+    assert node.limiter.limit_many_nowait([Request(HUNDRED_A_MINUTE, "x")]) is None
+    assert node.origin.calls == []
+    await asyncio.gather(*(node.limiter.limit(HUNDRED_A_MINUTE, "x") for _ in range(10)))
+    assert node.origin.count("open") == 1
+    await node.limiter.start()
+    await node.limiter.start()
+    assert node.origin.count("open") == 1
+    await node.limiter.stop()
+    await node.limiter.stop()
+    assert node.origin.closed == 1
+    with pytest.raises(Closed):
+        await node.limiter.limit(HUNDRED_A_MINUTE, "x")
+
+
+@on_virtual_time
+async def test_a_stop_during_the_start_ends_it() -> None:
+    region = Region()
+    node = region.node()
+    node.faults.hang("open")
+    starting = asyncio.ensure_future(node.limiter.start())
+    await node.origin.until("open", 1)
+    await node.limiter.stop()
+    with pytest.raises(asyncio.CancelledError):
+        await starting
+    assert node.origin.in_flight["open"] == 0
+    assert node.origin.closed == 1
+
+
+async def test_an_origin_of_another_region_refuses_at_the_start_and_tells_both_names() -> None:
+    origin = TrackingOrigin(claimed_by("ams"))
+    limiter = AsyncLimiter("fra", origin)
+    with pytest.raises(RegionMismatch, match=r"'fra'.*'ams'"):
+        await limiter.start()
+    assert origin.closed == 1, "nothing is left open behind a limiter that never started"
+    with pytest.raises(RegionMismatch, match=r"'fra'.*'ams'"):
+        await limiter.limit(HUNDRED_A_MINUTE, "x")
+    with pytest.raises(RegionMismatch):
+        async with limiter:
+            raise AssertionError("entered")
+    assert origin.count("merge") == 0
+    await limiter.stop()
+
+
+def test_an_origin_of_another_region_refuses_a_thread_limiter_too() -> None:
+    limiter = Limiter("fra", claimed_by("ams"))
+    for call in (limiter.start, lambda: limiter.limit(HUNDRED_A_MINUTE, "x"), limiter.__enter__):
+        with pytest.raises(RegionMismatch, match=r"'fra'.*'ams'"):
+            call()
+    limiter.stop()
+
+
+async def test_a_ledger_without_a_schema_refuses_at_the_start_and_the_origin_is_released() -> None:
+    class Bare(MemoryLedger):
+        async def open(self, *, timeout_s: float) -> None:
+            raise SchemaMissing("run tidegate migrate")
+
+    origin = TrackingOrigin(MemoryOrigin())
+    limiter = AsyncLimiter("fra", origin, Bare())
+    with pytest.raises(SchemaMissing, match="migrate"):
+        await limiter.start()
+    assert origin.closed == 1
+
+
+@on_virtual_time
+async def test_an_origin_that_is_down_at_the_start_is_no_error_and_heals_later() -> None:
+    region = Region()
+    node, other = region.node(), region.node()
+    node.faults.fail()
+    await node.limiter.start()
+    assert await node.accept("x", 5) == 5
+    assert (await node.limiter.peek(MILLION_AN_HOUR, "x")).source == "degraded"
+    health = {line.name: line for line in node.limiter.health()}
+    assert not health["origin"].ok
+    assert "told to fail" in health["origin"].detail
+    await asyncio.sleep(20)
+    assert node.origin.count("merge") == 0, "an origin that was never met is not written to"
+    node.faults.heal()
+    await asyncio.sleep(7)
+    assert await other.seen("x") == 5
+    health = {line.name: line for line in node.limiter.health()}
+    assert health["origin"].ok
+    assert "clock offset 0 ms" in health["origin"].detail
+    await region.stop()
+
+
+@on_virtual_time
+async def test_an_origin_that_turns_out_to_be_another_regions_is_not_used_until_it_is_mended(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    region = Region("fra")
+    node = region.node()
+    node.faults.fail()
+    await node.limiter.start()
+    await node.accept("x", 5)
+    region.store.pulse_nowait("ams")
+    node.faults.heal()
+    await asyncio.sleep(30)
+    assert node.origin.count("merge") == 0
+    assert await node.accept("y", 1) == 1
+    assert node.origin.count("read") == 0
+    health = {line.name: line for line in node.limiter.health()}
+    assert health["origin"] == type(health["origin"])("origin", False, "belongs to region 'ams'")
+    assert caplog.text.count("belongs to region 'ams'") == 1, "said once, not every second"
+    region.store.wipe()
+    await asyncio.sleep(10)
+    other = region.node()
+    assert (await other.seen("x"), await other.seen("y")) == (5, 1)
+    await region.stop()
+
+
+@on_virtual_time
+async def test_an_origin_that_is_exchanged_for_another_regions_under_way_is_left_alone() -> None:
+    region = Region("fra")
+    node = region.node()
+    await node.accept("x", 5)
+    await turns()
+    region.store.wipe()
+    region.store.pulse_nowait("ams")
+    await asyncio.sleep(1.5)
+    merges = node.origin.count("merge")
+    await node.accept("x", 5)
+    await asyncio.sleep(20)
+    assert node.origin.count("merge") == merges
+    await region.stop()
+
+
+@on_virtual_time
+async def test_a_pulse_that_fails_later_does_not_make_the_origin_a_stranger() -> None:
+    region = Region()
+    node = region.node()
+    node.faults.fail("open")
+    await node.limiter.start()
+    await asyncio.sleep(1.5)
+    node.faults.fail("pulse")
+    await asyncio.sleep(3)
+    assert (await node.limiter.limit(HUNDRED_A_MINUTE, "x")).source == "origin"
+    await region.stop()
+
+
+@on_virtual_time
+async def test_a_ledger_that_hangs_keeps_no_request_waiting() -> None:
+    loop = asyncio.get_running_loop()
+    region = Region(ledger=MemoryLedger())
+    node = region.node()
+    assert node.failing_ledger is not None
+    node.failing_ledger.faults.hang()
+    for _ in range(20):
+        before_s = loop.time()
+        assert await node.accept("x", 1) == 1
+        assert loop.time() == before_s, "a request never waits for cross-region state"
+        await asyncio.sleep(1)
+    await region.stop()
+
+
+@on_virtual_time
+async def test_a_start_waits_for_a_hanging_ledger_only_so_long_and_the_ledger_is_opened_later() -> None:
+    loop = asyncio.get_running_loop()
+    ledger = MemoryLedger()
+    region = Region(ledger=ledger)
+    node = region.node()
+    assert node.failing_ledger is not None and node.ledger is not None
+    node.failing_ledger.faults.hang("open", times=1)
+    await node.limiter.start()
+    assert loop.time() == pytest.approx(3.0)
+    assert not {line.name: line.ok for line in node.limiter.health()}["ledger"]
+    await asyncio.sleep(1)
+    assert {line.name: line.ok for line in node.limiter.health()}["ledger"]
+    await asyncio.sleep(10)
+    assert node.ledger.count("changes") >= 1
+    await region.stop()
+
+
+def test_a_limiter_whose_event_loop_ended_without_a_stop_goes_on_where_it_was_on_the_next_one() -> None:
+    clock = ManualClock(EPOCH_MS)
+    store = MemoryOrigin(clock=clock)
+    origin = FailingOrigin(store.another())
+    limiter = AsyncLimiter("fra", origin, clock=clock)
+
+    async def first() -> None:
+        assert await limiter.limit(MILLION_AN_HOUR, "x", 3)
+        origin.faults.fail("merge")
+        assert await limiter.limit(MILLION_AN_HOUR, "x", 4)
+
+    async def second() -> None:
+        origin.faults.heal()
+        assert (await limiter.limit(MILLION_AN_HOUR, "x")).effective == 8
+        await limiter.stop()
+
+    asyncio.run(first())
+    asyncio.run(second())
+
+    async def audit() -> int:
+        async with AsyncLimiter("fra", store.another(), clock=clock) as other:
+            return (await other.peek(MILLION_AN_HOUR, "x")).effective
+
+    assert asyncio.run(audit()) == 8
+
+
+def test_a_thread_limiter_starts_with_its_first_call_and_flushes_when_it_stops() -> None:
+    clock = ManualClock(EPOCH_MS)
+    store = MemoryOrigin(clock=clock)
+    origin = TrackingOrigin(store.another())
+    limiter = Limiter("fra", origin, clock=clock)
+    assert origin.calls == []
+    assert limiter.limit(MILLION_AN_HOUR, "x", 5).source == "origin"
+    assert limiter.limit_many([Request(MILLION_AN_HOUR, "x"), Request(MILLION_AN_HOUR, "y")])
+    assert origin.count("open") == 1
+    limiter.start()
+    limiter.stop()
+    limiter.stop()
+    assert origin.closed == 1
+    with pytest.raises(Closed):
+        limiter.limit(MILLION_AN_HOUR, "x")
+    with Limiter("fra", store.another(), clock=clock) as other:
+        assert other.peek(MILLION_AN_HOUR, "x").effective == 6
+
+
+def test_a_thread_limiter_with_a_dead_origin_starts_and_decides() -> None:
+    origin = FailingOrigin(MemoryOrigin())
+    origin.faults.fail()
+    with Limiter("fra", origin) as limiter:
+        assert limiter.limit(MILLION_AN_HOUR, "x").source == "degraded"
+        assert "region 'fra'" in repr(limiter)
+
+
+def test_a_stopped_limiter_that_never_started_is_stopped_all_the_same() -> None:
+    limiter = Limiter("fra", MemoryOrigin())
+    limiter.stop()
+    with pytest.raises(Closed):
+        limiter.limit(MILLION_AN_HOUR, "x")
+    with pytest.raises(Closed):
+        limiter.start()
+
+
+async def test_an_adapter_whose_open_fails_in_a_way_of_its_own_is_not_swallowed() -> None:
+    class Broken(MemoryOrigin):
+        async def open(self, region: str, *, timeout_s: float) -> None:
+            raise LookupError("a fault of the adapter")
+
+    limiter = AsyncLimiter("fra", Broken())
+    with pytest.raises(LookupError):
+        await limiter.start()
+    assert not issubclass(LookupError, (DependencyError, ConfigurationError))

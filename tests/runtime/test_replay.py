@@ -1,0 +1,280 @@
+from __future__ import annotations
+
+import asyncio
+from itertools import pairwise
+from random import Random
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.runtime.world import HUNDRED_A_MINUTE, MILLION_AN_HOUR, Region, on_virtual_time, turns
+from tidegate import Tuning
+from tidegate.core.model import Component
+from tidegate.runtime.loops import Backoff
+
+
+def sizes(arguments: list[object]) -> list[int]:
+    return [len(one) for one in arguments if isinstance(one, list)]
+
+
+def owns(argument: object) -> list[int]:
+    assert isinstance(argument, list)
+    components: list[Component] = argument
+    return [component.own for component in components]
+
+
+@on_virtual_time
+async def test_dirty_cells_go_out_at_once_and_without_any_timer() -> None:
+    loop = asyncio.get_running_loop()
+    region = Region()
+    node = region.node()
+    await node.accept("x")
+    await node.origin.until("merge", 1)
+    await turns()
+    assert loop.time() == 0.0
+    statistics = node.limiter.statistics()
+    assert statistics.origin_cells_merged == 1
+    assert statistics.origin_dirty_subjects == 0
+    assert statistics.replay_lag_s == 0.0
+    await region.stop()
+
+
+@on_virtual_time
+async def test_ten_thousand_requests_between_two_round_trips_cost_one_merge() -> None:
+    region = Region()
+    node = region.node()
+    await node.limiter.start()
+    await node.accept("x", 10_000)
+    await turns()
+    assert [owns(one) for one in node.origin.arguments("merge")] == [[10_000]]
+    await region.stop()
+
+
+@on_virtual_time
+async def test_what_gets_dirty_meanwhile_goes_next_and_one_merge_is_in_flight_at_a_time() -> None:
+    region = Region()
+    node = region.node()
+    await node.limiter.start()
+    node.faults.hang("merge", times=1)
+    await node.accept("x", 3)
+    await node.origin.until("merge", 1)
+    await node.accept("x", 4)
+    await node.accept("y", 5)
+    await turns()
+    assert node.origin.count("merge") == 1
+    # The first merge hangs until the loop cuts it off; then everything goes out, in one command.
+    await node.origin.until("merge", 2)
+    await turns()
+    assert sorted(owns(node.origin.arguments("merge")[-1])) == [5, 7]
+    assert node.origin.in_flight_max["merge"] == 1
+    await region.stop()
+
+
+@on_virtual_time
+async def test_a_command_carries_a_bounded_number_of_cells() -> None:
+    region = Region(replay_cells_max=250)
+    node = region.node()
+    await node.limiter.start()
+    await asyncio.gather(*(node.limiter.limit(MILLION_AN_HOUR, f"user {n}") for n in range(1_130)))
+    await turns()
+    found = sizes(node.origin.arguments("merge"))
+    assert sum(found) == 1_130
+    assert max(found) <= 250
+    assert len(found) == 5
+    await region.stop()
+
+
+@on_virtual_time
+async def test_failed_cells_are_sent_again_with_backoff_until_they_are_told() -> None:
+    loop = asyncio.get_running_loop()
+    region = Region()
+    node = region.node()
+    await node.limiter.start()
+    node.faults.fail("merge")
+    await node.accept("x", 3)
+    await node.origin.until("merge", 5)
+    begun_s = [call.began_s for call in node.origin.calls if call.operation == "merge"]
+    for failure, (one_s, next_s) in enumerate(pairwise(begun_s)):
+        ceiling_s = min(5.0, 0.1 * 2**failure)
+        assert ceiling_s / 2 - 1e-6 <= next_s - one_s <= ceiling_s + 1e-6
+    assert node.limiter.statistics().replay_lag_s == loop.time() - begun_s[0]
+    node.faults.heal()
+    await asyncio.sleep(5.001)
+    assert all(owns(one) == [3] for one in node.origin.arguments("merge"))
+    assert node.limiter.statistics().origin_dirty_subjects == 0
+    assert node.limiter.statistics().replay_lag_s == 0.0
+    other = region.node()
+    assert await other.seen("x") == 3
+    await region.stop()
+
+
+def test_two_nodes_do_not_come_back_in_step() -> None:
+    pauses = {Backoff(Tuning(), Random(seed)).pause_s() for seed in range(50)}
+    assert len(pauses) > 40
+
+
+@on_virtual_time
+async def test_a_merge_that_was_applied_but_timed_out_is_not_counted_twice() -> None:
+    region = Region()
+    node, other = region.node(), region.node()
+    await node.limiter.start()
+    node.faults.lose_answers("merge", times=3)
+    await node.accept("x", 7)
+    await node.origin.until("merge", 4)
+    await turns()
+    assert node.failing.faults.fired["merge"] == 3
+    assert await other.seen("x") == 7
+    assert await node.seen("x") == 7
+    await region.stop()
+
+
+@on_virtual_time
+async def test_every_round_trip_brings_news_of_the_others() -> None:
+    region = Region()
+    first, second = region.node(), region.node()
+    await first.accept("x", 1)
+    await second.accept("x", 10)
+    await turns()
+    await first.accept("x", 1)
+    await turns()
+    assert await first.seen("x") == 12, "heard with the answer to its own merge, without a read"
+    assert first.origin.count("read") == 1
+    await region.stop()
+
+
+@on_virtual_time
+async def test_stop_flushes_what_is_left() -> None:
+    region = Region()
+    node, other = region.node(), region.node()
+    await node.limiter.start()
+    await node.accept("x", 9)
+    await node.limiter.stop()
+    assert node.origin.closed == 1
+    assert await other.seen("x") == 9
+    await region.stop()
+
+
+@on_virtual_time
+async def test_stop_tries_again_after_a_failure_while_its_deadline_lasts() -> None:
+    region = Region()
+    node, other = region.node(), region.node()
+    await node.limiter.start()
+    node.faults.fail("merge", times=2)
+    await node.accept("x", 9)
+    await node.limiter.stop()
+    assert node.failing.faults.fired["merge"] == 2
+    assert await other.seen("x") == 9
+    await region.stop()
+
+
+@on_virtual_time
+async def test_stop_gives_up_at_its_deadline() -> None:
+    loop = asyncio.get_running_loop()
+    region = Region()
+    node = region.node()
+    await node.limiter.start()
+    node.faults.hang("merge")
+    await node.accept("x", 9)
+    await node.limiter.stop(timeout_s=0.7)
+    assert loop.time() <= 0.7 + 1e-6
+    assert node.origin.closed == 1
+    hanging = region.node()
+    await hanging.limiter.start()
+    hanging.faults.hang("merge")
+    await hanging.accept("x", 9)
+    started_s = loop.time()
+    await hanging.limiter.stop()
+    assert loop.time() - started_s <= 2.0 + 1e-6, "two seconds unless told otherwise"
+
+
+@on_virtual_time
+async def test_a_stop_in_the_middle_of_a_merge_loses_nothing() -> None:
+    region = Region()
+    node, other = region.node(), region.node()
+    await node.limiter.start()
+    node.faults.hang("merge", times=1)
+    await node.accept("x", 4)
+    await node.origin.until("merge", 1)
+    await node.accept("y", 5)
+    await node.limiter.stop()
+    assert (await other.seen("x"), await other.seen("y")) == (4, 5)
+    await region.stop()
+
+
+@on_virtual_time
+async def test_looking_is_never_replayed() -> None:
+    region = Region()
+    node = region.node()
+    for _ in range(10):
+        await node.seen("x")
+    await turns()
+    assert node.origin.count("merge") == 0
+    await region.stop()
+
+
+@settings(max_examples=40)
+@given(
+    steps=st.lists(
+        st.tuples(
+            st.integers(0, 1),  # node
+            st.sampled_from(["accept", "accept", "fail", "lose", "hang", "heal", "wipe", "time"]),
+            st.sampled_from(["x", "y", "z"]),
+            st.integers(1, 9),
+        ),
+        max_size=40,
+    )
+)
+def test_whatever_happens_on_the_way_all_nodes_agree_in_the_end_on_what_was_accepted(
+    steps: list[tuple[int, str, str, int]],
+) -> None:
+    @on_virtual_time
+    async def world() -> None:
+        region = Region()
+        nodes = [region.node(), region.node()]
+        accepted = dict.fromkeys("xyz", 0)
+        for number, verb, identifier, amount in steps:
+            node = nodes[number]
+            if verb == "accept":
+                accepted[identifier] += await node.accept(identifier, amount)
+            elif verb == "fail":
+                node.faults.fail("read", "merge")
+            elif verb == "lose":
+                node.faults.lose_answers("merge", "read")
+            elif verb == "hang":
+                node.faults.hang("read", "merge")
+            elif verb == "heal":
+                node.faults.heal()
+            elif verb == "wipe":
+                region.store.wipe()
+            else:
+                await asyncio.sleep(amount / 3)
+            await turns(3)
+        for node in nodes:
+            node.faults.heal()
+        await asyncio.sleep(30)
+        for node in nodes:
+            for identifier, expected in accepted.items():
+                assert await node.seen(identifier) == expected
+        late = region.node()
+        for identifier, expected in accepted.items():
+            assert await late.seen(identifier) == expected
+        await region.stop()
+
+    world()
+
+
+@on_virtual_time
+async def test_one_subject_that_is_hammered_does_not_starve_the_others() -> None:
+    region = Region(replay_cells_max=2)
+    node, other = region.node(), region.node()
+    await node.limiter.start()
+    for n in range(40):
+        await node.accept("hot", 1)
+        await node.accept(f"quiet {n}", 1)
+        await turns(2)
+    await turns()
+    for n in range(40):
+        assert await other.seen(f"quiet {n}") == 1
+    assert await other.seen("hot") == 40
+    assert await other.accept("hot", 1, HUNDRED_A_MINUTE) == 1
+    await region.stop()
