@@ -1,0 +1,91 @@
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from tidegate.adapters.catalogs import open_catalog
+from tidegate.adapters.migrations import migrate
+from tidegate.errors import DependencyError, SchemaMissing
+from tidegate.ports import Catalog, WorkspaceRow
+from tidegate.testing.contracts.catalog import TIMEOUT_S, CatalogContract, CatalogPlace, OpenCatalog
+from tidegate.testing.servers import MariaDBServer, PostgresServer
+
+
+class ServerPlace(CatalogPlace):
+    def __init__(self, server: MariaDBServer | PostgresServer, url: str) -> None:
+        self.server = server
+        self.url = url
+
+    def catalog(self) -> Catalog:
+        return open_catalog(self.url)
+
+
+class ServerCatalogContract(CatalogContract):
+    async def test_a_server_that_stands_still_costs_no_more_than_the_time_allowed(
+        self, place: ServerPlace, catalog: Catalog, workspace_id: str
+    ) -> None:
+        loop = asyncio.get_running_loop()
+        place.server.freeze()
+        try:
+            started = loop.time()
+            with pytest.raises(DependencyError):
+                await catalog.version(timeout_s=0.3)
+            row = WorkspaceRow(workspace_id, "", True, None, None)
+            with pytest.raises(DependencyError):
+                await catalog.put_workspace(row, timeout_s=0.3)
+            assert loop.time() - started < 5
+        finally:
+            place.server.thaw()
+        assert await catalog.version(timeout_s=TIMEOUT_S) >= 1
+
+    async def test_a_server_that_was_killed_is_found_again(
+        self, place: ServerPlace, catalog: Catalog, workspace_id: str
+    ) -> None:
+        place.server.kill()
+        with pytest.raises(DependencyError):
+            await catalog.version(timeout_s=1)
+        place.server.recover()
+        assert await catalog.version(timeout_s=TIMEOUT_S) >= 1
+
+    async def test_a_database_without_the_schema_names_the_command_that_makes_it(
+        self, place: ServerPlace
+    ) -> None:
+        url = place.server.create_database()
+        catalog = open_catalog(url)
+        try:
+            with pytest.raises(SchemaMissing, match="tidegate migrate"):
+                await catalog.open(timeout_s=TIMEOUT_S)
+        finally:
+            await catalog.close()
+            place.server.drop_database(url)
+
+    async def test_a_writer_that_is_cancelled_leaves_the_catalog_usable(
+        self, place: ServerPlace, catalog: Catalog, open_catalog: OpenCatalog, workspace_id: str
+    ) -> None:
+        row = WorkspaceRow(workspace_id, "", True, None, None)
+        other = await open_catalog()
+        versions = []
+        for turns in (0, 1, 3, 8, 20, 40):
+            task = asyncio.ensure_future(catalog.put_workspace(row, timeout_s=TIMEOUT_S))
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+            versions.append((await other.put_workspace(row, timeout_s=TIMEOUT_S)).version)
+            versions.append((await catalog.put_workspace(row, timeout_s=TIMEOUT_S)).version)
+        assert versions == sorted(set(versions))
+
+
+class TestMariaDBCatalog(ServerCatalogContract):
+    @pytest.fixture
+    async def place(self, mariadb_server: MariaDBServer, mariadb_url: str) -> ServerPlace:
+        await migrate(mariadb_url)
+        return ServerPlace(mariadb_server, mariadb_url)
+
+
+class TestPostgresCatalog(ServerCatalogContract):
+    @pytest.fixture
+    async def place(self, postgres_server: PostgresServer, postgres_url: str) -> ServerPlace:
+        await migrate(postgres_url)
+        return ServerPlace(postgres_server, postgres_url)
