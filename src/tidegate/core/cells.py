@@ -41,6 +41,7 @@ class Shared:
         "pressed",
         "pressure_at",
         "published",
+        "seen",
         "set_aside",
         "set_aside_until_ms",
     )
@@ -55,8 +56,9 @@ class Shared:
         # `own` as the origin last acknowledged it. Falls to 0 when the origin is found to have lost it.
         self.acked: int = 0
 
-        # The highest regional count known to stand in the ledger.
+        # The highest regional count known to stand in the ledger, and since which full import that was last known.
         self.published: int = 0
+        self.seen: int = 0
         # The lowest limit that this cell was asked for with, 0 for never. Gives the publish threshold.
         self.limit_min: int = 0
         # True while the cell waits for the next publish, by tick and by pressure.

@@ -52,9 +52,9 @@ class Convergence:
 
     __slots__ = (
         "_engine",
-        "_full_rows",
+        "_fulls",
         "_region",
-        "_republish_until_ms",
+        "_rows_until_ms",
         "_sweep_at",
         "_sweep_heals",
         "_sweep_publishes",
@@ -76,9 +76,9 @@ class Convergence:
         self._sweep_heals: bool = False
         self._sweep_publishes: bool = False
         self._sweep_unpublishes: bool = False
-        # Own rows seen by the full import that is under way, and until when one must exist.
-        self._full_rows: int = 0
-        self._republish_until_ms: int = 0
+        # Full imports begun so far, and until when the ledger must hold rows of this region.
+        self._fulls: int = 0
+        self._rows_until_ms: int = 0
         # While this node holds cells above their threshold that still grow, imports are fast.
         self.hot_until_ms: int = 0
         self.cells_imported: int = 0
@@ -264,9 +264,10 @@ class Convergence:
                     shared.acked = 0
                     self.heals += 1
                     self._queue(subject)
-                if self._sweep_unpublishes:
+                is_lost = self._sweep_unpublishes and shared.seen < self._fulls
+                if is_lost:
                     shared.published = 0
-                if self._sweep_publishes and cell.own + cell.others > shared.published:
+                if (is_lost or self._sweep_publishes) and cell.own + cell.others > shared.published:
                     self._note_change(subject, cell, shared)
         if end < len(slots):
             self._sweep_at = end
@@ -355,7 +356,8 @@ class Convergence:
             row = publication.rows[i]
             shared.published = max(shared.published, row.regional)
             shared.set_aside = 0
-            self._republish_until_ms = max(self._republish_until_ms, row.expires_at_ms)
+            shared.seen = self._fulls
+            self._rows_until_ms = max(self._rows_until_ms, row.expires_at_ms)
             self._aim(publication.subjects[i], cell, shared, now_ms, row.duration_ms)
 
     def fail_publish(self, publication: Publication, start: int, end: int) -> None:
@@ -394,8 +396,6 @@ class Convergence:
             shared = cell.shared
             assert shared is not None
             if row.region == self._region:
-                if full:
-                    self._full_rows += 1
                 self._apply_own_row(subject, cell, shared, row, full)
             else:
                 self._apply_foreign_row(subject, cell, shared, row, now_ms)
@@ -418,6 +418,8 @@ class Convergence:
     def _apply_own_row(
         self, subject: Subject, cell: Cell, shared: Shared, row: LedgerRow, full: bool
     ) -> None:
+        shared.seen = self._fulls
+        self._rows_until_ms = max(self._rows_until_ms, row.expires_at_ms)
         if row.regional - cell.own > cell.others:
             cell.others = row.regional - cell.own
         if row.regional > shared.published:
@@ -455,16 +457,15 @@ class Convergence:
 
     def begin_full_import(self) -> None:
         """A full read of the ledger begins: every live row of this region should come by."""
-        self._full_rows = 0
+        self._fulls += 1
 
     def finish_import(self, now_ms: int, *, full: bool = False) -> None:
-        """An import is complete. After a full one that brought no own row although some are live, the ledger was
-        wiped: everything is published again."""
+        """An import is complete. After a full one the cells are swept: a row that stood in the ledger before it began
+        and did not come by was lost, in a wipe or by a restore of an older copy, and is published again."""
         self._engine.imported_at_ms = max(self._engine.imported_at_ms, now_ms)
-        if full and self._full_rows == 0 and now_ms < self._republish_until_ms:
-            self._republish_until_ms = 0
+        if full and now_ms < self._rows_until_ms:
             self._sweep_unpublishes = True
-            self.start_republish()
+            self._sweep_at = 0
 
     def apply_regions(self, regions: int) -> None:
         """So many regions are live. More regions mean lower thresholds: every cell is considered again."""

@@ -190,6 +190,8 @@ class Engine:
             if cost:
                 current.own += cost
                 self._note(subject, current, shared, limit, now_ms)
+            elif self.has_ledger and (quota < shared.limit_min or shared.limit_min == 0):
+                self._note_limit(subject, current, shared, limit, now_ms)
             if source != LOCAL:
                 self._count_source(source)
         else:
@@ -299,7 +301,7 @@ class Engine:
             self.note_change(subject, current, shared)
 
     def _note_limit(self, subject: Subject, current: Cell, shared: Shared, limit: Limit, now_ms: int) -> None:
-        """The cell was asked for with its lowest limit so far, in vain: the others should know from when on.
+        """The cell was asked for with its lowest limit so far, and did not grow: the others should know from when on.
 
         A limit of 0 asks nobody: it blocks whatever the counts are.
         """
@@ -584,6 +586,13 @@ class Engine:
             else:
                 # In a failed batch nothing is consumed, by no item: that is what remains.
                 remaining = limit.quota - (effective if passed else states[i])
+                shared = current.shared
+                if (
+                    not passed
+                    and shared is not None
+                    and (limit.quota < shared.limit_min or not shared.limit_min)
+                ):
+                    self._note_limit(subject, current, shared, limit, now_ms)
                 decisions.append(self._fits(subject, current, limit, now_ms, effective, remaining, source))
         if passed:
             for i, request in enumerate(requests):
@@ -628,7 +637,11 @@ class Engine:
         limit = request.limit
         cell = subject.cell(now_ms // limit.duration_ms)
         assert cell is not None
-        if request.cost and cell.shared is not None:
-            self._note(subject, cell, cell.shared, limit, now_ms)
+        shared = cell.shared
+        if shared is not None:
+            if request.cost:
+                self._note(subject, cell, shared, limit, now_ms)
+            elif limit.quota < shared.limit_min or shared.limit_min == 0:
+                self._note_limit(subject, cell, shared, limit, now_ms)
         if now_ms - subject.touched_ms >= self._touch_ms:
             self._touch(subject, now_ms)

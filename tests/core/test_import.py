@@ -1,0 +1,282 @@
+"""What comes out of the ledger: foreign components, own rows, a wiped ledger, and anticipation."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.core.nodes import DictLedger, DictOrigin, Node
+from tidegate.core.engine import COLD
+from tidegate.core.model import Heard, LedgerRow, Limit, Tuning
+
+MINUTE = 60_000
+T = MINUTE * 1000 + 30_000
+LIMIT = Limit(100, duration_ms=MINUTE)
+
+
+def row(regional: int, region: str = "iad", sequence: int = 1000, identifier: str = "a") -> LedgerRow:
+    return LedgerRow(
+        "default", "default", identifier, MINUTE, sequence, region, regional, MINUTE * (sequence + 2)
+    )
+
+
+def region_of_one(tuning: Tuning | None = None) -> Node:
+    return Node(has_origin=False, has_ledger=True, tuning=tuning or Tuning(anticipation=False))
+
+
+# -- components
+
+
+def test_foreign_components_are_summed_and_each_only_rises() -> None:
+    node = region_of_one()
+    for region, regional in (("iad", 5), ("syd", 7), ("iad", 3), ("iad", 9), ("syd", 7)):
+        node.convergence.apply_import([row(regional, region)], T)
+    assert node.decide(LIMIT, "a", 0, T).effective == 9 + 7
+    cell = node.cell(LIMIT, "a", 1000)
+    assert (cell.own, cell.others, cell.foreign) == (0, 0, 16)
+    assert cell.shared is not None and cell.shared.components == {"iad": 9, "syd": 7}
+
+
+def test_imports_of_the_window_before_are_carried() -> None:
+    node = region_of_one()
+    node.convergence.apply_import([row(40, sequence=999)], T)
+    assert node.decide(LIMIT, "a", 0, T).effective == 20
+
+
+def test_cells_that_are_not_known_yet_are_created_and_counted() -> None:
+    node = region_of_one()
+    node.convergence.apply_import([row(5), row(6, sequence=999), row(7, identifier="b")], T)
+    assert node.convergence.cells_imported == 3
+    assert node.convergence.rows_imported == 3
+    node.convergence.apply_import([row(9)], T)
+    assert (node.convergence.cells_imported, node.convergence.rows_imported) == (3, 4)
+
+
+def test_expired_rows_and_rows_of_short_windows_are_ignored() -> None:
+    node = region_of_one()
+    short = LedgerRow("default", "default", "a", 59_999, 1000, "iad", 5, 10**15)
+    node.convergence.apply_import([row(5, sequence=998), row(5, sequence=1), short], T)
+    assert node.engine.subjects.count == 0
+    node.convergence.apply_import([row(5, sequence=999)], MINUTE * 1001)
+    assert node.engine.subjects.count == 0, "it expired this very millisecond"
+    node.convergence.apply_import([row(5, sequence=999)], MINUTE * 1001 - 1)
+    assert node.engine.subjects.count == 1
+
+
+def test_a_row_from_a_clock_that_runs_ahead_waits_for_its_time_and_pushes_nothing_out() -> None:
+    node = region_of_one()
+    node.decide(LIMIT, "a", 40, T - MINUTE)
+    node.decide(LIMIT, "a", 10, T)
+    node.convergence.apply_import([row(90, sequence=1002)], T)
+    assert node.decide(LIMIT, "a", 0, T).effective == 10 + 20
+    assert node.decide(LIMIT, "a", 0, T + 2 * MINUTE).effective == 90
+
+
+# -- own rows
+
+
+def test_an_own_row_raises_the_regions_count_as_a_lower_bound() -> None:
+    node = region_of_one()
+    node.decide(LIMIT, "a", 10, T)
+    node.convergence.apply_import([row(30, "fra")], T)
+    cell = node.cell(LIMIT, "a", 1000)
+    assert (cell.own, cell.others, cell.foreign) == (10, 20, 0)
+    node.convergence.apply_import([row(25, "fra")], T)
+    assert cell.regional() == 30
+    node.decide(LIMIT, "a", 1, T)
+    assert cell.regional() == 31
+
+
+def test_a_region_that_lost_everything_but_the_ledger_gets_its_counts_back() -> None:
+    node = Node("after-the-restart", has_ledger=True)
+    node.convergence.apply_import([row(80, "fra")], T)
+    decision = node.limit(LIMIT, "a", 30, T, DictOrigin())
+    assert not decision and decision.effective == 110
+
+
+def test_an_own_row_counts_no_unit_twice_that_the_origin_brings_too() -> None:
+    node, ledger, origin = Node(has_ledger=True), DictLedger(), DictOrigin()
+    node.limit(LIMIT, "a", 40, T, origin)
+    node.replay(origin, T)
+    node.publish(ledger, T)
+    node.import_all(ledger, T)
+    node.limit(LIMIT, "a", 0, T + 6_000, origin)
+    assert node.cell(LIMIT, "a", 1000).total() == 40
+
+
+def test_own_rows_make_nothing_fresh() -> None:
+    node = Node(has_ledger=True)
+    node.convergence.apply_import([row(3, "fra")], T)
+    assert node.need(LIMIT, "a", 1, T).reason == COLD
+
+
+# -- a ledger that lost rows
+
+
+def test_a_wiped_ledger_is_published_again_after_a_full_import() -> None:
+    node, ledger = region_of_one(), DictLedger()
+    for i in range(5):
+        node.decide(LIMIT, f"id{i}", 50, T)
+    node.decide(LIMIT, "silent", 1, T)
+    node.publish(ledger, T)
+    node.import_all(ledger, T)
+    node.sweep(2)
+    assert node.publish(ledger, T) == []
+    full = dict(ledger.counts)
+    ledger.counts.clear()
+    node.import_all(ledger, T + 1_000)
+    node.sweep(2)
+    node.publish(ledger, T + 1_000)
+    assert ledger.counts == full
+
+
+def test_a_row_that_goes_out_during_a_full_import_is_not_mistaken_for_a_lost_one() -> None:
+    node, ledger = region_of_one(), DictLedger()
+    node.decide(LIMIT, "a", 50, T)
+    node.convergence.begin_full_import()
+    node.publish(ledger, T)
+    node.convergence.finish_import(T, full=True)
+    node.sweep()
+    assert node.convergence.plan_publish(T) is None
+
+
+def test_an_incremental_import_that_brings_no_own_row_is_no_sign_of_a_wipe() -> None:
+    node, ledger = region_of_one(), DictLedger()
+    node.decide(LIMIT, "a", 50, T)
+    node.publish(ledger, T)
+    node.convergence.apply_import([row(5)], T)
+    node.convergence.finish_import(T)
+    assert not node.convergence.sweeping
+
+
+def test_an_empty_ledger_is_no_loss_when_nothing_was_published_or_all_has_expired() -> None:
+    for published, now_ms in ((False, T), (True, MINUTE * 1002)):
+        node = region_of_one()
+        node.decide(LIMIT, "a", 50, T)
+        if published:
+            node.publish(DictLedger(), T)
+        node.import_all(DictLedger(), now_ms)
+        assert not node.convergence.sweeping
+
+
+def test_a_ledger_restored_from_an_older_copy_gets_the_newer_counts_again() -> None:
+    node, ledger = region_of_one(), DictLedger()
+    node.decide(LIMIT, "a", 30, T)
+    node.publish(ledger, T)
+    older = dict(ledger.counts)
+    node.decide(LIMIT, "a", 30, T)
+    node.publish(ledger, T)
+    ledger.counts = older
+    node.import_all(ledger, T)
+    assert [one.regional for one in node.publish(ledger, T)] == [60]
+
+
+def test_a_row_that_an_older_copy_does_not_have_is_published_again() -> None:
+    node, ledger = region_of_one(), DictLedger()
+    node.decide(LIMIT, "a", 30, T)
+    node.publish(ledger, T)
+    older = dict(ledger.counts)
+    node.decide(LIMIT, "b", 30, T)
+    node.publish(ledger, T)
+    ledger.counts = older
+    node.import_all(ledger, T)
+    node.sweep()
+    assert [(one.identifier, one.regional) for one in node.publish(ledger, T)] == [("b", 30)]
+
+
+# -- anticipation
+
+
+def growing(node: Node, *sightings: tuple[int, int]) -> None:
+    """(at_ms, count of iad) as the imports saw it."""
+    for at_ms, regional in sightings:
+        node.convergence.apply_import([row(regional)], at_ms)
+        node.convergence.finish_import(at_ms)
+
+
+def test_between_imports_a_decision_adds_what_has_probably_grown() -> None:
+    node = region_of_one(Tuning())
+    growing(node, (T, 10), (T + 1_000, 50))
+    # 40 a second: after half a second 50 + 20 are probably used.
+    at_ms = T + 1_500
+    assert node.decide(LIMIT, "a", 30, at_ms).effective == 80
+    denial = node.decide(LIMIT, "a", 1, at_ms)
+    assert not denial
+    assert denial.effective == 81, "what is only probable is not reported"
+    assert denial.retry_after_ms, "but it is waited for"
+
+
+def test_a_denial_that_only_anticipation_caused_makes_nobody_strict() -> None:
+    node = Node(has_ledger=True, tuning=Tuning())
+    need = node.need(LIMIT, "a", 0, T)
+    node.convergence.apply_read(need, [Heard(0, 0), Heard(0, 0)], T)
+    growing(node, (T, 10), (T + 1_000, 90))
+    assert not node.decide(LIMIT, "a", 5, T + 1_500)
+    assert node.subject(LIMIT, "a").strict_until_ms == 0
+    assert node.engine.strict_activations == 0
+    assert node.decide(LIMIT, "a", 5, T + 1_001).source == "local"
+
+
+def test_anticipation_is_neither_stored_nor_published() -> None:
+    node = region_of_one(Tuning())
+    growing(node, (T, 10), (T + 1_000, 50))
+    node.decide(LIMIT, "a", 5, T + 2_000)
+    cell = node.cell(LIMIT, "a", 1000)
+    assert (cell.own, cell.others, cell.foreign) == (5, 0, 50)
+    publication = node.convergence.plan_publish(T + 2_000)
+    assert publication is not None and [one.regional for one in publication.rows] == [5]
+
+
+def test_a_first_sight_is_no_rate_and_a_rate_has_an_end() -> None:
+    node = region_of_one(Tuning())
+    growing(node, (T, 60))
+    assert node.decide(LIMIT, "a", 40, T + 5_000)
+    other = region_of_one(Tuning())
+    growing(other, (T, 10), (T + 1_000, 50))
+    assert not other.decide(LIMIT, "a", 20, T + 1_000 + 10_000)
+    assert other.decide(LIMIT, "a", 20, T + 1_000 + 10_001), (
+        "after two intervals without growth it has stopped"
+    )
+
+
+def test_growth_over_a_long_silence_is_no_rate() -> None:
+    node = region_of_one(Tuning())
+    growing(node, (T, 10), (T + 10_001, 50))
+    assert node.decide(LIMIT, "a", 50, T + 15_000)
+
+
+def test_anticipation_can_be_switched_off_and_needs_a_ledger() -> None:
+    node = region_of_one()
+    growing(node, (T, 10), (T + 1_000, 50))
+    assert node.decide(LIMIT, "a", 50, T + 5_000)
+
+
+def test_a_probable_denial_on_a_clock_that_stepped_back_is_never_told_to_retry_at_once() -> None:
+    node = region_of_one(Tuning())
+    node.decide(LIMIT, "a", 1, T + 2 * MINUTE)
+    growing(node, (T, 10), (T + 1_000, 90))
+    denial = node.decide(LIMIT, "a", 5, T + 2_000)
+    assert not denial
+    assert denial.retry_after_ms
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 3_000), st.integers(0, 40)), min_size=2, max_size=6),
+    st.integers(0, 20_000),
+)
+def test_anticipation_only_denies_it_never_allows_more(
+    sightings: list[tuple[int, int]], later_ms: int
+) -> None:
+    plain, guessing = region_of_one(), region_of_one(Tuning())
+    at_ms, count = T, 1
+    for pause_ms, grown in sightings:
+        at_ms += pause_ms
+        count += grown
+        for node in (plain, guessing):
+            growing(node, (at_ms, count))
+    for cost in (1, 20, 60, 100):
+        known = plain.decide(LIMIT, "a", cost, at_ms + later_ms)
+        guess = guessing.decide(LIMIT, "a", cost, at_ms + later_ms)
+        assert guess.success <= known.success
+        if guess.success != known.success:
+            return  # from here on they have counted different things
