@@ -10,7 +10,7 @@ from tidegate.adapters.redis.origin import RedisOrigin
 from tidegate.core.model import Component
 from tidegate.ports import Origin
 from tidegate.testing import RedisCluster, RedisSentinel, RedisServer
-from tidegate.testing.contracts.origin import RemotePlace
+from tidegate.testing.contracts.origin_remote import RemotePlace
 
 # Counts keys without those that hold the region's name. KEYS leaves expired keys out, DBSIZE does not.
 COUNT_CELLS = "return #redis.call('KEYS', 'tg:*') - #redis.call('KEYS', 'tg:{???}:region')"

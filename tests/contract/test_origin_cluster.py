@@ -14,15 +14,8 @@ from tidegate.core.model import Component, Heard
 from tidegate.errors import ConfigurationError, DependencyError, DependencyUnavailable, RegionMismatch
 from tidegate.ports import Origin
 from tidegate.testing import RedisCluster, wait_until
-from tidegate.testing.contracts.origin import (
-    REGION,
-    TIMEOUT_S,
-    OpenNode,
-    RemoteOriginContract,
-    component,
-    expect_timeout,
-    new_digest,
-)
+from tidegate.testing.contracts.origin import REGION, TIMEOUT_S, OpenNode, component, new_digest
+from tidegate.testing.contracts.origin_remote import RemoteOriginContract, expect_timeout
 from tidegate.testing.servers.redis import RedisServer
 from tidegate.testing.servers.redis_cluster import ClusterNode
 

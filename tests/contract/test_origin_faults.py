@@ -11,14 +11,8 @@ from tidegate.adapters.redis.origin import RedisOrigin
 from tidegate.core.model import Heard
 from tidegate.errors import DependencyError, DependencyTimeout, DependencyUnavailable
 from tidegate.testing import FaultProxy, Faults, RedisServer
-from tidegate.testing.contracts.origin import (
-    REGION,
-    TIMEOUT_S,
-    RemoteOriginContract,
-    check_cancelled_calls,
-    component,
-    new_digest,
-)
+from tidegate.testing.contracts.origin import REGION, TIMEOUT_S, check_cancelled_calls, component, new_digest
+from tidegate.testing.contracts.origin_remote import RemoteOriginContract
 from tidegate.testing.fixtures import StartProxy
 
 recovered = RemoteOriginContract.recovered

@@ -20,11 +20,11 @@ from tidegate.testing.contracts.origin import (
     FAR_MS,
     REGION,
     TIMEOUT_S,
-    RemoteOriginContract,
     check_cancelled_calls,
     component,
     new_digest,
 )
+from tidegate.testing.contracts.origin_remote import RemoteOriginContract
 
 pytestmark = pytest.mark.server
 

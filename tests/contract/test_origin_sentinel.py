@@ -10,15 +10,8 @@ from tidegate.core.model import Heard
 from tidegate.errors import ConfigurationError, DependencyError, DependencyUnavailable
 from tidegate.ports import Origin
 from tidegate.testing import RedisSentinel, wait_until
-from tidegate.testing.contracts.origin import (
-    REGION,
-    TIMEOUT_S,
-    OpenNode,
-    RemoteOriginContract,
-    component,
-    expect_timeout,
-    new_digest,
-)
+from tidegate.testing.contracts.origin import REGION, TIMEOUT_S, OpenNode, component, new_digest
+from tidegate.testing.contracts.origin_remote import RemoteOriginContract, expect_timeout
 
 pytestmark = pytest.mark.server
 

@@ -93,9 +93,12 @@ def parse_server_url(url: str, *, default_port: int) -> ServerURL:
         raise ConfigurationError(f"{shown}: has a part after '#'; write a '#' of a password as %23")
     address, _, query = rest.partition("?")
     authority, _, path = address.partition("/")
-    userinfo, at, hostlist = authority.rpartition("@")
-    if not at and "@" in rest:
-        raise ConfigurationError(f"{shown}: write '/', '?' and '#' of a user or password as %2F, %3F and %23")
+    userinfo, _, hostlist = authority.rpartition("@")
+    if "@" in rest[len(authority) :]:
+        # Most likely a password that was cut in two: what follows would be taken for a host, and shown.
+        raise ConfigurationError(
+            f"{shown}: write '/', '?', '#' and '@' of a user, password or option as %2F, %3F, %23 and %40"
+        )
     username, colon, password = userinfo.partition(":")
     hosts = tuple(_host(part, default_port, shown) for part in hostlist.split(","))
     options: dict[str, str] = {}

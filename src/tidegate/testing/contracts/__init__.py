@@ -4,10 +4,13 @@
         @pytest.fixture
         def place(self) -> OriginPlace: ...
 
-They need pytest, pytest-asyncio (mode auto) and hypothesis. Import them from their modules: `.origin`, `.ledger`.
+They need pytest, pytest-asyncio (mode auto) and hypothesis. Import them from their modules: `.origin`,
+`.origin_remote`, `.ledger`, `.ledger_server`.
 """
 
 import pytest
 
 # Here, because it has to happen before the modules with the assertions are imported.
-pytest.register_assert_rewrite("tidegate.testing.contracts.origin", "tidegate.testing.contracts.ledger")
+pytest.register_assert_rewrite(
+    *(f"{__name__}.{module}" for module in ("origin", "origin_remote", "ledger", "ledger_server"))
+)

@@ -1,7 +1,7 @@
 """What every origin must do: the contract of `tidegate.ports.Origin`, as tests.
 
-`OriginContract` holds for all of them. `RemoteOriginContract` adds what can happen to a store that is another process:
-it stands still, dies, comes back empty. Subclasses give the fixture `place`. Nothing here knows a particular store.
+Subclasses give the fixture `place`. Nothing here knows a particular store. `.origin_remote` adds what can happen to a
+store that is another process.
 """
 
 from __future__ import annotations
@@ -10,26 +10,23 @@ import asyncio
 import itertools
 import random
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from hashlib import blake2b
-from typing import Any, Final, Protocol
+from typing import Final, Protocol
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tidegate.core.model import Component, Heard, subject_digest
-from tidegate.errors import DependencyError, DependencyTimeout, RegionMismatch
+from tidegate.errors import RegionMismatch
 from tidegate.ports import Origin
 
-__all__ = ["OpenNode", "OriginContract", "OriginPlace", "RemoteOriginContract", "RemotePlace", "component"]
+__all__ = ["OpenNode", "OriginContract", "OriginPlace", "check_cancelled_calls", "component", "new_digest"]
 
 REGION: Final = "fra"
 # Generous where an answer is expected: a busy machine is not what is tested.
 TIMEOUT_S: Final = 10.0
-# Tight where none is expected, and what may be added to it before we say that the limit was not kept.
-SHORT_TIMEOUT_S: Final = 0.2
-MARGIN_S: Final = 2.0
 # Expires in the year 2100: nothing expires by accident.
 FAR_MS: Final = 4_102_444_800_000
 COUNT_MAX: Final = 2**53
@@ -67,26 +64,6 @@ class OriginPlace(ABC):
         """Return when the store's clock is past `at_ms`. A store with a clock of the test's own just sets it."""
         while (await origin.pulse(REGION, timeout_s=TIMEOUT_S)).time_ms <= at_ms:  # noqa: ASYNC110 - a clock elsewhere sets no event
             await asyncio.sleep(0.005)
-
-
-class RemotePlace(OriginPlace):
-    """A store that is another process, and can be hurt."""
-
-    @abstractmethod
-    def freeze(self) -> None:
-        """Nobody answers any more; connections stay open, and new ones are accepted."""
-
-    @abstractmethod
-    def thaw(self) -> None:
-        """End of `freeze`."""
-
-    @abstractmethod
-    def kill(self) -> None:
-        """Gone at once, with everything it held."""
-
-    @abstractmethod
-    def start_empty(self) -> None:
-        """At the same address again, as new. Returns when it serves."""
 
 
 class OpenNode(Protocol):
@@ -468,126 +445,3 @@ async def check_cancelled_calls(origin: Origin, *, seed: int, rounds: int = 20) 
             assert answer is None or isinstance(answer, asyncio.CancelledError), answer
     for cell in cells:
         await ask(cell, merging=False)
-
-
-class RemoteOriginContract(OriginContract):
-    """What may happen to a store in another process."""
-
-    @pytest.fixture
-    def place(self) -> RemotePlace:
-        raise NotImplementedError("give the fixture `place` in your subclass")
-
-    @pytest.mark.parametrize("call", ["read", "merge", "pulse"])
-    async def test_the_time_limit_is_kept_when_the_store_stands_still(
-        self, origin: Origin, place: RemotePlace, call: str
-    ) -> None:
-        cell = component(new_digest(), 3)
-        await self.merged(origin, cell)
-        place.freeze()
-        try:
-            for _ in range(2):
-                await expect_timeout(calls_of(origin, cell)[call])
-        finally:
-            place.thaw()
-        await self.recovered(origin, cell)
-        assert await self.read(origin, cell) == Heard(3, 3)
-
-    async def test_the_time_limit_is_kept_when_the_store_stands_still_before_the_first_connection(
-        self, place: RemotePlace
-    ) -> None:
-        origin = place.node()
-        cell = component(new_digest(), 3)
-        place.freeze()
-        try:
-            for call in calls_of(origin, cell).values():
-                await expect_timeout(call)
-            await expect_timeout(lambda timeout_s: origin.open(REGION, timeout_s=timeout_s))
-        finally:
-            place.thaw()
-        await self.recovered(origin, cell)
-        await origin.open(REGION, timeout_s=TIMEOUT_S)
-        await origin.close()
-
-    async def test_closing_does_not_wait_for_a_store_that_stands_still(
-        self, place: RemotePlace, open_node: OpenNode
-    ) -> None:
-        origin = await open_node()
-        place.freeze()
-        try:
-            async with asyncio.timeout(MARGIN_S):
-                await origin.close()
-        finally:
-            place.thaw()
-
-    async def test_a_dead_store_is_said_to_be_unavailable_and_found_again(
-        self, origin: Origin, place: RemotePlace
-    ) -> None:
-        cell = component(new_digest(), 4)
-        await self.merged(origin, cell)
-        place.kill()
-        for call in calls_of(origin, cell).values():
-            with pytest.raises(DependencyError):
-                await call(SHORT_TIMEOUT_S)
-        place.start_empty()
-        await self.recovered(origin, cell)
-        assert await self.read(origin, cell) == Heard(4, 4)
-
-    async def test_a_node_that_starts_while_the_store_is_down_works_when_it_is_up(
-        self, place: RemotePlace
-    ) -> None:
-        origin = place.node()
-        place.kill()
-        with pytest.raises(DependencyError):
-            await origin.open(REGION, timeout_s=SHORT_TIMEOUT_S)
-        place.start_empty()
-        cell = component(new_digest(), 4)
-        await self.recovered(origin, cell)
-        assert (await origin.pulse(REGION, timeout_s=TIMEOUT_S)).region == REGION
-        await origin.close()
-
-    async def test_a_store_that_came_back_empty_is_noticed_and_healed(
-        self, place: RemotePlace, open_node: OpenNode
-    ) -> None:
-        here, there = await open_node(), await open_node()
-        digest = new_digest()
-        await self.merged(here, component(digest, 5, writer="here"))
-        await self.merged(there, component(digest, 8, writer="there"))
-        place.kill()
-        place.start_empty()
-        probe = component(new_digest(), 1)
-        await self.recovered(here, probe)
-        await self.recovered(there, probe)
-        assert (await here.pulse(REGION, timeout_s=TIMEOUT_S)).was_empty
-        assert (await there.pulse(REGION, timeout_s=TIMEOUT_S)).was_empty
-        assert await self.merged(here, component(digest, 6, writer="here")) == Heard(6, 0)
-        assert await self.merged(there, component(digest, 8, writer="there")) == Heard(14, 0)
-
-    @staticmethod
-    async def recovered(origin: Origin, cell: Component) -> None:
-        """Merge until it succeeds: a store that is up again is found without anybody's help."""
-        async with asyncio.timeout(TIMEOUT_S):
-            while True:
-                try:
-                    await origin.merge([cell], timeout_s=1.0)
-                except DependencyError:
-                    await asyncio.sleep(0.01)
-                else:
-                    return
-
-
-def calls_of(origin: Origin, cell: Component) -> dict[str, Callable[[float], Awaitable[Any]]]:
-    """Every call that can block, as a function of its time limit."""
-    return {
-        "read": lambda timeout_s: origin.read([cell], timeout_s=timeout_s),
-        "merge": lambda timeout_s: origin.merge([cell], timeout_s=timeout_s),
-        "pulse": lambda timeout_s: origin.pulse(REGION, timeout_s=timeout_s),
-    }
-
-
-async def expect_timeout(call: Callable[[float], Awaitable[Any]]) -> None:
-    """The call says that it ran out of time, and says so in time."""
-    loop = asyncio.get_running_loop()
-    started = loop.time()
-    with pytest.raises(DependencyTimeout):
-        await call(SHORT_TIMEOUT_S)
-    assert loop.time() - started < SHORT_TIMEOUT_S + MARGIN_S
