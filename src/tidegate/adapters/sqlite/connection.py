@@ -151,7 +151,9 @@ class _Worker:
         self.prepare = prepare
         self.jobs: SimpleQueue[_Job[Any] | None] = SimpleQueue()
         self.turn = threading.Lock()  # held while a job runs; a fork takes it to find the worker at rest
-        self.lock = threading.Lock()  # guards the fields below for a moment, never during I/O
+        # Guards the fields below for a moment, never during I/O. Reentrant, because the collector may finalize the
+        # file, which ends in `stop`, on a thread that is inside.
+        self.lock = threading.RLock()
         self.current: _Job[Any] | None = None
         self.started = False
         self.stopped = False
@@ -161,9 +163,8 @@ class _Worker:
         self.connections_opened = 0
         self.jobs_done = 0
         self.connection: sqlite3.Connection | None = None
-        self.identity: tuple[int, int] | None = (
-            None  # device and inode of the file that `connection` has open
-        )
+        # Device and inode of the file that `connection` has open.
+        self.identity: tuple[int, int] | None = None
 
     def submit(self, job: _Job[Any]) -> None:
         with self.lock:
@@ -185,8 +186,10 @@ class _Worker:
         """Nobody waits for `job` any more."""
         with self.lock:
             job.abandoned = True
-            if self.current is job and self.connection is not None:
-                self.connection.interrupt()
+            connection = self.connection
+            if self.current is job and connection is not None:
+                with suppress(sqlite3.Error):  # the worker may be closing it at this very moment
+                    connection.interrupt()
 
     def stop(self, ended: _Job[None] | None = None) -> None:
         """Accept no more jobs, and close the file after those already accepted; then answer `ended`."""
@@ -310,7 +313,7 @@ class _Worker:
         """In a forked child: the thread is gone, and with it whatever it and others held or waited for."""
         self.jobs = SimpleQueue()
         self.turn = threading.Lock()
-        self.lock = threading.Lock()
+        self.lock = threading.RLock()
         self.current = None
         self.started = False
         self.enders = []
