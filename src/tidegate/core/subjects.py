@@ -20,6 +20,9 @@ __all__ = ["Subjects"]
 # Expiry work done along with each new subject: more than one, so that expiry outruns growth.
 EXPIRE_PER_CREATION: Final = 4
 
+# How many blocked subjects are looked at for one whose denial is over, when there is no other to forget.
+BLOCKED_LOOKS: Final = 32
+
 
 @final
 class Queue:
@@ -210,8 +213,23 @@ class Subjects:
         if clean is not None:
             return clean
         if blocked is not None:
-            return blocked
+            return self._unblocked(blocked, now_ms, keep)
         return self._oldest(self._pinned, keep)
+
+    def _unblocked(self, oldest: Subject, now_ms: int, keep: Subject | None) -> Subject:
+        """One of the older blocked subjects whose denial is over, or else the oldest.
+
+        A denial lasts as long as its window, so that the oldest is not always the first to be free again.
+        """
+        subject = oldest
+        for _ in range(BLOCKED_LOOKS):
+            if subject.strict_until_ms <= now_ms and subject is not keep:
+                return subject
+            newer = self.slots[subject.newer] if subject.newer >= 0 else None
+            if newer is None:
+                break
+            subject = newer
+        return oldest
 
     def _oldest(self, queue: Queue, keep: Subject | None) -> Subject | None:
         slot = queue.oldest

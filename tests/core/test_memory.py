@@ -1,0 +1,282 @@
+"""The memory bound: who goes first, who never goes while another can, and how subjects go by themselves."""
+
+from __future__ import annotations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.core.nodes import DictOrigin, Node
+from tidegate.core.cells import BLOCKED, CLEAN, PINNED, Table
+from tidegate.core.model import DEGRADED, Limit, Tuning
+
+SECOND = Limit(10, duration_ms=1_000)
+MINUTE = Limit(10, duration_ms=60_000)
+DAY = Limit(10, duration_ms=86_400_000)
+T = 86_400_000 * 20_000
+
+
+def bounded(subjects_max: int, *, has_origin: bool = False) -> Node:
+    return Node(has_origin=has_origin, tuning=Tuning(subjects_max=subjects_max, touch_ms=1))
+
+
+def known(node: Node, limit: Limit, identifiers: str) -> str:
+    return "".join(identifier for identifier in identifiers if node.knows(limit, identifier))
+
+
+# -- who goes first
+
+
+def test_the_least_recently_used_subject_goes_first() -> None:
+    node = bounded(3)
+    for later_ms, identifier in enumerate("abcabd"):
+        node.decide(DAY, identifier, 1, T + later_ms)
+    assert known(node, DAY, "abcd") == "abd"
+    assert node.engine.subjects.evicted_clean == 1
+
+
+def test_recency_is_exact_to_the_touch_time() -> None:
+    node = Node(has_origin=False, tuning=Tuning(subjects_max=2, touch_ms=1_000))
+    for later_ms, identifier in ((0, "a"), (1, "b"), (999, "a"), (1_000, "c")):
+        node.decide(DAY, identifier, 1, T + later_ms)
+    assert known(node, DAY, "abc") == "bc", "a use within the touch time is no news"
+    for later_ms, identifier in ((2_000, "b"), (2_001, "d")):
+        node.decide(DAY, identifier, 1, T + later_ms)
+    assert known(node, DAY, "bcd") == "bd"
+
+
+def test_denied_subjects_go_after_all_others() -> None:
+    node = bounded(3)
+    assert not node.decide(DAY, "x", 11, T)
+    for later_ms, identifier in enumerate("abcdef", 1):
+        node.decide(DAY, identifier, 1, T + later_ms)
+    assert known(node, DAY, "xabcdef") == "xef"
+    assert node.engine.subjects.evicted_blocked == 0
+
+
+def test_a_denied_subject_goes_when_only_denied_ones_are_left_and_it_is_counted() -> None:
+    node = bounded(2)
+    for later_ms, identifier in enumerate("abc"):
+        assert not node.decide(DAY, identifier, 11, T + later_ms)
+    assert known(node, DAY, "abc") == "bc"
+    assert node.engine.subjects.evicted_blocked == 1
+
+
+def test_a_denial_that_is_over_protects_nobody() -> None:
+    node = bounded(2)
+    node.decide(SECOND, "x", 11, T)
+    node.decide(SECOND, "a", 1, T + 500)
+    node.decide(SECOND, "b", 1, T + 1_000)
+    assert known(node, SECOND, "xab") == "ab"
+    assert node.engine.subjects.evicted_clean == 1
+
+
+def test_of_denied_subjects_one_goes_whose_denial_is_over() -> None:
+    """Denials last as long as the duration, so that the longest denied may be blocked the longest."""
+    node = bounded(3)
+    for later_ms in (0, 1):
+        node.decide(DAY, f"long{later_ms}", 11, T + later_ms)
+    node.decide(SECOND, "short", 11, T + 2)
+    node.decide(DAY, "new", 11, T + 1_500)
+    assert node.knows(DAY, "long0") and node.knows(DAY, "long1")
+    assert not node.knows(SECOND, "short")
+    assert (node.engine.subjects.evicted_clean, node.engine.subjects.evicted_blocked) == (1, 0)
+
+
+def test_a_denied_subject_that_is_allowed_again_is_like_any_other() -> None:
+    node = bounded(2)
+    node.decide(SECOND, "x", 11, T)
+    assert node.subject(SECOND, "x").queue == BLOCKED
+    node.decide(SECOND, "x", 1, T + 1_000)
+    assert node.subject(SECOND, "x").queue == CLEAN
+
+
+def test_unreplayed_counts_stay_while_anything_else_can_go() -> None:
+    node = bounded(3, has_origin=True)
+    node.decide(DAY, "u", 1, T, DEGRADED)
+    assert node.subject(DAY, "u").queue == PINNED
+    assert not node.decide(DAY, "blocked", 11, T + 1)
+    for later_ms, identifier in enumerate("abcd", 2):
+        node.decide(DAY, identifier, 0, T + later_ms, DEGRADED)
+    assert node.knows(DAY, "u") and node.knows(DAY, "blocked")
+    for later_ms, identifier in enumerate("vw", 20):
+        node.decide(DAY, identifier, 1, T + later_ms, DEGRADED)
+    assert not node.knows(DAY, "blocked"), "the blocked one goes before unreplayed counts do"
+    assert known(node, DAY, "uvw") == "uvw"
+    assert node.engine.subjects.evicted_unreplayed == 0
+    node.decide(DAY, "y", 1, T + 30, DEGRADED)
+    assert known(node, DAY, "uvwy") == "vwy"
+    assert node.engine.subjects.evicted_unreplayed == 1
+
+
+def test_acknowledged_counts_may_go_and_the_origin_gives_them_back() -> None:
+    node, origin = bounded(1, has_origin=True), DictOrigin()
+    node.limit(DAY, "a", 7, T, origin)
+    node.replay(origin, T)
+    assert node.subject(DAY, "a").queue == CLEAN
+    node.limit(DAY, "b", 1, T, origin)
+    node.replay(origin, T)
+    assert not node.knows(DAY, "a")
+    assert not node.limit(DAY, "a", 4, T, origin)
+    assert node.limit(DAY, "a", 3, T, origin).effective == 10
+
+
+def test_a_denied_subject_is_blocked_again_once_its_counts_are_acknowledged() -> None:
+    node, origin = bounded(10, has_origin=True), DictOrigin()
+    node.limit(DAY, "a", 10, T, origin)
+    node.limit(DAY, "a", 1, T, origin)
+    assert node.subject(DAY, "a").queue == PINNED
+    node.replay(origin, T)
+    assert node.subject(DAY, "a").queue == BLOCKED
+
+
+@given(st.lists(st.tuples(st.integers(0, 30), st.integers(0, 12), st.integers(0, 3)), max_size=60))
+@settings(max_examples=60)
+def test_the_bound_is_kept_after_every_decision(uses: list[tuple[int, int, int]]) -> None:
+    node = bounded(4, has_origin=True)
+    now_ms = T
+    for identifier, cost, pause_ms in uses:
+        now_ms += pause_ms
+        node.decide(DAY, f"id{identifier}", cost, now_ms, DEGRADED)
+        assert node.engine.subjects.count <= 4
+        assert node.knows(DAY, f"id{identifier}"), "the one that was just decided is never the one that goes"
+
+
+# -- expiry
+
+
+def test_a_subject_goes_by_itself_when_its_newest_cell_has_aged_out() -> None:
+    node = Node(has_origin=False)
+    node.decide(MINUTE, "a", 1, T)
+    subjects = node.engine.subjects
+    aged_out_ms = T + 3 * 60_000
+    subjects.expire(aged_out_ms - 1, 100)
+    assert subjects.count == 1
+    # Looked at together with others of the same span, a few seconds later.
+    subjects.expire(aged_out_ms + 2 * 16_384, 100)
+    assert (subjects.count, subjects.expired) == (0, 1)
+
+
+def test_a_subject_that_lives_on_in_a_newer_cell_is_only_looked_at_again_later() -> None:
+    node = Node(has_origin=False)
+    for minute in range(20):
+        node.decide(MINUTE, "a", 1, T + minute * 60_000)
+        node.engine.subjects.expire(T + minute * 60_000, 100)
+        assert node.knows(MINUTE, "a")
+        assert len(node.subject(MINUTE, "a").cells()) <= 3
+    node.engine.subjects.expire(T + 60 * 60_000, 100)
+    assert not node.knows(MINUTE, "a")
+
+
+def test_expiry_looks_at_no_more_subjects_than_it_is_told_to() -> None:
+    node = Node(has_origin=False)
+    for i in range(100):
+        node.decide(SECOND, f"id{i}", 1, T)
+    subjects = node.engine.subjects
+    for looked in range(10, 100, 10):
+        assert subjects.expire(T + 60_000, 10)
+        assert (subjects.expired, subjects.count) == (looked, 100 - looked)
+    assert not subjects.expire(T + 60_000, 11)
+    assert subjects.count == 0
+
+
+def test_expiry_that_finds_everybody_alive_looks_at_no_more_than_it_is_told_to_either() -> None:
+    node = Node(has_origin=False)
+    for i in range(100):
+        node.decide(SECOND, f"id{i}", 1, T)
+    later_ms = T + 60_000
+    for i in range(100):
+        node.decide(SECOND, f"id{i}", 1, later_ms)
+    subjects = node.engine.subjects
+    before = [subject.bucket for subject in subjects.slots if subject is not None]
+    assert subjects.expire(later_ms, 30)
+    after = [subject.bucket for subject in subjects.slots if subject is not None]
+    assert sum(one != other for one, other in zip(before, after, strict=True)) == 30
+    assert subjects.expired == 0
+
+
+def test_each_new_subject_pays_for_a_few_that_expire() -> None:
+    node = Node(has_origin=False)
+    for i in range(100):
+        node.decide(SECOND, f"old{i}", 1, T)
+    subjects = node.engine.subjects
+    for i in range(10):
+        expired = subjects.expired
+        node.decide(SECOND, f"new{i}", 1, T + 60_000)
+        assert expired < subjects.expired <= expired + 4
+    for i in range(10, 40):
+        node.decide(SECOND, f"new{i}", 1, T + 60_000)
+    assert subjects.expired == 100, "expiry outruns growth"
+
+
+def test_an_evicted_subject_leaves_no_trace_in_the_expiry_buckets() -> None:
+    node = bounded(2)
+    for i in range(50):
+        node.decide(SECOND, f"id{i}", 1, T + i)
+    subjects = node.engine.subjects
+    while subjects.expire(T + 600_000, 10):
+        pass
+    assert subjects.count == 0
+    assert subjects.expired == 2
+    assert subjects._buckets == {} and subjects._due == []
+
+
+def test_subjects_of_all_durations_expire() -> None:
+    node = Node(has_origin=False)
+    limits = [Limit(10, duration_ms=1_000 * 3**power) for power in range(14)]
+    for limit in limits:
+        node.decide(limit, "a", 1, T)
+    for limit in limits:
+        node.engine.subjects.expire(T + 5 * limit.duration_ms, 100)
+        assert not node.knows(limit, "a")
+    assert node.engine.subjects.count == 0
+
+
+# -- tables and slots
+
+
+def test_a_table_that_grows_large_is_split_and_keeps_everything() -> None:
+    node = Node(has_origin=False)
+    many = Table.SPLIT_AT + 500
+    for i in range(many):
+        node.decide(DAY, f"id{i}", i % 10, T)
+    table = node.engine.subjects.tables[DAY.key]
+    assert (table.count, len(table.shards)) == (many, Table.SHARDS)
+    assert all(node.decide(DAY, f"id{i}", 0, T).effective == i % 10 for i in range(many))
+    assert node.engine.subjects.count == many
+    assert max(len(shard) for shard in table.shards) < 200
+
+
+def test_a_split_table_forgets_as_well() -> None:
+    many = Table.SPLIT_AT + 100
+    node = bounded(Table.SPLIT_AT + 50)
+    for i in range(many):
+        node.decide(DAY, f"id{i}", 1, T + i)
+    assert node.engine.subjects.count == Table.SPLIT_AT + 50
+    assert not node.knows(DAY, "id49") and node.knows(DAY, "id50")
+
+
+def test_tables_are_freed_when_empty_and_their_numbers_are_used_again() -> None:
+    node = bounded(1)
+    for i in range(20):
+        node.decide(Limit(10, duration_ms=86_400_000, namespace=f"ns{i}"), "a", 1, T + i)
+    subjects = node.engine.subjects
+    assert list(subjects.tables) == [("default", "ns19", 86_400_000)]
+    assert len(subjects._numbered) <= 2
+
+
+def test_slots_are_used_again() -> None:
+    node = bounded(3)
+    for i in range(100):
+        node.decide(DAY, f"id{i}", 1, T + i)
+    assert len(node.engine.subjects.slots) == 4
+    remembered = [subject for subject in node.engine.subjects.slots if subject is not None]
+    assert sorted(subject.identifier for subject in remembered) == ["id97", "id98", "id99"]
+
+
+def test_a_forgotten_subject_knows_that_it_is() -> None:
+    node = bounded(1)
+    node.decide(DAY, "a", 1, T)
+    subject = node.subject(DAY, "a")
+    node.decide(DAY, "b", 1, T + 1)
+    assert subject.table == -1
+    assert node.engine.subjects.find(DAY.key, "a") is None
