@@ -31,9 +31,10 @@ logger = logging.getLogger(__name__)
 FEED_BYTES: Final = 32_768
 # Heads remembered for a connection. They differ in Content-Length only, as a rule.
 HEADS_MAX: Final = 32
-# A refused client may still be sending. Reading a little longer lets it see the answer instead of a reset.
-LINGER_S: Final = 2.0
-LINGER_BYTES: Final = 1_048_576
+# A refused client may still be sending, and would meet a reset instead of the answer. What it sends is read and
+# forgotten for a while: a body that is too large, but not without end.
+LINGER_S: Final = 10.0
+LINGER_BYTES: Final = 67_108_864
 # What a request counts as whose client did not wait for the answer. Nobody ever sees it on the wire.
 CLIENT_CLOSED: Final = 499
 
@@ -296,12 +297,12 @@ class HttpConnection(asyncio.Protocol):
         self._transport.write(
             b"".join((server.begin(status), lines, CLOSE_LINE, length_line(len(body)), body))
         )
-        # Close our side, and read on for a moment: a reset would take the answer away from the client.
         self._state = LINGERING
-        if self._is_eof or not self._transport.can_write_eof():
+        if self._is_eof:
             self._transport.close()
             return
-        self._transport.write_eof()
+        if self._transport.can_write_eof():
+            self._transport.write_eof()
         self._resume()
         server.wheel.watch(self, server.wheel.ticks(LINGER_S))
 
