@@ -46,7 +46,8 @@ class Pulse(NamedTuple):
     region: str
     """The region name that the origin holds, after this call claimed it if it held none."""
     was_empty: bool
-    """True when it held none: new, wiped, or failed over to a copy from before the first node started."""
+    """True when it held none: new, wiped, or failed over to a copy from before the first node started; also when it
+    was emptied and claimed again by another node since this adapter last looked."""
     time_ms: int
     """The origin's own clock, the reference against which nodes report their offset."""
 

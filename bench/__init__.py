@@ -1,0 +1,1 @@
+"""Benchmarks: ratios against peers or against a limit, measured in one run. `make bench`."""
