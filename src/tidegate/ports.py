@@ -108,6 +108,8 @@ class Changes(NamedTuple):
     """For each region in `rows`: ledger clock minus the newest `updated_at` of its rows."""
     more: bool = False
     """There were too many rows for one answer: ask again, with this cursor, at once."""
+    lost: bool = False
+    """The ledger holds less than the cursor had seen: it was wiped, or is an older copy. A full read tells what."""
 
 
 class LedgerOverview(NamedTuple):

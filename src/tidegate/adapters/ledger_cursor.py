@@ -149,7 +149,8 @@ async def read_changes(
         cursor = await answer.read_live(cursor)
     else:
         await answer.read_changed(cursor)
-    return Changes(answer.rows.rows, cursor.dumped(), answer.rows.lag_ms(answer.clock_ms), answer.more)
+    lag_ms = answer.rows.lag_ms(answer.clock_ms)
+    return Changes(answer.rows.rows, cursor.dumped(), lag_ms, answer.more, answer.lost)
 
 
 class _Answer:
@@ -159,6 +160,7 @@ class _Answer:
         self.rows = RowReader()
         self.clock_ms = 0
         self.more = False
+        self.lost = False
         self._reader = reader
         self._now_ms = now_ms
         self._rows_max = rows_max
@@ -207,9 +209,9 @@ class _Answer:
             unfinished = pending[len(asked) :]
             for region, records in answers.items():
                 await self.rows.add(records)
-                place = next_place(
-                    places[region], records, heads.published_at.get(region), is_full=len(records) >= limit
-                )
+                head = heads.published_at.get(region)
+                self.lost = self.lost or places[region].updated_at > (-1 if head is None else head)
+                place = next_place(places[region], records, head, is_full=len(records) >= limit)
                 if place is None:
                     del places[region]
                     continue

@@ -242,6 +242,7 @@ class MemoryLedger:
         self._expiries: list[tuple[int, RowKey]] = []  # a heap; may name rows that are gone
         self._beats: dict[str, int] = {}
         self._change = 0
+        self._wipes = 0  # a cursor from before the last one is told that rows were lost
         self._statements = 0
         self._rows_published = 0
 
@@ -276,7 +277,7 @@ class MemoryLedger:
         """See `Ledger.changes`. A publish is atomic here, so that none can commit late and nothing overlaps."""
         with self._lock:
             self._statements += 1
-            position = 0 if cursor is None else int(cursor)
+            position, wipes = (0, self._wipes) if cursor is None else map(int, cursor.split("/"))
             rows: list[LedgerRow] = []
             newest: dict[str, int] = {}
             more = False
@@ -290,7 +291,7 @@ class MemoryLedger:
                 position = held.change
             clock_ms = self._clock.now_ms()
             lag_ms = {region: clock_ms - at for region, at in newest.items()}
-            return Changes(rows, str(position), lag_ms, more)
+            return Changes(rows, f"{position}/{self._wipes}", lag_ms, more, wipes < self._wipes)
 
     def heartbeat_nowait(self, region: str) -> list[RegionBeat]:
         """See `Ledger.heartbeat`."""
@@ -332,6 +333,7 @@ class MemoryLedger:
             self._log.clear()
             self._expiries.clear()
             self._beats.clear()
+            self._wipes += 1
 
     # ---- the port
 

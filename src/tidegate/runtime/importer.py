@@ -25,6 +25,10 @@ __all__ = ["ImportLoop", "Imported"]
 # Rows merged between two breaths of the event loop: about a millisecond, compiled.
 SLICE_ROWS: Final = 500
 
+# A ledger that lost rows is read in full at once, but not again within so many import intervals: replicas that
+# answer in turn, one behind the other, look like a loss every time.
+LOSS_INTERVALS: Final = 6
+
 
 class Imported(NamedTuple):
     """What one turn did."""
@@ -56,7 +60,9 @@ class ImportLoop:
         self._random = random
         self._timeout_s = tuning.ledger_timeout_ms / 1000
         self._cursor: str | None = None
+        # When a full read is due, and when one is due after a loss.
         self._full_at_s = 0.0
+        self._heal_at_s = 0.0
         self._hurry = asyncio.Event()
         self.calls = Calls("ledger_import", tuning)
         self.rows_last = 0
@@ -73,6 +79,7 @@ class ImportLoop:
         loop = asyncio.get_running_loop()
         full = full or self._cursor is None or loop.time() >= self._full_at_s
         rows = 0
+        lost = False
         now_ms = self._gate.now_ms()
         cursor = None if full else self._cursor
         if full:
@@ -87,11 +94,16 @@ class ImportLoop:
                 self.lag_ms.update(changes.lag_ms)
                 cursor = changes.cursor
                 more = changes.more
+                lost = lost or changes.lost
         except DependencyError:
             return Imported(False, rows, full)
         self._cursor = cursor
         if full:
             self._full_at_s = loop.time() + self._tuning.import_full_interval_ms / 1000
+            self._heal_at_s = loop.time() + LOSS_INTERVALS * self._tuning.import_interval_ms / 1000
+        elif lost:
+            # What is missing of this region's rows shows in a full read: a wiped ledger is filled again by it.
+            self._full_at_s = min(self._full_at_s, self._heal_at_s)
         with self._gate:
             self._convergence.finish_import(self._gate.now_ms(), full=full)
         self.rows_last = rows

@@ -1,4 +1,4 @@
-"""What the tests of the ledger share: real databases, regions of nodes around them, and how to wait for what happens."""
+"""What the tests of the ledger share: real databases, regions of nodes around them, and how to wait."""
 
 from __future__ import annotations
 
