@@ -40,13 +40,14 @@ BUFFERED_BYTES_MIN: Final = 67_108_864
 # Where in a request the bytes are.
 REST, HEADERS, BODY = range(3)
 
-HOST, AUTHORIZATION, ACCEPT, EXPECT, LENGTH, TEST_TIME, METRICS, FIELDS = range(8)
+HOST, AUTHORIZATION, ACCEPT, EXPECT, LENGTH, ENCODING, TEST_TIME, METRICS, FIELDS = range(9)
 FIELD_OF: Final[dict[bytes, int]] = {
     b"host": HOST,
     b"authorization": AUTHORIZATION,
     b"accept": ACCEPT,
     b"expect": EXPECT,
     b"content-length": LENGTH,
+    b"transfer-encoding": ENCODING,
     b"x-test-time": TEST_TIME,
     b"x-unkey-metrics": METRICS,
 }
@@ -100,7 +101,9 @@ class RequestReader:
         "_headers",
         "_intake",
         "_is_refused",
+        "_is_upgrade",
         "_parser",
+        "_raw_bytes",
         "_router",
         "_sink",
         "_target",
@@ -127,6 +130,9 @@ class RequestReader:
         self._body_bytes = 0
         # Requests completed by the last feed.
         self._completed = 0
+        # The request asks for another protocol; and what is still to come of its body.
+        self._is_upgrade = False
+        self._raw_bytes = 0
         self._is_refused = False
 
     @property
@@ -137,12 +143,14 @@ class RequestReader:
     def feed(self, data: bytes) -> bytes:
         """Parse. What is answered is left over, for another call."""
         self._completed = 0
+        if self._raw_bytes:
+            return self._feed_raw(data)
         if self.phase == BODY:
             self._wire_bytes += len(data)
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserUpgrade as upgrade:
-            # We speak nothing else, and have answered as if nobody had asked. llhttp is done after it.
+            # We speak nothing else, and answer as if nobody had asked. llhttp is done after it.
             self._parser = httptools.HttpRequestParser(self)
             rest: bytes = data[upgrade.args[0] :]
             return rest
@@ -164,6 +172,18 @@ class RequestReader:
         elif self.phase == BODY and self._wire_bytes > self._intake.body_bytes_max + CHUNK_OVERHEAD_BYTES:
             self._refuse(BODY_TOO_LARGE, self._intake.body_bound)
         return b""
+
+    def _feed_raw(self, data: bytes) -> bytes:
+        """The body of a request that asked for an upgrade: llhttp takes it for the other protocol."""
+        body, rest = data[: self._raw_bytes], data[self._raw_bytes :]
+        try:
+            self.on_body(body)
+        except _Refused:
+            return b""
+        self._raw_bytes -= len(body)
+        if self._raw_bytes == 0:
+            self._complete()
+        return rest
 
     def repeatable(self, data: bytes) -> tuple[bytes, Head] | None:
         """After `feed(data)` from rest: if that was exactly one request, and its head may well come again,
@@ -217,7 +237,7 @@ class RequestReader:
         held = self._fields[field]
         if held is None:
             self._fields[field] = value.strip(b" \t")
-        elif field == ACCEPT:
+        elif field in (ACCEPT, ENCODING):
             self._fields[field] = held + b"," + value
         else:
             # Which of the two counts is a matter of taste, and a proxy in front may have another.
@@ -246,6 +266,9 @@ class RequestReader:
         head.is_head = method == b"HEAD"
         self.phase = BODY
         self._wire_bytes = 0
+        self._is_upgrade = parser.should_upgrade()
+        if self._is_upgrade and fields[ENCODING] is not None:
+            self._stop(MALFORMED_REQUEST, "A request to upgrade may not have a body in chunks.")
         if head.content_length > self._intake.body_bytes_max:
             self._stop(BODY_TOO_LARGE, self._intake.body_bound)
         expectation = fields[EXPECT]
@@ -266,6 +289,13 @@ class RequestReader:
             self._stop(OVERLOADED, "Too many large bodies are being received at once. Try again.")
 
     def on_message_complete(self) -> None:
+        assert self.head is not None
+        if self._is_upgrade and self.head.content_length:
+            self._raw_bytes = self.head.content_length
+        else:
+            self._complete()
+
+    def _complete(self) -> None:
         assert self.head is not None
         body = self._body[0] if len(self._body) == 1 else b"".join(self._body)
         self.drop()
