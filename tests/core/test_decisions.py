@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import pickle
+from copy import copy
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -161,6 +164,17 @@ def test_a_decision_speaks_seconds_and_shows_itself() -> None:
     assert denied.retry_after == pytest.approx(1.501)
     assert repr(allowed).startswith("Decision(allowed, limit=1, remaining=0, effective=1, reset_ms=4500")
     assert "denied" in repr(denied) and "source='local'" in repr(denied)
+
+
+def test_a_decision_can_be_copied_and_pickled() -> None:
+    """It travels in LimitExceeded, out of worker processes."""
+    node = embedded()
+    limit = Limit(1, duration_ms=1500)
+    for cost in (1, 1, 2):
+        decision = node.decide(limit, "a", cost, 3000)
+        for twin in (copy(decision), pickle.loads(pickle.dumps(decision))):
+            assert repr(twin) == repr(decision)
+            assert (twin.success, twin.source, twin.regional_age_ms) == (decision.success, "local", None)
 
 
 def test_decisions_are_counted_by_outcome() -> None:

@@ -1,4 +1,7 @@
-"""A build-time hint for the compiler, absent at run time: the library has no dependencies.
+"""Hints for the compiler, of no effect at run time: the library has no dependencies.
+
+`Text` and `Whole` are a str and an int to the type checker, and any object to the compiled code: it would otherwise
+refuse wrong types with errors of its own, and convert True to 1, before anybody could look.
 
 `@mypyc_attr(acyclic=True)` takes a class out of the cyclic garbage collector: 16 bytes less per object, and a
 million subjects cost a full collection nothing. The price is a law: such objects must never form a cycle, so they
@@ -7,9 +10,21 @@ name each other by number (a slot, a table) where a reference would close one.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
-__all__ = ["mypyc_attr"]
+__all__ = ["Text", "Whole", "mypyc_attr"]
+
+
+class Text(Protocol):
+    """A str that is still to be checked."""
+
+    def casefold(self) -> str: ...
+
+
+class Whole(Protocol):
+    """An int that is still to be checked."""
+
+    def bit_length(self) -> int: ...
 
 if TYPE_CHECKING:
     from mypy_extensions import mypyc_attr

@@ -213,8 +213,8 @@ class Engine:
 
     def _meet(self, limit: Limit, identifier: str, sequence: int, now_ms: int) -> Subject:
         """A subject that is not remembered: check its name, make room, begin."""
-        checked_name("identifier", identifier)
-        subject = self.subjects.create(limit.key, identifier, sequence, now_ms)
+        name = checked_name("identifier", identifier)
+        subject = self.subjects.create(limit.key, name, sequence, now_ms)
         self.subjects.make_room(now_ms, subject)
         return subject
 
@@ -343,7 +343,9 @@ class Engine:
         aim = shared.published + step
         if cell.foreign == 0:
             threshold = publish_threshold(shared.limit_min, self.regions)
-            if threshold > aim:
+            if threshold > aim or shared.published == 0:
+                # Reaching the threshold is news by itself: until then all regions together may be silent about
+                # half of the limit, and a step of the headroom on top of it would be as much again.
                 aim = threshold
         shared.pressure_at = aim
 

@@ -8,7 +8,7 @@ refused: waiting would deadlock, and going on would let check and commit be seen
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Final, final
 
 from tidegate.core.engine import Engine, Need
@@ -20,8 +20,23 @@ __all__ = ["Gate"]
 LIMIT_EXPECTED: Final = 'a Limit, such as Limit("100/minute", namespace="email.send")'
 
 
+REQUESTS_EXPECTED: Final = "Request(limit, identifier, cost) items"
+
+
 def no_lock() -> bool:
     return True
+
+
+def checked_request(item: object) -> Request:
+    """`item` as a request that can be trusted, or an `InvalidInput`."""
+    if not isinstance(item, Request):
+        raise InvalidInput("requests", item, REQUESTS_EXPECTED)
+    # Fields of a tuple of objects: compiled, those of a Request would be converted before they are looked at.
+    fields: tuple[object, ...] = item
+    limit = fields[0]
+    if not isinstance(limit, Limit):
+        raise InvalidInput("limit", limit, LIMIT_EXPECTED)
+    return Request(limit, checked_name("identifier", fields[1]), checked_int("cost", fields[2], 0))
 
 
 @final
@@ -125,19 +140,15 @@ class Gate:
         return answer
 
     def decide_many(
-        self, requests: Sequence[Request], now_ms: object = None, source: int = LOCAL
+        self, requests: Iterable[object], now_ms: object = None, source: int = LOCAL
     ) -> tuple[list[Decision] | None, list[Need]]:
         """Decisions for a batch, all or nothing; or None, and what must be read first."""
-        for request in requests:
-            if not isinstance(request, Request):
-                raise InvalidInput("requests", request, "Request(limit, identifier, cost) items")
-            if not isinstance(request.limit, Limit):
-                raise InvalidInput("limit", request.limit, LIMIT_EXPECTED)
-            checked_name("identifier", request.identifier)
-            checked_int("cost", request.cost, 0)
+        if not isinstance(requests, Iterable):
+            raise InvalidInput("requests", requests, REQUESTS_EXPECTED)
+        checked = [checked_request(item) for item in requests]
         at_ms = self._now_ns() // 1_000_000 if now_ms is None else checked_int("now_ms", now_ms, 0)
         with self:
-            answers = self._engine.decide_many(requests, at_ms, source)
+            answers = self._engine.decide_many(checked, at_ms, source)
         if self._engine.signals:
             self._wake()
         return answers

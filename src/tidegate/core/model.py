@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Final, NamedTuple, final
 
-from tidegate.core._native import mypyc_attr
+from tidegate.core._native import Text, Whole, mypyc_attr
 from tidegate.core.quota import parse_quota
 from tidegate.errors import InvalidInput
 
@@ -47,14 +47,17 @@ SOURCE_NAMES: Final = ("local", "origin", "degraded")
 
 
 def checked_name(field: str, value: object) -> str:
-    """`value` as a name, or an `InvalidInput` that says what is wrong with it."""
+    """`value` as a name, or an `InvalidInput` that says what is wrong with it.
+
+    The answer is a plain str: what is remembered must not run a subclass's code when it is hashed or dropped.
+    """
     if not isinstance(value, str):
         raise InvalidInput(field, value, "a str")
     if not value:
         raise InvalidInput(field, value, "at least one character")
     if len(value) > NAME_LENGTH_MAX:
         raise InvalidInput(field, value, f"at most {NAME_LENGTH_MAX} characters")
-    return value
+    return value if type(value) is str else str.__str__(value)
 
 
 def checked_int(field: str, value: object, minimum: int) -> int:
@@ -95,25 +98,27 @@ class Limit:
 
     def __init__(
         self,
-        quota: str | int,
+        quota: str | Whole,
         *,
-        duration_ms: int | None = None,
-        namespace: str = "default",
-        workspace: str = "default",
+        duration_ms: Whole | None = None,
+        namespace: Text = "default",
+        workspace: Text = "default",
         quota_min: int = 1,
     ) -> None:
+        units: object = quota
+        length_ms: int
         if isinstance(quota, str):
             if duration_ms is not None:
                 raise InvalidInput("duration_ms", duration_ms, f"nothing, since {quota!r} names its duration")
             units, length_ms = parse_quota(quota)
         else:
-            units, length_ms = quota, checked_int("duration_ms", duration_ms, DURATION_MS_MIN)
+            length_ms = checked_int("duration_ms", duration_ms, DURATION_MS_MIN)
         self.quota: Final[int] = checked_int("limit", units, quota_min)
         self.duration_ms: Final[int] = length_ms
         self.namespace: Final[str] = checked_name("namespace", namespace)
         self.workspace: Final[str] = checked_name("workspace", workspace)
         # Typed as an object so that the compiled class keeps one tuple, rather than making one at every look-up.
-        self.key: Final[object] = (workspace, namespace, length_ms)
+        self.key: Final[object] = (self.workspace, self.namespace, length_ms)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Limit) and self.quota == other.quota and self.key == other.key
@@ -121,9 +126,17 @@ class Limit:
     def __hash__(self) -> int:
         return hash((self.quota, self.key))
 
+    def __reduce__(self) -> tuple[object, tuple[int, int, str, str]]:
+        return restored_limit, (self.quota, self.duration_ms, self.namespace, self.workspace)
+
     def __repr__(self) -> str:
         place = f", workspace={self.workspace!r}" if self.workspace != "default" else ""
         return f"Limit({self.quota}, duration_ms={self.duration_ms}, namespace={self.namespace!r}{place})"
+
+
+def restored_limit(quota: int, duration_ms: int, namespace: str, workspace: str) -> Limit:
+    """A copied or unpickled limit: compiled classes do not copy by themselves."""
+    return Limit(quota, duration_ms=duration_ms, namespace=namespace, workspace=workspace, quota_min=0)
 
 
 class Request(NamedTuple):
@@ -176,6 +189,19 @@ class Decision:
 
     def __bool__(self) -> bool:
         return self.success
+
+    def __reduce__(self) -> tuple[object, tuple[object, ...]]:
+        return Decision, (
+            self.success,
+            self.limit,
+            self.remaining,
+            self.reset_ms,
+            self.effective,
+            self._retry_after_ms,
+            self._source,
+            self._regional_age_ms,
+            self._global_age_ms,
+        )
 
     @property
     def retry_after_ms(self) -> int | None:

@@ -41,7 +41,8 @@ def parse_quota(quota: str) -> tuple[int, int]:
     times = match.group(2)
     name = match.group(3).lower()
     unit_ms = UNIT_MS.get(name)
-    if unit_ms is None and name.endswith("s"):
+    if unit_ms is None and len(name) > 3 and name.endswith("s"):
+        # The plural of a word. One of an abbreviation would be a slip: "10/ms" is not ten a minute.
         unit_ms = UNIT_MS.get(name[:-1])
     if unit_ms is None:
         raise InvalidInput("quota", quota, f"{EXPECTED}; units are {', '.join(UNIT_MS)}")

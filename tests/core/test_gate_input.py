@@ -1,0 +1,265 @@
+"""Bad input: a typed error that names field, value and what would be right, and nothing is counted."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable, Iterator
+from enum import IntEnum, StrEnum
+from typing import Any, NoReturn
+
+import pytest
+
+from tidegate.core.engine import Engine, Need
+from tidegate.core.gate import Gate
+from tidegate.core.model import Decision, Limit, Request, Tuning
+from tidegate.errors import InvalidInput, TidegateError
+
+LIMIT = Limit(10, duration_ms=1_000)
+NOW_MS = 1_700_000_000_000
+
+NOT_INTS = [True, False, 1.0, 1.5, "1", b"1", None, [], 1j, float("nan")]
+NOT_NAMES = [None, 1, 1.0, b"a", ["a"], True]
+
+
+def never(*_arguments: object) -> NoReturn:
+    raise AssertionError("nothing needs to be read")
+
+
+@pytest.fixture
+def gate() -> Gate:
+    engine = Engine(Tuning(), node_id="n1")
+    return Gate(engine, lambda: NOW_MS * 1_000_000 + 999_999, lambda: None, never)
+
+
+@pytest.fixture
+def engine(gate: Gate) -> Engine:
+    return gate._engine
+
+
+def refused(field: str, value: object, call: Callable[[], object]) -> InvalidInput:
+    with pytest.raises(InvalidInput) as caught:
+        call()
+    error = caught.value
+    assert error.field == field
+    assert error.value is value or error.value == value
+    assert error.expected
+    assert str(error).startswith(f"{field}: got ")
+    assert issubclass(InvalidInput, ValueError) and issubclass(InvalidInput, TidegateError)
+    assert not error.transient
+    return error
+
+
+def untyped(function: Callable[..., Any]) -> Callable[..., Any]:
+    """What a caller without a type checker sees."""
+    return function
+
+
+# -- Limit
+
+
+@pytest.mark.parametrize("value", [value for value in NOT_INTS if not isinstance(value, str)])
+def test_a_limit_that_is_no_int_is_refused(value: object) -> None:
+    refused("limit", value, lambda: untyped(Limit)(value, duration_ms=1_000))
+
+
+@pytest.mark.parametrize("value", [0, -1, -(2**70)])
+def test_a_limit_below_one_is_refused(value: int) -> None:
+    refused("limit", value, lambda: Limit(value, duration_ms=1_000))
+
+
+@pytest.mark.parametrize("value", NOT_INTS)
+def test_a_duration_that_is_no_int_is_refused(value: object) -> None:
+    refused("duration_ms", value, lambda: untyped(Limit)(10, duration_ms=value))
+
+
+@pytest.mark.parametrize("value", [999, 0, -1_000])
+def test_a_duration_below_a_second_is_refused(value: int) -> None:
+    refused("duration_ms", value, lambda: Limit(10, duration_ms=value))
+    assert Limit(10, duration_ms=1_000).duration_ms == 1_000
+
+
+def test_a_limit_in_numbers_needs_a_duration_and_one_in_words_has_it() -> None:
+    refused("duration_ms", None, lambda: untyped(Limit)(10))
+    refused("duration_ms", 1_000, lambda: untyped(Limit)("10/s", duration_ms=1_000))
+
+
+@pytest.mark.parametrize("field", ["namespace", "workspace"])
+@pytest.mark.parametrize("value", [*NOT_NAMES, "", "x" * 513])
+def test_a_name_that_is_empty_too_long_or_no_str_is_refused(field: str, value: object) -> None:
+    refused(field, value, lambda: untyped(Limit)("10/s", **{field: value}))
+
+
+def test_names_may_hold_512_characters_of_any_kind() -> None:
+    for name in ("x" * 512, "\U0001f30a" * 512, "\x00", " ", "\ud800"):
+        limit = Limit("10/s", namespace=name, workspace=name)
+        assert (limit.namespace, limit.workspace) == (name, name)
+
+
+def test_an_override_may_be_zero_but_not_less() -> None:
+    assert Limit(0, duration_ms=1_000, quota_min=0).quota == 0
+    refused("limit", -1, lambda: Limit(-1, duration_ms=1_000, quota_min=0))
+
+
+# -- one request
+
+
+@pytest.mark.parametrize("value", [None, "100/minute", 10, 1.5, object])
+def test_a_request_without_a_limit_is_refused(gate: Gate, engine: Engine, value: object) -> None:
+    refused("limit", value, lambda: gate.limit(value, "a"))
+    refused("limit", value, lambda: gate.ask(value, "a", 1, None))
+    assert engine.subjects.count == 0
+
+
+@pytest.mark.parametrize("value", [*NOT_NAMES, "", "x" * 513])
+def test_an_identifier_that_is_empty_too_long_or_no_str_is_refused(
+    gate: Gate, engine: Engine, value: object
+) -> None:
+    for _ in range(2):
+        refused("identifier", value, lambda: gate.limit(LIMIT, value))
+        refused("identifier", value, lambda: gate.ask(LIMIT, value, 1, None))
+    assert (engine.subjects.count, engine.passed, engine.denied, len(engine.subjects.tables)) == (0, 0, 0, 0)
+
+
+@pytest.mark.parametrize("value", [*NOT_INTS, -1, -(2**70)])
+def test_a_cost_that_is_negative_or_no_int_is_refused_and_nothing_is_counted(
+    gate: Gate, engine: Engine, value: object
+) -> None:
+    assert gate.limit(LIMIT, "a", 3)
+    refused("cost", value, lambda: gate.limit(LIMIT, "a", value))
+    refused("cost", value, lambda: gate.ask(LIMIT, "a", value, None))
+    assert gate.limit(LIMIT, "a", 0).effective == 3
+    assert (engine.passed, engine.denied) == (2, 0)
+
+
+@pytest.mark.parametrize("value", [value for value in [*NOT_INTS, -1] if value is not None])
+def test_a_time_that_is_negative_or_no_int_is_refused(gate: Gate, engine: Engine, value: object) -> None:
+    refused("now_ms", value, lambda: gate.limit(LIMIT, "a", 1, value))
+    refused("now_ms", value, lambda: gate.ask(LIMIT, "a", 1, value))
+    refused("now_ms", value, lambda: gate.decide_many([Request(LIMIT, "a")], value))
+    assert engine.subjects.count == 0
+
+
+def test_a_refused_request_leaves_the_gate_open(gate: Gate) -> None:
+    refused("identifier", "", lambda: gate.limit(LIMIT, ""))
+    assert gate.limit(LIMIT, "a")
+
+
+def test_a_request_without_a_time_gets_the_clocks_and_one_with_a_time_keeps_it(gate: Gate) -> None:
+    assert gate.now_ms() == NOW_MS
+    assert gate.limit(LIMIT, "a").reset_ms == NOW_MS + 1_000
+    assert gate.limit(LIMIT, "a", now_ms=0).reset_ms == 1_000
+    assert gate.limit(LIMIT, "a", 1, 5_000).reset_ms == 6_000
+
+
+class Plan(StrEnum):
+    FREE = "free"
+
+
+class Weight(IntEnum):
+    HEAVY = 4
+
+
+def test_enumerations_are_as_good_as_what_they_stand_for(gate: Gate) -> None:
+    assert gate.limit(LIMIT, Plan.FREE, Weight.HEAVY)
+    assert gate.limit(LIMIT, "free", 0).effective == 4
+    decisions, _ = gate.decide_many([Request(LIMIT, Plan.FREE, Weight.HEAVY)])
+    assert decisions is not None and decisions[0].effective == 8
+
+
+# -- batches
+
+
+@pytest.mark.parametrize("value", [*NOT_INTS, -1])
+def test_a_batch_with_one_bad_cost_counts_nothing_at_all(gate: Gate, engine: Engine, value: object) -> None:
+    bad = untyped(Request)(LIMIT, "b", value)
+    refused("cost", value, lambda: gate.decide_many([Request(LIMIT, "a"), bad]))
+    assert (engine.subjects.count, engine.passed) == (0, 0)
+
+
+@pytest.mark.parametrize("value", [*NOT_NAMES, "", "x" * 513])
+def test_a_batch_with_one_bad_identifier_counts_nothing_at_all(
+    gate: Gate, engine: Engine, value: object
+) -> None:
+    bad = untyped(Request)(LIMIT, value)
+    refused("identifier", value, lambda: gate.decide_many([Request(LIMIT, "a"), bad]))
+    assert engine.subjects.count == 0
+
+
+@pytest.mark.parametrize("value", [None, "100/minute", 10])
+def test_a_batch_with_one_bad_limit_counts_nothing_at_all(gate: Gate, engine: Engine, value: object) -> None:
+    bad = untyped(Request)(value, "b")
+    refused("limit", value, lambda: gate.decide_many([Request(LIMIT, "a"), bad]))
+    assert engine.subjects.count == 0
+
+
+@pytest.mark.parametrize("value", [1, None, "a", (LIMIT, "a", 1), LIMIT])
+def test_a_batch_of_something_else_is_refused(gate: Gate, engine: Engine, value: object) -> None:
+    refused("requests", value, lambda: gate.decide_many([Request(LIMIT, "a"), value]))
+    assert engine.subjects.count == 0
+
+
+@pytest.mark.parametrize("value", [1, None, LIMIT])
+def test_something_that_is_no_batch_is_refused(gate: Gate, value: object) -> None:
+    refused("requests", value, lambda: untyped(gate.decide_many)(value))
+
+
+def test_a_batch_may_come_from_an_iterator(gate: Gate) -> None:
+    def items() -> Iterator[Request]:
+        yield Request(LIMIT, "a", 3)
+        yield Request(LIMIT, "a", 4)
+
+    decisions, needs = gate.decide_many(items())
+    assert decisions is not None and [decision.effective for decision in decisions] == [3, 7]
+    assert needs == []
+
+
+# -- errors
+
+
+def test_an_error_shows_a_long_value_short_and_can_be_pickled() -> None:
+    error = refused("namespace", "x" * 10_000, lambda: Limit("1/s", namespace="x" * 10_000))
+    assert len(str(error)) < 200
+    twin = pickle.loads(pickle.dumps(error))
+    assert (twin.field, twin.value, twin.expected, str(twin)) == (
+        error.field,
+        error.value,
+        error.expected,
+        str(error),
+    )
+
+
+# -- the driver's side of the gate
+
+
+def test_the_driver_is_woken_outside_the_lock_when_a_decision_leaves_work() -> None:
+    engine = Engine(Tuning(), node_id="n1", has_origin=True)
+    held: list[str] = []
+    woken: list[tuple[str, ...]] = []
+
+    def acquire() -> bool:
+        held.append("lock")
+        return True
+
+    def release() -> None:
+        held.pop()
+
+    def wake() -> None:
+        woken.append(tuple(held))
+        engine.signals = False
+
+    def settle(limit: Limit, identifier: str, cost: int, now_ms: int, need: Need) -> Decision:
+        assert not held
+        answer = door.decide(limit, identifier, cost, now_ms, 1)
+        assert isinstance(answer, Decision)
+        return answer
+
+    door = Gate(engine, lambda: NOW_MS * 10**6, wake, settle, acquire, release)
+    assert door.limit(LIMIT, "a").source == "origin"
+    assert woken == [()]
+    assert isinstance(door.ask(LIMIT, "b", 1, None), Need)
+    decisions, needs = door.decide_many([Request(LIMIT, "c")])
+    assert decisions is None and [need.subject.identifier for need in needs] == ["c"]
+    decisions, _ = door.decide_many([Request(LIMIT, "c")], None, 2)
+    assert decisions is not None and decisions[0].source == "degraded"
+    assert woken == [(), ()]
+    assert held == []
