@@ -135,6 +135,15 @@ async def test_only_what_passes_its_threshold_is_written(world: World) -> None:
     await until_all_see([fra], {"loud": 21})
 
 
+async def test_a_cell_that_reaches_its_threshold_does_not_wait_for_the_tick(world: World) -> None:
+    """Regions that all reach it at once would otherwise let the limit through once more before they see each other."""
+    fra, iad = await world.grid("fra", "iad", nodes=1, publish_interval_ms=600_000)
+    await until(lambda: fra.statistics().regions == 2, "both know of each other")
+    for _ in range(200):
+        await accept(fra, "ada", 1, THOUSAND_A_DAY)
+    await until_all_see([iad], {"ada": 200}, THOUSAND_A_DAY)
+
+
 async def test_an_imported_count_is_never_published(world: World) -> None:
     await world.publish(world.row("ada", "syd", 70))
     fra, iad = await world.grid("fra", "iad", nodes=1)
