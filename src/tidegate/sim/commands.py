@@ -7,15 +7,18 @@ Exit codes: 0 when everything held, 1 when a scenario or a world failed, 2 for a
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
 import click
 
 from tidegate.sim import scenario_report
+from tidegate.sim.plan import TRAFFIC, Options, draw_plan
 from tidegate.sim.scenario_files import load_file
 from tidegate.sim.scenario_runner import run_scenario
+from tidegate.sim.world import Report, run_world
+from tidegate.sim.worlds import Summary, run_seeds, shrink, write_scenario
 
 __all__ = ["simulate"]
 
@@ -63,17 +66,111 @@ def simulate() -> None:
     """Run scenario files and seeded worlds; measure accuracy and capacity."""
 
 
+class SeedRange(click.ParamType[Sequence[int]]):
+    """`A..B`, both included."""
+
+    name = "A..B"
+
+    def convert(
+        self, value: object, param: click.Parameter | None, ctx: click.Context | None
+    ) -> Sequence[int]:
+        first, dots, last = str(value).partition("..")
+        if not dots or not first.isdigit() or not last.isdigit() or int(first) > int(last):
+            self.fail(f"{value!r} is not a range of seeds such as 1..2000", param, ctx)
+        return range(int(first), int(last) + 1)
+
+
 @simulate.command(UNNAMED, hidden=True)
 @click.argument("files", nargs=-1, type=click.Path(path_type=Path))
+@click.option("--seed", type=click.IntRange(0), help="Run the world of this seed.")
+@click.option("--seeds", type=SeedRange(), help="Run the worlds of these seeds, both ends included.")
+@click.option(
+    "--regions", type=click.IntRange(1, 100), help="Regions of a world; drawn from the seed by default."
+)
+@click.option("--nodes", type=click.IntRange(1, 100), help="Nodes in each region; drawn by default.")
+@click.option(
+    "--minutes", type=click.FloatRange(0.01), help="Minutes of traffic and trouble; drawn by default."
+)
+@click.option("--traffic", type=click.Choice(TRAFFIC), help="How requests spread; drawn by default.")
+@click.option(
+    "--jobs", type=click.IntRange(1), default=2, show_default=True, help="Processes for many seeds."
+)
+@click.option(
+    "--shrink",
+    "shrink_to",
+    is_flag=False,
+    flag_value="",
+    type=str,
+    help="Make a failing seed small and write it to this scenario file (seed-N.json by default).",
+)
 @_json_option
 @click.pass_context
-def run(context: click.Context, files: tuple[Path, ...], as_json: bool) -> None:
-    """Run scenario FILEs: stories in virtual time, with expected answers."""
-    if not files:
-        raise click.UsageError("nothing to simulate: name scenario files")
+def run(
+    context: click.Context,
+    files: tuple[Path, ...],
+    seed: int | None,
+    seeds: Sequence[int] | None,
+    regions: int | None,
+    nodes: int | None,
+    minutes: float | None,
+    traffic: str | None,
+    jobs: int,
+    shrink_to: str | None,
+    as_json: bool,
+) -> None:
+    """Run scenario FILEs: stories in virtual time, with expected answers. Or run seeded worlds, with --seed or
+    --seeds: traffic and faults drawn from the seed, the invariants checked at every step.
+
+    See also `tidegate simulate accuracy --help` and `tidegate simulate fleet --help`.
+    """
+    if sum((bool(files), seed is not None, seeds is not None)) != 1:
+        raise click.UsageError("name scenario files, or --seed N, or --seeds A..B")
+    if files:
+        passed = _run_files(files, as_json)
+    else:
+        options = Options(regions, nodes, minutes, traffic)
+        chosen = [seed] if seed is not None else seeds or ()
+        passed = _run_seeds(chosen, options, jobs, shrink_to, as_json)
+    if not passed:
+        context.exit(FAILED)
+
+
+def _run_files(files: Sequence[Path], as_json: bool) -> bool:
     # All files are read before anything runs: a malformed one is an error, not a failed scenario.
     scenarios = [scenario for file in files for scenario in load_file(file)]
     outcomes = [run_scenario(scenario) for scenario in scenarios]
     _answer(as_json, scenario_report.document(outcomes), "\n".join(scenario_report.lines(outcomes)))
-    if not all(outcome.ok for outcome in outcomes):
-        context.exit(FAILED)
+    return all(outcome.ok for outcome in outcomes)
+
+
+def _run_seeds(
+    seeds: Sequence[int], options: Options, jobs: int, shrink_to: str | None, as_json: bool
+) -> bool:
+    named = {name: value for name, value in options._asdict().items() if value is not None}
+    summary = Summary()
+    for number, report in enumerate(run_seeds(seeds, options, jobs), 1):
+        summary.add(report)
+        if not as_json:
+            for line in _world_lines(report, named, len(seeds) == 1):
+                click.echo(line)
+        if number % 1_000 == 0 and len(seeds) > number:
+            click.echo(f"{number} of {len(seeds)} worlds, {len(summary.failures)} failed", err=True)
+    for report in summary.failures if shrink_to is not None else ():
+        path = Path(shrink_to or f"seed-{report.seed}.json")
+        small = shrink(draw_plan(report.seed, options), lambda plan: not run_world(plan).ok)
+        write_scenario(path, small, run_world(small))
+        click.echo(f"seed {report.seed}: {len(small.events)} events are enough, written to {path}", err=True)
+    document = {"seeds": [seeds[0], seeds[-1]], "options": named, **summary.document()}
+    _answer(as_json, document, "\n".join(summary.lines()))
+    return not summary.failures
+
+
+def _world_lines(report: Report, named: Mapping[str, object], alone: bool) -> Iterator[str]:
+    if report.ok and not alone:
+        return
+    options = "".join(f" --{name} {value}" for name, value in named.items())
+    state = "ok" if report.ok else "FAILED"
+    yield f"seed {report.seed}: {state}, trace {report.trace} (again: tidegate simulate --seed {report.seed}{options})"
+    yield f"  {report.decisions} decisions in {report.virtual_s:.1f} virtual seconds; {report.description}"
+    for violation in report.violations:
+        yield f"  {violation}"

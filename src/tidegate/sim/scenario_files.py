@@ -15,6 +15,7 @@ from typing import Any, Final
 
 from tidegate.core.model import LedgerRow, Tuning
 from tidegate.errors import TidegateError
+from tidegate.sim.plan import Plan, plan_from
 
 __all__ = ["Load", "MalformedScenario", "NodeSpec", "Scenario", "Step", "bundled_files", "load_file"]
 
@@ -150,7 +151,8 @@ class Scenario:
     nodes: tuple[NodeSpec, ...]
     tuning: Tuning
     steps: tuple[Step, ...]
-    load: Load | None
+    load: Load | None = None
+    world: Plan | None = None
 
 
 def bundled_files() -> list[Path]:
@@ -191,15 +193,17 @@ def _scenario(file: str, number: int, raw: object) -> Scenario:
     why = str(raw.get("why", ""))
     if kind == "load":
         return Scenario(file, name, why, (), tuning, (), _load(place, raw))
+    if kind == "world":
+        return Scenario(file, name, why, (), tuning, (), world=_world(place, raw.get("plan")))
     if kind != "steps":
-        raise MalformedScenario(f"{place}: kind {kind!r} is not known; it is absent or 'load'")
+        raise MalformedScenario(f"{place}: kind {kind!r} is not known; it is absent, 'load' or 'world'")
     nodes = tuple(_nodes(place, raw.get("nodes")))
     steps = raw.get("steps")
     if not isinstance(steps, list):
         raise MalformedScenario(f"{place}: steps must be a list, not {steps!r}")
     checked = tuple(_step(f"{place}, step {index}", index, one) for index, one in enumerate(steps, 1))
     _check_references(nodes, checked)
-    return Scenario(file, name, why, nodes, tuning, checked, None)
+    return Scenario(file, name, why, nodes, tuning, checked)
 
 
 def _tuning(place: str, raw: object) -> Tuning:
@@ -240,6 +244,17 @@ def _load(place: str, raw: Mapping[str, Any]) -> Load:
     if values["nodes_count"] < 1 or values["replay_every_ms"] < 1:
         raise MalformedScenario(f"{place}: nodes_count and replay_every_ms must be at least 1")
     return Load(**values)
+
+
+def _world(place: str, raw: object) -> Plan:
+    if not isinstance(raw, dict):
+        raise MalformedScenario(f"{place}: plan must be an object, not {raw!r}")
+    try:
+        plan = plan_from(raw)
+        plan.tuned()
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise MalformedScenario(f"{place}: plan is not one that --shrink wrote: {error!r}") from error
+    return plan
 
 
 def _step(place: str, number: int, raw: object) -> Step:

@@ -9,11 +9,25 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Coroutine, Generator, Iterator
 from contextlib import contextmanager
-from typing import Any
+from contextvars import Context, ContextVar, copy_context
+from typing import Any, TypeVar, TypeVarTuple, Unpack
 
-__all__ = ["StandStill", "VirtualClock", "VirtualLoop", "recorded_errors"]
+__all__ = ["StandStill", "VirtualClock", "VirtualLoop", "owned_context", "recorded_errors"]
+
+T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
+
+# Whose work a callback is: the process that a task belongs to, in a world that has several of them on one loop.
+_OWNER: ContextVar[object] = ContextVar("owner", default=None)
+
+
+def owned_context(owner: object) -> Context:
+    """A context whose tasks, and the tasks they start, belong to `owner`."""
+    context = copy_context()
+    context.run(_OWNER.set, owner)
+    return context
 
 
 class StandStill(RuntimeError):
@@ -38,11 +52,18 @@ class _Jump:
 
 
 class VirtualLoop(asyncio.BaseEventLoop):
-    """A deterministic event loop in virtual time, which starts at 0."""
+    """A deterministic event loop in virtual time, which starts at 0.
+
+    Processes of a world share it. One of them can be paused, as by SIGSTOP: its callbacks wait while time goes on.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self._selector = _Jump()
+        self._ready: Any
+        # Callbacks of paused owners, in order; and the running tasks of every owner, in order of their start.
+        self._held: dict[object, list[asyncio.Handle]] = {}
+        self._owned: dict[object, dict[asyncio.Task[Any], None]] = {}
         # Timers this close together are due together: far below the microseconds that the world counts in.
         self._clock_resolution = 1e-9
 
@@ -56,6 +77,48 @@ class VirtualLoop(asyncio.BaseEventLoop):
     def advance_to(self, now_s: float) -> None:
         """Move the time by hand, never back. Timers that are due run with the next turn."""
         self._selector.now_s = max(self._selector.now_s, now_s)
+
+    # -- processes
+
+    def call_soon(
+        self, callback: Callable[[Unpack[Ts]], object], *args: *Ts, context: Context | None = None
+    ) -> asyncio.Handle:
+        if self._held:
+            owner = context.get(_OWNER) if context is not None else _OWNER.get()
+            held = self._held.get(owner)
+            if held is not None:
+                handle = asyncio.Handle(callback, args, self, context)
+                held.append(handle)
+                return handle
+        return super().call_soon(callback, *args, context=context)
+
+    def create_task(
+        self,
+        coro: Generator[Any, None, T] | Coroutine[Any, Any, T],
+        *,
+        name: object = None,
+        context: Context | None = None,
+    ) -> asyncio.Task[T]:
+        task: asyncio.Task[T] = super().create_task(coro, name=name, context=context)
+        owner = context.get(_OWNER) if context is not None else _OWNER.get()
+        if owner is not None:
+            tasks = self._owned.setdefault(owner, {})
+            tasks[task] = None
+            task.add_done_callback(tasks.pop)
+        return task
+
+    def pause(self, owner: object) -> None:
+        """Nothing of `owner` runs until it is resumed."""
+        self._held.setdefault(owner, [])
+
+    def resume(self, owner: object) -> None:
+        self._ready.extend(self._held.pop(owner, ()))
+
+    def kill(self, owner: object) -> None:
+        """End every task of `owner`, paused or not."""
+        self.resume(owner)
+        for task in list(self._owned.pop(owner, ())):
+            task.cancel()
 
     def _process_events(self, event_list: list[Any]) -> None:
         """There are none: nothing outside this process exists."""

@@ -1,0 +1,156 @@
+"""The virtual network: messages that are late, lost, doubled and overtaken, and stores that are down or frozen.
+
+A request that has left arrives or is lost, whatever becomes of its sender: a caller that stops waiting, or dies, takes
+nothing back. So a request can be applied although its sender was told that it timed out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable
+from random import Random
+from typing import Any, TypeVar
+
+from tidegate.errors import DependencyError, DependencyTimeout, DependencyUnavailable
+from tidegate.sim.plan import Network
+from tidegate.sim.virtual_time import VirtualLoop
+
+__all__ = ["Link", "Server", "Weather"]
+
+T = TypeVar("T")
+
+
+class Weather:
+    """What may happen to messages at the moment, and what did."""
+
+    def __init__(self, loop: VirtualLoop, random: Random, network: Network) -> None:
+        self.loop = loop
+        self.random = random
+        self.network = network
+        self.fired: Counter[str] = Counter()
+
+    def delay_s(self) -> float:
+        network = self.network
+        if network.slow_percent and self.random.random() * 100 < network.slow_percent:
+            self.fired["message delayed"] += 1
+            return self.random.randrange(network.delay_ms, max(network.delay_ms, network.slow_ms) + 1) / 1000
+        return self.random.randrange(0, network.delay_ms * 1000 + 1) / 1e6
+
+    def strikes(self, percent: float, name: str) -> bool:
+        if percent and self.random.random() * 100 < percent:
+            self.fired[name] += 1
+            return True
+        return False
+
+    def clear(self) -> None:
+        """Good weather from now on."""
+        self.network = Network(delay_ms=self.network.delay_ms)
+
+
+class Server:
+    """A store at the far end: up, down (refuses) or frozen (takes requests, and answers when it thaws)."""
+
+    def __init__(self) -> None:
+        self.is_down = False
+        self._frozen: list[Callable[[], None]] | None = None
+
+    @property
+    def is_frozen(self) -> bool:
+        return self._frozen is not None
+
+    def freeze(self) -> None:
+        if self._frozen is None:
+            self._frozen = []
+
+    def thaw(self) -> None:
+        waiting, self._frozen = self._frozen or [], None
+        for arrive in waiting:
+            arrive()
+
+    def take(self, arrive: Callable[[], None]) -> None:
+        """A request has come in."""
+        if self._frozen is not None:
+            self._frozen.append(arrive)
+        else:
+            arrive()
+
+
+class Link:
+    """One node's way to one store."""
+
+    def __init__(self, weather: Weather, server: Server) -> None:
+        self._weather = weather
+        self._server = server
+        self.is_cut = False
+        self.is_dead = False
+        # When the last trouble on this way ended, in loop time: a call may still be paying for it.
+        self.troubled_s = 0.0
+        self._sent = 0
+        self._newest = 0
+
+    async def call(self, apply: Callable[[], T], timeout_s: float) -> T:
+        """Have `apply` done at the far end, and wait for its answer."""
+        weather = self._weather
+        loop = weather.loop
+        if self.is_dead:
+            raise DependencyUnavailable("the process is gone")
+        reply: asyncio.Future[T] = loop.create_future()
+        timer = loop.call_later(timeout_s, self._give_up, reply)
+        network = weather.network
+        if self.is_cut:
+            weather.fired["message into a partition"] += 1
+        elif not weather.strikes(network.loss_percent, "request lost"):
+            self._sent += 1
+            self._depart(apply, reply, self._sent)
+            if weather.strikes(network.duplicate_percent, "request duplicated"):
+                self._depart(apply, None, self._sent)
+        try:
+            return await reply
+        finally:
+            timer.cancel()
+
+    def _give_up(self, reply: asyncio.Future[Any]) -> None:
+        if not reply.done():
+            self._weather.fired["call timed out"] += 1
+            self.troubled_s = self._weather.loop.time()
+            reply.set_exception(DependencyTimeout("no answer in time"))
+
+    def _depart(self, apply: Callable[[], T], reply: asyncio.Future[T] | None, number: int) -> None:
+        self._weather.loop.call_later(
+            self._weather.delay_s(), self._server.take, lambda: self._arrive(apply, reply, number)
+        )
+
+    def _arrive(self, apply: Callable[[], T], reply: asyncio.Future[T] | None, number: int) -> None:
+        weather = self._weather
+        if number < self._newest:
+            weather.fired["message overtaken"] += 1
+        self._newest = max(self._newest, number)
+        answer: T | None = None
+        failure: DependencyError | None = None
+        if self._server.is_down:
+            failure = DependencyUnavailable("connection refused")
+        else:
+            try:
+                answer = apply()
+            except DependencyError as error:
+                failure = error
+        if reply is None or self.is_cut:
+            return
+        if reply.done():
+            if failure is None:
+                weather.fired["applied although timed out"] += 1
+            return
+        if failure is None and weather.strikes(weather.network.reply_loss_percent, "reply lost"):
+            return
+        weather.loop.call_later(weather.delay_s(), self._answer, reply, answer, failure)
+
+    def _answer(self, reply: asyncio.Future[Any], answer: object, failure: DependencyError | None) -> None:
+        if reply.done():
+            if failure is None:
+                self._weather.fired["applied although timed out"] += 1
+        elif failure is None:
+            reply.set_result(answer)
+        else:
+            self.troubled_s = self._weather.loop.time()
+            reply.set_exception(failure)

@@ -1,0 +1,308 @@
+"""The plan of a seeded world: everything that will happen from outside, as data.
+
+Nodes, tunables, clocks, the weather of the network, and a list of timed events: requests and faults. It is drawn from
+one seed, can be written into a scenario file, and is what `--shrink` makes smaller. What happens to a single message
+is drawn while the world runs, from the same seed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from random import Random
+from typing import Any, Final, NamedTuple
+
+from tidegate.core.model import Tuning
+
+__all__ = [
+    "TRAFFIC",
+    "Event",
+    "Network",
+    "Options",
+    "Plan",
+    "SubjectSpec",
+    "draw_plan",
+    "plan_from",
+    "plan_to",
+]
+
+TRAFFIC: Final = ("even", "skewed", "bursts")
+
+# Worlds begin here, a drawn part of two minutes earlier or later.
+EPOCH_MS: Final = 1_799_971_200_000
+
+
+class Options(NamedTuple):
+    """What the command line may fix; what is None is drawn from the seed."""
+
+    regions: int | None = None
+    nodes: int | None = None
+    """In each region."""
+    minutes: float | None = None
+    """How long there is traffic and trouble."""
+    traffic: str | None = None
+
+
+class Event(NamedTuple):
+    """Something that happens at an instant of virtual time."""
+
+    at_ms: int
+    kind: str
+    """A request (limit, batch) or a fault; see `world.py` for what each does."""
+    who: str
+    """A node, a region, or nothing for the ledger."""
+    what: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Network:
+    """The weather: what may happen to any message."""
+
+    delay_ms: int = 2
+    """Usual delay of one way, at most."""
+    slow_percent: float = 0.0
+    """Share of messages that take up to `slow_ms`: late enough to be overtaken."""
+    slow_ms: int = 100
+    loss_percent: float = 0.0
+    """Of requests; they never arrive."""
+    reply_loss_percent: float = 0.0
+    """Of replies; the request was applied, and times out."""
+    duplicate_percent: float = 0.0
+    """Of requests; they arrive a second time, later."""
+
+
+@dataclass(frozen=True)
+class SubjectSpec:
+    """Something that is limited, by one or two limits."""
+
+    namespace: str
+    identifier: str
+    duration_ms: int
+    limits: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A world, before it begins."""
+
+    seed: int
+    epoch_ms: int
+    trouble_ms: int
+    """How long there is traffic and trouble; then everything heals."""
+    traffic: str
+    nodes: tuple[tuple[str, str], ...]
+    """(name, region)"""
+    tuning: Mapping[str, Any]
+    network: Network
+    replica_lag_ms: int
+    clocks: Mapping[str, tuple[int, int]]
+    """Of each node: offset in ms, drift in ppm."""
+    subjects: tuple[SubjectSpec, ...]
+    events: tuple[Event, ...] = field(default=())
+
+    @property
+    def regions(self) -> list[str]:
+        return sorted({region for _, region in self.nodes})
+
+    def tuned(self) -> Tuning:
+        return Tuning(**self.tuning)
+
+    def with_events(self, events: tuple[Event, ...]) -> Plan:
+        return replace(self, events=events)
+
+
+def plan_to(plan: Plan) -> dict[str, Any]:
+    """The plan as JSON data."""
+    document = asdict(plan)
+    document["events"] = [[event.at_ms, event.kind, event.who, dict(event.what)] for event in plan.events]
+    return document
+
+
+def plan_from(document: Mapping[str, Any]) -> Plan:
+    """The plan that `plan_to` wrote. Raises KeyError, TypeError or ValueError for anything else."""
+    return Plan(
+        seed=document["seed"],
+        epoch_ms=document["epoch_ms"],
+        trouble_ms=document["trouble_ms"],
+        traffic=document["traffic"],
+        nodes=tuple((name, region) for name, region in document["nodes"]),
+        tuning=dict(document["tuning"]),
+        network=Network(**document["network"]),
+        replica_lag_ms=document["replica_lag_ms"],
+        clocks={name: (offset, drift) for name, (offset, drift) in document["clocks"].items()},
+        subjects=tuple(
+            SubjectSpec(one["namespace"], one["identifier"], one["duration_ms"], tuple(one["limits"]))
+            for one in document["subjects"]
+        ),
+        events=tuple(Event(at_ms, kind, who, what) for at_ms, kind, who, what in document["events"]),
+    )
+
+
+def draw_plan(seed: int, options: Options = Options()) -> Plan:  # noqa: B008 - frozen, so one for all is fine
+    """The world of this seed."""
+    random = Random(f"plan {seed}")
+    regions = options.regions or random.choice((1, 2, 2, 3))
+    per_region = options.nodes or random.choice((1, 2, 2, 3))
+    nodes = tuple((f"{_region(r)}{n}", _region(r)) for r in range(regions) for n in range(1, per_region + 1))
+    drawn_ms = random.randrange(6_000, 16_000)
+    trouble_ms = int(options.minutes * 60_000) if options.minutes is not None else drawn_ms
+    drawn_traffic = random.choice(TRAFFIC)
+    traffic = options.traffic or drawn_traffic
+    tuning = _tuning(random)
+    plan = Plan(
+        seed=seed,
+        epoch_ms=EPOCH_MS + random.randrange(-60_000, 60_000),
+        trouble_ms=trouble_ms,
+        traffic=traffic,
+        nodes=nodes,
+        tuning=tuning,
+        network=_network(random),
+        replica_lag_ms=random.choice((0, 0, 0, random.randrange(50, 2_000))),
+        clocks=_clocks(random, nodes),
+        subjects=_subjects(random),
+    )
+    events = [*_requests(random, plan), *_faults(random, plan)]
+    # Sorted by time alone: Python's sort is stable, so that the order of drawing decides among equals.
+    events.sort(key=lambda event: event.at_ms)
+    return plan.with_events(tuple(events))
+
+
+def _region(number: int) -> str:
+    return chr(ord("a") + number % 26) * (1 + number // 26)
+
+
+def _tuning(random: Random) -> dict[str, int | bool]:
+    """Tunables inside their legal range: never slower than the defaults, or healing would take too long to watch."""
+    tuning: dict[str, int | bool] = {
+        "fresh_ms": random.randrange(1_000, 3_001),
+        "read_timeout_ms": random.randrange(50, 301),
+        "read_retry_ms": random.randrange(100, 301),
+        "rollover_grace_ms": random.randrange(200, 1_001),
+        "replay_cells_max": random.choice((2, 250)),
+        "replay_timeout_ms": random.randrange(150, 1_001),
+        "backoff_first_ms": random.randrange(20, 101),
+        "backoff_last_ms": random.randrange(200, 1_001),
+        "ledger_duration_ms_min": random.choice((20_000, 60_000)),
+        "publish_interval_ms": random.randrange(400, 2_001),
+        "import_interval_ms": random.randrange(400, 2_001),
+        "pressure_interval_ms": random.randrange(100, 251),
+        "import_hot_interval_ms": random.randrange(150, 251),
+        "pressure_parts": random.randrange(2, 9),
+        "import_full_interval_ms": random.choice((3_000, 300_000)),
+        "publish_rows_max": random.choice((2, 5_000)),
+        "ledger_timeout_ms": random.randrange(300, 1_201),
+        "set_aside_ms": random.randrange(100, 501),
+        "anticipation": random.random() < 0.5,
+        "breaker_calls_min": random.randrange(4, 21),
+        "breaker_window_ms": random.randrange(2_000, 10_001),
+        "breaker_open_ms": random.randrange(300, 1_501),
+    }
+    if random.random() < 0.1:
+        tuning["subjects_max"] = 3
+    return tuning
+
+
+def _network(random: Random) -> Network:
+    if random.random() < 0.25:
+        return Network(delay_ms=random.randrange(1, 20))
+    return Network(
+        delay_ms=random.randrange(1, 20),
+        slow_percent=random.choice((0.0, 3.0, 15.0)),
+        slow_ms=random.randrange(50, 2_000),
+        loss_percent=random.choice((0.0, 2.0, 10.0)),
+        reply_loss_percent=random.choice((0.0, 2.0, 10.0)),
+        duplicate_percent=random.choice((0.0, 3.0, 20.0)),
+    )
+
+
+def _clocks(random: Random, nodes: tuple[tuple[str, str], ...]) -> dict[str, tuple[int, int]]:
+    spread_ms = random.choice((0, 50, 400, 5_000))
+    drift_ppm = random.choice((0, 100, 5_000))
+    return {
+        name: (random.randint(-spread_ms, spread_ms), random.randint(-drift_ppm, drift_ppm))
+        for name, _ in nodes
+    }
+
+
+def _subjects(random: Random) -> tuple[SubjectSpec, ...]:
+    found = []
+    for number in range(random.randrange(2, 7)):
+        limit = random.choice((3, 10, 40, 150))
+        limits = (limit, random.choice((limit, limit, max(1, limit // 3))))
+        duration_ms = random.choice((1_000, 5_000, 20_000, 60_000, 60_000, 60_000, 120_000))
+        found.append(SubjectSpec(random.choice(("api", "mail")), f"user-{number}", duration_ms, limits))
+    return tuple(found)
+
+
+def _requests(random: Random, plan: Plan) -> list[Event]:
+    names = [name for name, _ in plan.nodes]
+    weights = [1.0] * len(names)
+    if plan.traffic == "skewed":
+        weights = [1.0 / (1 + number) ** 2 for number in range(len(names))]
+    events: list[Event] = []
+    at_ms = 200.0
+    per_second = random.choice((10, 25, 40))
+    while at_ms < plan.trouble_ms:
+        burst = 1
+        if plan.traffic == "bursts" and random.random() < 0.1:
+            burst = random.randrange(5, 25)
+        for _ in range(burst):
+            who = random.choices(names, weights)[0]
+            events.append(Event(int(at_ms), *_request(random, plan, who)))
+        at_ms += random.expovariate(per_second / burst / 1_000)
+    return events
+
+
+def _request(random: Random, plan: Plan, who: str) -> tuple[str, str, dict[str, Any]]:
+    drawn = random.random()
+    if drawn < 0.12:
+        items = [
+            [random.randrange(len(plan.subjects)), random.randrange(2), random.choice((1, 1, 2, 0))]
+            for _ in range(random.randrange(2, 4))
+        ]
+        return "batch", who, {"items": items}
+    what: dict[str, Any] = {
+        "subject": random.randrange(len(plan.subjects)),
+        "limit": random.randrange(2),
+        "cost": random.choice((1, 1, 1, 1, 2, 5, 0, 30)),
+    }
+    if drawn < 0.16:
+        what["own_time_ms"] = random.randrange(-3_000, 3_000)
+    elif drawn < 0.2:
+        what["patience_ms"] = random.randrange(0, 60)
+    elif drawn < 0.5:
+        what["nowait"] = True
+    return "limit", who, what
+
+
+def _faults(random: Random, plan: Plan) -> list[Event]:
+    """Troubles, each with its end: everything is over when the trouble is."""
+    if random.random() < 0.05:
+        return []
+    kinds = (
+        *("cut_node", "cut_region", "origin_crash", "origin_freeze", "origin_wipe", "origin_failover"),
+        *("ledger_down", "ledger_freeze", "ledger_chunk", "ledger_rejects", "node_crash", "node_crash"),
+        *("node_stop", "node_pause", "clock_step"),
+    )
+    events: list[Event] = []
+    for _ in range(random.randrange(1, 2 + max(4, plan.trouble_ms // 2_500))):
+        kind = random.choice(kinds)
+        name, region = random.choice(plan.nodes)
+        at_ms = random.randrange(300, max(301, plan.trouble_ms - 500))
+        lasts_ms = min(random.choice((200, 800, 2_500, 6_000)), plan.trouble_ms - at_ms)
+        what: dict[str, Any] = {"lasts_ms": lasts_ms}
+        who = name
+        if kind.startswith("ledger"):
+            who = ""
+        elif kind in {"cut_region", "origin_crash", "origin_freeze", "origin_wipe", "origin_failover"}:
+            who = region
+        if kind == "origin_crash":
+            what["comes_back"] = random.choice(("whole", "wiped"))
+        elif kind == "origin_failover":
+            what["age_ms"] = random.randrange(100, 4_000)
+        elif kind == "ledger_rejects":
+            what["subject"] = random.randrange(len(plan.subjects))
+        elif kind == "clock_step":
+            what = {"by_ms": random.choice((-20_000, -1_500, -80, 80, 1_500, 20_000))}
+        events.append(Event(at_ms, kind, who, what))
+    return events
