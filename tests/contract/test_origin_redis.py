@@ -25,6 +25,7 @@ from tidegate.testing.contracts.origin import (
     new_digest,
 )
 from tidegate.testing.contracts.origin_remote import RemoteOriginContract
+from tidegate.testing.fixtures import StartProxy
 
 pytestmark = pytest.mark.server
 
@@ -82,9 +83,9 @@ class TestRedisOrigin(RemoteOriginContract):
         await self.recovered(origin, component(new_digest(), 1))
         assert await self.read(origin, component(digest, writer="a")) == Heard(13, 5)
         assert await self.merged(origin, component(digest, 51, writer="a")) == Heard(59, 5)
-        assert not (await origin.pulse(REGION, timeout_s=TIMEOUT_S)).was_empty, (
-            "the copy has the region's name"
-        )
+        pulse = await origin.pulse(REGION, timeout_s=TIMEOUT_S)
+        assert (pulse.region, pulse.was_empty) == (REGION, True), "the copy has the name, and lost counts"
+        assert not (await origin.pulse(REGION, timeout_s=TIMEOUT_S)).was_empty
 
     async def test_a_key_that_is_no_cell_is_replaced(self, origin: Origin, place: RedisPlace) -> None:
         good, bad = component(new_digest(), 3), component(new_digest(), 4)
@@ -309,3 +310,37 @@ async def _raw(server: RedisServer, packed: bytes, replies: int) -> list[bytes]:
 async def _expiry_ms(server: RedisServer, digest: bytes) -> int:
     (line,) = await _raw(server, pack(("PEXPIRETIME", key_of(component(digest)))), 1)
     return int(line[1:])
+
+
+async def test_only_another_process_passes_for_wiped_and_not_another_connection(
+    fresh_redis: RedisServer, fault_proxy: StartProxy
+) -> None:
+    proxy = fault_proxy(fresh_redis.port)
+    origin = RedisOrigin(proxy.through(fresh_redis.url))
+    await origin.open(REGION, timeout_s=TIMEOUT_S)
+    proxy.reset_connections()
+    with pytest.raises(DependencyError):
+        await origin.pulse(REGION, timeout_s=TIMEOUT_S)
+    assert not (await origin.pulse(REGION, timeout_s=TIMEOUT_S)).was_empty
+    assert origin.statistics()["connections_opened"] == 2
+    await origin.close()
+
+
+async def test_a_user_who_may_not_ask_who_answers_takes_every_new_connection_for_a_new_server(
+    fresh_redis: RedisServer, fault_proxy: StartProxy
+) -> None:
+    fresh_redis.command("ACL", "SETUSER", "narrow", "on", ">secret", "~*", "+@all", "-info")
+    try:
+        proxy = fault_proxy(fresh_redis.port)
+        url = proxy.through(fresh_redis.url).replace("redis://", "redis://narrow:secret@")
+        origin = RedisOrigin(url)
+        await origin.open(REGION, timeout_s=TIMEOUT_S)
+        assert not (await origin.pulse(REGION, timeout_s=TIMEOUT_S)).was_empty
+        proxy.reset_connections()
+        with pytest.raises(DependencyError):
+            await origin.pulse(REGION, timeout_s=TIMEOUT_S)
+        assert (await origin.pulse(REGION, timeout_s=TIMEOUT_S)).was_empty
+        assert not (await origin.pulse(REGION, timeout_s=TIMEOUT_S)).was_empty
+        await origin.close()
+    finally:
+        fresh_redis.command("ACL", "DELUSER", "narrow")

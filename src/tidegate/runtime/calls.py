@@ -97,10 +97,11 @@ class Calls:
         except BaseException:
             self.breaker.release(ticket)
             raise
-        finished_s = loop.time()
-        self.breaker.record(ticket, True, finished_s)
-        for operation in operations:
-            self.latency.setdefault(operation, Histogram()).observe(finished_s - started_s)
+        finally:
+            # Failed ones too: how long somebody waited for nothing is what a person wants to see.
+            for operation in operations:
+                self.latency.setdefault(operation, Histogram()).observe(loop.time() - started_s)
+        self.breaker.record(ticket, True, loop.time())
         return answer
 
     def _failed(self, operations: Sequence[str], error: DependencyError) -> None:

@@ -3,7 +3,8 @@
 Laws: a merge is a script, so that a cell's components, total and expiry change together; a read is plain HMGETs,
 pipelined; both take one round trip. The region's name lies beside the cells with a random incarnation: when that
 is new, the cells were lost, even if another node has put the name back already. On a Cluster each master holds the
-name, because each can be wiped alone.
+name, because each can be wiped alone. Another server process in the place of a known one may be a replica that was
+behind, or have lost its last second: it passes for wiped too, because merging again what is there is harmless.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import os
+import re
 import secrets
 from collections.abc import Mapping, Sequence
 from typing import Final
@@ -36,6 +38,8 @@ from tidegate.ports import Pulse
 __all__ = ["RedisOrigin"]
 
 TIME: Final = pack(("TIME",))
+INFO_SERVER: Final = pack(("INFO", "server"))
+RUN_ID: Final = re.compile(rb"run_id:(\w+)")
 
 # Networks of a parent process, kept so that no destructor ever touches its sockets or its event loop.
 _INHERITED: Final[list[Network]] = []
@@ -55,6 +59,8 @@ class RedisOrigin:
         self._cells_read = 0
         self._cells_merged = 0
         self._incarnations: dict[int, bytes] = {}  # by bucket, as last heard by `pulse`
+        self._processes: set[bytes] = set()  # the servers that a pulse has met, by their run ids
+        self._connections_known = 0  # how many had been opened when they were last asked for it
         self._network_now: Network | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._pid = 0
@@ -172,8 +178,30 @@ class RedisOrigin:
         was_empty = is_missing or any(
             self._incarnations.get(bucket, value) != value for bucket, value in names.items()
         )
+        was_empty |= await self._has_new_process(network, marked, deadline)
         self._incarnations |= {bucket: value for bucket, value in names.items() if isinstance(value, bytes)}
         return Pulse(self._other(region, names) or region, was_empty, self._milliseconds(clock))
+
+    async def _has_new_process(self, network: Network, marked: Sequence[int], deadline: Deadline) -> bool:
+        """A server answers that no earlier pulse has met. Asked only when a connection is new."""
+        opened = self._statistics.connections_opened
+        if opened == self._connections_known:
+            return False
+        had_any = self._connections_known > 0
+        try:
+            replies = await network.run([(bucket, INFO_SERVER) for bucket in marked], deadline)
+        except DependencyUnavailable as error:
+            if "NOPERM" not in str(error):
+                raise
+            # The user may not ask. Every new connection could then lead to another server.
+            replies = [b"run_id:%d" % opened]
+        found = {
+            match[1] for reply in replies if isinstance(reply, bytes) and (match := RUN_ID.search(reply))
+        }
+        is_new = had_any and not found <= self._processes
+        self._processes |= found
+        self._connections_known = opened
+        return is_new
 
     async def _claim(self, network: Network, region: str, deadline: Deadline) -> dict[int, Reply]:
         """Write the name wherever there is none; return what is there now.
