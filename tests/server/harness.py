@@ -96,7 +96,8 @@ class TidegateServer:
             self._made_dir.cleanup()
 
     def start(self) -> None:
-        """Start, and wait until it says that it listens."""
+        """Start, and wait until it says that it listens. Again after a stop, at the same address."""
+        self.kill()
         command = [sys.executable, "-m", "tidegate.cli", "serve", "--data-dir", str(self.data_dir)]
         port = self.port or 0
         command += ["--listen", f"127.0.0.1:{port}", *self.arguments]
@@ -282,6 +283,9 @@ class Workspace:
 
     def namespace_id(self, name: str = "api") -> str:
         """Its id, once it has been used."""
+        (found,) = self.namespace_ids(name)
+        return found
+
+    def namespace_ids(self, name: str) -> list[str]:
         changes = self.server.with_catalog(lambda catalog: catalog.changes(0, timeout_s=TIMEOUT_S))
-        (found,) = [row.id for row in changes.namespaces if (row.workspace_id, row.name) == (self.id, name)]
-        return str(found)
+        return [row.id for row in changes.namespaces if (row.workspace_id, row.name) == (self.id, name)]

@@ -57,7 +57,7 @@ def bind(host: str, port: int, *, shared: bool) -> socket.socket:
 
 
 class HttpServer:
-    """Serves `router` on one listening socket, in the loop that calls `start`."""
+    """Serves `router` on one listening socket. Made, started and drained in one event loop."""
 
     def __init__(
         self,
@@ -68,6 +68,7 @@ class HttpServer:
         tls: ssl.SSLContext | None = None,
         wall_time: Callable[[], float],
     ) -> None:
+        self.loop = asyncio.get_running_loop()
         self.router = router
         self.ids = ids
         self.wheel = Wheel(TICK_S)
@@ -93,16 +94,11 @@ class HttpServer:
         self._tick_timer: asyncio.TimerHandle | None = None
         self._emptied: asyncio.Event = asyncio.Event()
 
-    @property
-    def loop(self) -> asyncio.AbstractEventLoop:
-        return self._loop
-
     def start(self, bound: socket.socket) -> None:
         """Listen on `bound`, and own it from now on."""
-        self._loop = asyncio.get_running_loop()
         bound.listen(BACKLOG)
         self._socket = bound
-        self._ticked_at = self._loop.time()
+        self._ticked_at = self.loop.time()
         self._tick()
         self._accept_more()
 
@@ -111,12 +107,12 @@ class HttpServer:
     def _accept_more(self) -> None:
         if not self._is_accepting and self._socket is not None:
             self._is_accepting = True
-            self._loop.add_reader(self._socket, self._accept)
+            self.loop.add_reader(self._socket, self._accept)
 
     def _accept_no_more(self) -> None:
         if self._is_accepting and self._socket is not None:
             self._is_accepting = False
-            self._loop.remove_reader(self._socket)
+            self.loop.remove_reader(self._socket)
 
     def _accept(self) -> None:
         assert self._socket is not None
@@ -131,19 +127,19 @@ class HttpServer:
             except OSError as error:
                 logger.warning("cannot accept a connection: %s; trying again in %s s", error, ACCEPT_RETRY_S)
                 self._accept_no_more()
-                self._loop.call_later(ACCEPT_RETRY_S, self._accept_more)
+                self.loop.call_later(ACCEPT_RETRY_S, self._accept_more)
                 return
             accepted.setblocking(False)
             if accepted.family != socket.AF_UNIX:
                 accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             self.connections_total += 1
-            task = self._loop.create_task(self._greet(accepted))
+            task = self.loop.create_task(self._greet(accepted))
             self._greetings.add(task)
             task.add_done_callback(self._greeted)
 
     async def _greet(self, accepted: socket.socket) -> None:
         try:
-            await self._loop.connect_accepted_socket(
+            await self.loop.connect_accepted_socket(
                 self._connection,
                 accepted,
                 ssl=self._tls,
@@ -174,7 +170,7 @@ class HttpServer:
     # Time.
 
     def _tick(self) -> None:
-        now = self._loop.time()
+        now = self.loop.time()
         while self._ticked_at + TICK_S <= now:
             self._ticked_at += TICK_S
             self.wheel.run_once()
@@ -182,7 +178,7 @@ class HttpServer:
         if date_s != self._date_s:
             self._date_s = date_s
             self.begins.clear()
-        self._tick_timer = self._loop.call_at(self._ticked_at + TICK_S, self._tick)
+        self._tick_timer = self.loop.call_at(self._ticked_at + TICK_S, self._tick)
 
     def begin(self, status: int) -> bytes:
         """The first two lines of an answer: status and date."""
@@ -208,7 +204,7 @@ class HttpServer:
 
     async def drain(self, timeout_s: float) -> bool:
         """Accept nothing more, finish what is under way, close all connections. False if time ran out."""
-        deadline = self._loop.time() + timeout_s
+        deadline = self.loop.time() + timeout_s
         self.is_draining = True
         self.stop_accepting()
         self._room()
@@ -216,7 +212,7 @@ class HttpServer:
         for connection in list(self.connections):
             connection.close_if_idle()
         if not is_empty:
-            is_empty = await self._wait_until_empty(deadline - self._loop.time())
+            is_empty = await self._wait_until_empty(deadline - self.loop.time())
         for task in self._greetings:
             task.cancel()
         for connection in list(self.connections):

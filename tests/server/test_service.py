@@ -1,0 +1,250 @@
+"""A whole server: its first start, its signals, its crashes, its workers."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.server.harness import TIMEOUT_S, TidegateServer, eventually
+
+BODY: dict[str, Any] = {"namespace": "demo", "identifier": "user_1", "limit": 100, "duration": 3_600_000}
+
+
+def cli(*arguments: str) -> Any:
+    done = subprocess.run(
+        [sys.executable, "-m", "tidegate.cli", *arguments], check=True, capture_output=True, text=True
+    )
+    return json.loads(done.stdout)
+
+
+def children(pid: int) -> list[int]:
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def test_the_first_start_makes_one_key_shows_it_once_and_its_curl_line_works(tmp_path: Path) -> None:
+    folder = tmp_path / "data"
+    with TidegateServer(data_dir=folder) as server:
+        assert server.stop() == 0
+        told = server.rest_of_announcement()
+        url = server.url
+    assert str(folder) in told
+    (key,) = set(re.findall(r"tg_[A-Za-z0-9]{32}", told))
+    assert folder.stat().st_mode & 0o777 == 0o700
+    assert key.encode() not in b"".join(path.read_bytes() for path in folder.iterdir()), (
+        "only its digest is kept"
+    )
+    with TidegateServer(data_dir=folder) as server:
+        command = re.search(r"curl (?:.*\\\n)*.*", told)
+        assert command is not None
+        line = command[0].replace(url, server.url)
+        answer = subprocess.run(["bash", "-c", line], check=True, capture_output=True, text=True)
+        assert json.loads(answer.stdout)["data"]["success"] is True
+        assert server.stop() == 0
+        assert "tg_" not in server.rest_of_announcement(), "the second start shows no key"
+
+
+def test_a_key_made_before_the_first_start_is_used_and_none_is_made(tmp_path: Path) -> None:
+    folder = tmp_path / "data"
+    made = cli(
+        "keys", "create", "--data-dir", str(folder), "--workspace", "acme", "--permissions", "all", "--json"
+    )
+    with TidegateServer(data_dir=folder) as server:
+        assert server.call("limit", BODY, made["key"]).status == 200
+        second = cli("keys", "create", "--data-dir", str(folder), "--workspace", "acme", "--json")
+        assert server.call("limit", BODY, second["key"]).data["remaining"] == 98, "while the server runs"
+        assert server.stop() == 0
+        assert "tg_" not in server.rest_of_announcement()
+
+
+def test_a_restart_keeps_counts_namespaces_and_overrides(tmp_path: Path) -> None:
+    with TidegateServer(data_dir=tmp_path / "data") as server:
+        workspace = server.workspace()
+        for _ in range(7):
+            workspace.call("limit", BODY)
+        set_to = {"namespace": "demo", "identifier": "vip", "limit": 5, "duration": 1_000}
+        override_id = workspace.call("setOverride", set_to).data["overrideId"]
+        assert server.stop() == 0
+        server.start()
+        assert workspace.call("limit", BODY).data["remaining"] == 92
+        found = workspace.call("getOverride", {"namespace": "demo", "identifier": "vip"}).data
+        assert found["overrideId"] == override_id
+
+
+def test_a_crash_loses_at_most_the_last_second_of_counts(tmp_path: Path) -> None:
+    with TidegateServer(data_dir=tmp_path / "data") as server:
+        workspace = server.workspace()
+        many = BODY | {"limit": 1_000_000}
+        started = time.monotonic()
+        times: list[float] = []
+        while time.monotonic() - started < 3:
+            assert workspace.call("limit", many).data["success"] is True
+            times.append(time.monotonic())
+        killed_at = time.monotonic()
+        server.kill()
+        server.start()
+        kept = 1_000_000 - workspace.call("limit", many | {"cost": 0}).data["remaining"]
+        old_enough = sum(1 for moment in times if moment < killed_at - 1)
+        assert old_enough <= kept <= len(times)
+        assert old_enough > 0
+
+
+def test_sighup_reads_the_log_level_and_the_keys_again(tmp_path: Path) -> None:
+    settings = tmp_path / "tidegate.toml"
+    settings.write_text('[log]\nlevel = "error"\n')
+    with TidegateServer("--config", str(settings), data_dir=tmp_path / "data") as server:
+        server.signal(signal.SIGHUP)
+        assert server.get("/livez").status == 200
+        settings.write_text('[log]\nlevel = "info"\n')
+        server.signal(signal.SIGHUP)
+        eventually(lambda: "read again" in server.log, "it has read them")
+        settings.write_text("not toml at all [")
+        server.signal(signal.SIGHUP)
+        eventually(lambda: "going on with the old one" in server.log, "a fault is told")
+        assert server.get("/livez").status == 200
+
+
+def test_an_address_in_use_is_told_and_nothing_is_left_behind(server: TidegateServer, tmp_path: Path) -> None:
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "tidegate.cli", "serve", "--data-dir", str(tmp_path / "d")),
+            *("--listen", f"127.0.0.1:{server.port}"),
+        ],
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+    )
+    assert done.returncode != 0
+    assert str(server.port) in done.stderr
+
+
+# Pages.
+
+
+def test_the_pages_for_operators(server: TidegateServer) -> None:
+    assert server.get("/livez").body == b"ok\n"
+    ready = server.get("/readyz")
+    assert ready.status == 200
+    lines = ready.body.decode().splitlines()
+    assert lines[0] == "ready: tidegate"
+    assert any(line.startswith("ok: catalog: ") for line in lines)
+    assert any(line.startswith("ok: origin: ") for line in lines)
+    metrics = server.get("/metrics")
+    assert metrics.headers["content-type"].startswith("text/plain")
+    assert b"# TYPE tidegate_decisions_total counter" in metrics.body
+
+
+def test_the_page_for_people_loads_nothing_from_elsewhere(server: TidegateServer) -> None:
+    page = server.get("/docs")
+    text = page.body.decode()
+    assert page.headers["content-type"] == "text/html; charset=utf-8"
+    assert page.headers["content-security-policy"].startswith("default-src 'none'")
+    for path in server.get("/openapi.json").json["paths"]:
+        assert path in text
+    assert re.findall(r'(?:src|href)="(?!#|/openapi\.json)', text) == []
+    assert "<script" not in text
+
+
+def test_requests_and_decisions_are_counted(server: TidegateServer) -> None:
+    workspace = server.workspace()
+    denied = 'tidegate_decisions_total{outcome="denied",source="local"}'
+    counted = 'tidegate_http_requests_total{operation="limit",status="200"}'
+    before = server.metrics()
+    for _ in range(5):
+        workspace.limit(limit=2)
+    server.call("limit", BODY, "tg_wrong")
+    after = server.metrics()
+    assert after[counted] - before.get(counted, 0) == 5
+    assert after[denied] - before[denied] == 3
+    assert after[f'tidegate_top_workspace_decisions{{workspace="{workspace.id}"}}'] == 5
+    top = f'tidegate_top_identifier_denials{{workspace="{workspace.id}",namespace="api",identifier="user_1"}}'
+    assert after[top] == 3
+    hidden = server.workspace()
+    hidden.call("limit", BODY, X_Unkey_Metrics="disabled")
+    assert f'tidegate_top_workspace_decisions{{workspace="{hidden.id}"}}' not in server.metrics()
+
+
+# Workers.
+
+
+@pytest.fixture(scope="module")
+def crowd(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    with TidegateServer("--workers", "3", data_dir=tmp_path_factory.mktemp("crowd")) as server:
+        yield server
+
+
+def test_workers_share_one_port_and_converge_through_the_file(crowd: TidegateServer) -> None:
+    workspace = crowd.workspace()
+    allowed = 0
+    for _ in range(300):
+        allowed += workspace.limit(limit=50, duration=3_600_000).data["success"]
+    # Each answer waited for its predecessor, so that only what was still on its way could be admitted twice.
+    assert 50 <= allowed <= 60
+    eventually(
+        lambda: all(
+            workspace.limit(limit=1_000, duration=3_600_000, cost=0).data["remaining"] == 1_000 - allowed
+            for _ in range(20)
+        ),
+        "all workers know the same count",
+    )
+
+
+def test_a_change_is_effective_in_every_worker_within_seconds(crowd: TidegateServer) -> None:
+    workspace = crowd.workspace()
+    workspace.limit("api")
+    set_to = {"namespace": "api", "identifier": "vip", "limit": 777, "duration": 60_000}
+    workspace.call("setOverride", set_to)
+
+    def everywhere() -> bool:
+        return all(workspace.limit(identifier="vip", cost=0).data["limit"] == 777 for _ in range(30))
+
+    eventually(everywhere, "the override applies in all workers", timeout_s=5)
+
+
+def test_metrics_are_those_of_all_workers_and_survive_the_death_of_one(crowd: TidegateServer) -> None:
+    workspace = crowd.workspace()
+    counted = 'tidegate_http_requests_total{operation="limit",status="200"}'
+    assert crowd.metrics()["tidegate_workers"] == 3
+    before = crowd.metrics().get(counted, 0)
+    for number in range(60):
+        assert workspace.limit(identifier=f"user_{number}").status == 200
+    assert {crowd.metrics()[counted] - before for _ in range(10)} == {60}
+    (supervisor,) = {crowd.pid}
+    workers = children(supervisor)
+    assert len(workers) == 3
+    os.kill(workers[0], signal.SIGKILL)
+    eventually(
+        lambda: len(children(supervisor)) == 3 and workers[0] not in children(supervisor),
+        "another takes its place",
+    )
+    eventually(lambda: crowd.metrics()["tidegate_workers"] == 3, "and reports")
+    assert crowd.metrics()[counted] - before == 60, "what the dead one had counted stays"
+    assert workspace.limit().status == 200
+
+
+def test_workers_go_with_their_supervisor(tmp_path: Path) -> None:
+    with TidegateServer("--workers", "2", data_dir=tmp_path / "data") as server:
+        workers = children(server.pid)
+        assert server.stop() == 0
+        assert not any(Path(f"/proc/{worker}").exists() for worker in workers)
+        server.start()
+        workers = children(server.pid)
+        assert len(workers) == 2
+        server.kill()
+        eventually(lambda: not any(_is_alive(worker) for worker in workers), "orphans stop by themselves")
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
