@@ -1,0 +1,1 @@
+"""What the server is measured against: the same JSON work on other stacks, limiting nothing."""

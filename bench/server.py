@@ -1,0 +1,430 @@
+"""The figures of the server: requests per second against a raw ASGI handler and Go, latency, memory, start.
+
+The server runs on one core, whatever loads or serves it (wrk, Redis, MariaDB, the open-loop generator) on another.
+Everything that is compared is measured in turns in the same run. Two figures each: requests per second, and CPU time
+per request, which other work on a shared machine disturbs less.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import select
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from types import TracebackType
+from typing import NamedTuple, Self
+
+import tidegate
+from bench import loadgen
+from tidegate.testing import MariaDBServer, RedisServer
+
+HERE = Path(__file__).parent
+IDENTIFIERS = 10_000
+CONNECTIONS = 64
+SUBJECTS = 1_000_000
+START_TIMEOUT_S = 30.0
+PATH = "/v2/ratelimit.limit"
+MULTI_PATH = "/v2/ratelimit.multiLimit"
+# Never reached by the run. The first request of each identifier costs a quarter of it, so that every cell is above
+# the threshold of publishing and the ledger has work to do.
+LIMIT = 20_000
+FIRST_COST = LIMIT // 4
+DURATION_MS = 3_600_000
+
+
+class Load(NamedTuple):
+    """What one turn of wrk found."""
+
+    rate: float
+    cpu_us: float
+    p50_ms: float
+    p99_ms: float
+
+
+class Cores(NamedTuple):
+    """Who runs where."""
+
+    server: int
+    load: int
+
+
+class Contestant:
+    """A server process on the server's core."""
+
+    def __init__(
+        self, name: str, command: Sequence[str], cores: Cores, key: str, env: Mapping[str, str] | None = None
+    ) -> None:
+        self.name = name
+        self.key = key
+        self._command = ["taskset", "-c", str(cores.server), *command]
+        self._cores = cores
+        self._env = {**os.environ, **(env or {}), "PEER_KEY": key}
+        self._process: subprocess.Popen[str] | None = None
+        self.address = ("127.0.0.1", 0)
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def start(self) -> None:
+        self._process = subprocess.Popen(
+            self._command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=self._env
+        )
+        output = self._process.stdout
+        assert output is not None
+        said = []
+        while True:
+            ready, _, _ = select.select([output], [], [], START_TIMEOUT_S)
+            line = output.readline() if ready else ""
+            said.append(line)
+            found = re.search(r"(?:listening|running) on http://127\.0\.0\.1:(\d+)", line)
+            if found is not None:
+                self.address = ("127.0.0.1", int(found[1]))
+                return
+            if not line:
+                raise SystemExit(f"{self.name} does not start:\n{''.join(said)}")
+
+    def stop(self) -> None:
+        if self._process is not None:
+            self._process.terminate()
+            try:
+                self._process.wait(15)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+            assert self._process.stdout is not None
+            self._process.stdout.close()
+            self._process = None
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
+    @property
+    def cpu_s(self) -> float:
+        """CPU time of the process and all its threads so far."""
+        fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(") ")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+    @property
+    def resident_mb(self) -> float:
+        pages = int(Path(f"/proc/{self.pid}/statm").read_text().split()[1])
+        return pages * os.sysconf("SC_PAGE_SIZE") / 1e6
+
+    def post(self, path: str, body: str) -> bytes:
+        """The bytes of one request."""
+        head = (
+            f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1:{self.address[1]}\r\nAuthorization: Bearer {self.key}\r\n"
+            f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+        )
+        return (head + body).encode()
+
+    def send_all(self, path: str, bodies: Iterable[str]) -> None:
+        """One after the other, on one connection; each must be answered with 200."""
+        with socket.create_connection(self.address, timeout=60) as connection:
+            for body in bodies:
+                connection.sendall(self.post(path, body))
+                answer = connection.recv(1 << 20)
+                if not answer.startswith(b"HTTP/1.1 200"):
+                    raise SystemExit(f"{self.name} answers {answer[:500]!r}")
+                head, _, rest = answer.partition(b"\r\n\r\n")
+                length = re.search(rb"(?i)content-length: (\d+)", head)
+                assert length is not None
+                missing = int(length[1]) - len(rest)
+                while missing > 0:
+                    missing -= len(connection.recv(missing))
+
+    def load(self, path: str, bodies: Path, seconds: float) -> Load:
+        """wrk for `seconds`, from the other core."""
+        before = self.cpu_s
+        url = f"http://127.0.0.1:{self.address[1]}"
+        pinned = ["taskset", "-c", str(self._cores.load)]
+        wrk = ["wrk", "-t1", f"-c{CONNECTIONS}", f"-d{seconds:g}s", "-s", str(HERE / "limit.lua"), url]
+        output = subprocess.run(
+            [*pinned, *wrk, "--", self.key, path, str(bodies)], capture_output=True, text=True, check=True
+        ).stdout
+        figures = re.search(r"FIGURES (\d+) (\d+) (\d+) ([\d.]+) ([\d.]+)", output)
+        if figures is None:
+            raise SystemExit(f"wrk said:\n{output}")
+        requests, duration_us, errors = int(figures[1]), int(figures[2]), int(figures[3])
+        if errors:
+            raise SystemExit(f"{self.name}: {errors} of {requests} requests failed")
+        cpu_us = (self.cpu_s - before) / requests * 1e6
+        return Load(requests / duration_us * 1e6, cpu_us, float(figures[4]), float(figures[5]))
+
+
+def limit_body(identifier: str, *, namespace: str = "bench", limit: int = LIMIT, cost: int = 1) -> str:
+    """A body of `limit`; the cost only where it is not 1."""
+    body = {"namespace": namespace, "identifier": identifier, "limit": limit, "duration": DURATION_MS}
+    return json.dumps(body if cost == 1 else body | {"cost": cost}, separators=(",", ":"))
+
+
+def multi_bodies(prefix: str, count: int, size: int, *, namespace: str = "bench") -> Iterable[str]:
+    """Bodies of `multiLimit` over `count` identifiers, `size` in each."""
+    for first in range(0, count, size):
+        numbers = range(first, min(first + size, count))
+        yield (
+            "[" + ",".join(limit_body(f"{prefix}{number}", namespace=namespace) for number in numbers) + "]"
+        )
+
+
+def turns(seconds: float, rounds: int, loads: Mapping[str, Callable[[float], Load]]) -> dict[str, Load]:
+    """Each load in turn, several times; of each the turn with the least CPU time per request and the best rate."""
+    found: dict[str, list[Load]] = {name: [] for name in loads}
+    for load in loads.values():
+        load(min(2.0, seconds))  # warm: connections, caches, branch predictors
+    for _ in range(rounds):
+        for name, load in loads.items():
+            found[name].append(load(seconds))
+    return {
+        name: max(many)._replace(cpu_us=min(each.cpu_us for each in many)) for name, many in found.items()
+    }
+
+
+def tidegate_command(*arguments: str) -> list[str]:
+    return [sys.executable, "-m", "tidegate.cli", *arguments]
+
+
+def make_key(*where: str) -> str:
+    output = subprocess.run(
+        tidegate_command("keys", "create", *where, "--workspace", "bench", "--permissions", "all", "--json"),
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    return str(json.loads(output)["key"])
+
+
+def serve(name: str, cores: Cores, key: str, *arguments: str) -> Contestant:
+    command = tidegate_command("serve", "--listen", "127.0.0.1:0", "--log-level", "warning", *arguments)
+    return Contestant(name, command, cores, key)
+
+
+def start_s(server: Contestant) -> float:
+    """From the start of the process to its first answer of `limit`."""
+    started = time.perf_counter()
+    with server:
+        server.send_all(PATH, [limit_body("first")])
+        return time.perf_counter() - started
+
+
+class Printer:
+    """Markdown on stdout, row by row: a run takes minutes."""
+
+    def table(self, *columns: str) -> None:
+        print()
+        self.row(*columns)
+        self.row(*["---"] * len(columns))
+
+    def row(self, *cells: str) -> None:
+        print("| " + " | ".join(cells) + " |", flush=True)
+
+    def figure(self, what: str, found: str, target: str, *, is_met: bool) -> None:
+        self.row(what, found, target, "yes" if is_met else "**no**")
+
+
+def throughput(bench: Bench, out: Printer) -> Load:
+    """Against the peers."""
+    contestants = [bench.embedded, bench.raw_asgi, *bench.go]
+    found = turns(
+        bench.seconds,
+        bench.rounds,
+        {
+            each.name: lambda seconds, each=each: each.load(PATH, bench.bodies, seconds)  # type: ignore[misc] # the default binds it
+            for each in contestants
+        },
+    )
+    ours = found[bench.embedded.name]
+    out.table(
+        "limit, warm, one core, 64 connections", "requests/s", "CPU µs/request", "p99 ms (wrk)", "Tidegate is"
+    )
+    for name, load in found.items():
+        ratio = f"{ours.rate / load.rate:.2f} × the rate, {load.cpu_us / ours.cpu_us:.2f} × by CPU"
+        out.row(name, f"{load.rate:,.0f}", f"{load.cpu_us:.1f}", f"{load.p99_ms:.1f}", ratio)
+    out.table("figure", "found", "target", "met")
+    ratio = ours.rate / found[bench.raw_asgi.name].rate
+    out.figure("rate / raw ASGI under uvicorn", f"{ratio:.2f}", "≥ 2.5", is_met=ratio >= 2.5)
+    if bench.go:
+        ratio = ours.rate / found[bench.go[0].name].rate
+        out.figure("rate / Go net/http, GOMAXPROCS=1", f"{ratio:.2f}", "> 1", is_met=ratio > 1)
+    else:
+        out.row("rate / Go net/http", "not measured: no go on this machine", "> 1", "")
+    return ours
+
+
+def operations(bench: Bench, out: Printer) -> None:
+    """multiLimit, denied."""
+    server = bench.embedded
+    found = turns(
+        bench.seconds,
+        bench.rounds,
+        {
+            "single": lambda seconds: server.load(PATH, bench.bodies, seconds),
+            "multi": lambda seconds: server.load(MULTI_PATH, bench.multi, seconds),
+            "denied": lambda seconds: server.load(PATH, bench.denied, seconds),
+        },
+    )
+    single, multi, denied = found["single"], found["multi"], found["denied"]
+    ratio = multi.cpu_us / single.cpu_us
+    shown = f"{ratio:.2f} by CPU, {single.rate / multi.rate:.2f} by rate"
+    out.figure("multiLimit of 10 / one limit", shown, "< 3", is_met=ratio < 3)
+    ratio = denied.cpu_us / single.cpu_us
+    shown = f"{ratio:.2f} by CPU, {single.rate / denied.rate:.2f} by rate"
+    out.figure("denied / allowed", shown, "≤ 1", is_met=ratio <= 1)
+
+
+def shared(bench: Bench, out: Printer) -> Load:
+    """With a Redis origin and a ledger, against embedded."""
+    found = turns(
+        bench.seconds,
+        bench.rounds,
+        {
+            each.name: lambda seconds, each=each: each.load(PATH, bench.bodies, seconds)  # type: ignore[misc] # the default binds it
+            for each in (bench.embedded, bench.fleet)
+        },
+    )
+    ours, alone = found[bench.fleet.name], found[bench.embedded.name]
+    ratio = ours.rate / alone.rate
+    shown = f"{ratio:.0%} ({ours.rate:,.0f}/s; {alone.cpu_us / ours.cpu_us:.0%} by CPU)"
+    out.figure("Redis and MariaDB / embedded", shown, "≥ 60 %", is_met=ratio >= 0.6)
+    return ours
+
+
+def latency(bench: Bench, out: Printer, server: Contestant, rate: float) -> None:
+    """At half of the maximum rate, open loop."""
+    requests = [server.post(PATH, body) for body in bench.bodies.read_text().splitlines()]
+    found = loadgen.run(
+        server.address,
+        requests,
+        rate_per_s=rate / 2,
+        seconds=max(5.0, bench.seconds),
+        connections=CONNECTIONS,
+    )
+    if found.errors:
+        raise SystemExit(f"{server.name}: {found.errors} of {found.sent} requests failed")
+    what = f"{server.name}, {rate / 2:,.0f}/s open loop"
+    detail = f" (p50 {found.p50_ms:.2f}, max {found.max_ms:.1f}; generator late {found.sent_late:.2%})"
+    out.figure(f"p99, {what}", f"{found.p99_ms:.2f} ms{detail}", "≤ 2 ms", is_met=found.p99_ms <= 2)
+    out.figure(f"p99.9, {what}", f"{found.p999_ms:.2f} ms", "≤ 10 ms", is_met=found.p999_ms <= 10)
+
+
+def memory_and_start(bench: Bench, out: Printer) -> None:
+    """Of one worker, embedded."""
+    directory = bench.directory / "memory"
+    make_key("--data-dir", str(directory))
+    key = make_key("--data-dir", str(directory))
+    server = serve("memory", bench.cores, key, "--data-dir", str(directory))
+    best = min(start_s(server) for _ in range(5))
+    out.figure("start to first answer", f"{best:.2f} s", "≤ 1 s", is_met=best <= 1)
+    with server:
+        server.send_all(PATH, [limit_body("first")])
+        idle = server.resident_mb
+        out.figure("memory of a worker, idle", f"{idle:.0f} MB", "≤ 80 MB", is_met=idle <= 80)
+        server.send_all(MULTI_PATH, multi_bodies("subject_", SUBJECTS, 100))
+        full = server.resident_mb
+        what = f"memory of a worker, {SUBJECTS:,} subjects"
+        out.figure(what, f"{full:.0f} MB", "≤ 600 MB", is_met=full <= 600)
+
+
+class Bench:
+    """The servers of one run."""
+
+    def __init__(self, stack: ExitStack, seconds: float, rounds: int) -> None:
+        self.seconds = seconds
+        self.rounds = rounds
+        cores = sorted(os.sched_getaffinity(0))
+        if len(cores) < 2:
+            raise SystemExit("two cores are needed: one for the server, one for the load")
+        self.cores = Cores(cores[0], cores[-1])
+        os.sched_setaffinity(0, {self.cores.load})  # inherited by all that is started from here
+        self.directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="tidegate-bench-")))
+        identifiers = [f"user_{number}" for number in range(IDENTIFIERS)]
+        self.bodies = self._file("limit", map(limit_body, identifiers))
+        self.multi = self._file("multi", multi_bodies("user_", IDENTIFIERS, 10))
+        self.denied = self._file(
+            "denied", (limit_body(each, namespace="denied", limit=1) for each in identifiers)
+        )
+        data_dir = str(self.directory / "embedded")
+        key = make_key("--data-dir", data_dir)
+        self.embedded = stack.enter_context(
+            serve("Tidegate, embedded", self.cores, key, "--data-dir", data_dir)
+        )
+        uvicorn = [sys.executable, "-m", "uvicorn", "bench.peers.raw_asgi:app", "--port", "0"]
+        uvicorn += ["--http", "httptools", "--loop", "uvloop", "--no-access-log"]
+        path = {"PYTHONPATH": os.pathsep.join([str(HERE.parent), os.environ.get("PYTHONPATH", "")])}
+        self.raw_asgi = stack.enter_context(
+            Contestant("raw ASGI, uvicorn (httptools, uvloop)", uvicorn, self.cores, key, path)
+        )
+        self.go = [stack.enter_context(self._go(key))] if shutil.which("go") else []
+        redis = stack.enter_context(RedisServer())
+        mariadb = stack.enter_context(MariaDBServer())
+        ledger = mariadb.create_database()
+        subprocess.run(tidegate_command("migrate", "--ledger", ledger), check=True, capture_output=True)
+        where = ["--data-dir", str(self.directory / "fleet"), "--origin", redis.url]
+        fleet_key = make_key("--ledger", ledger)
+        self.fleet = stack.enter_context(
+            serve(
+                "Tidegate, Redis and MariaDB",
+                self.cores,
+                fleet_key,
+                *where,
+                "--ledger",
+                ledger,
+                "--region",
+                "bench",
+            )
+        )
+        for server in (self.embedded, self.fleet):
+            server.send_all(PATH, (limit_body(each, cost=FIRST_COST) for each in identifiers))
+        self.embedded.send_all(PATH, self.denied.read_text().splitlines())
+
+    def _file(self, name: str, lines: Iterable[str]) -> Path:
+        path = self.directory / f"{name}.jsonl"
+        path.write_text("\n".join(lines) + "\n")
+        return path
+
+    def _go(self, key: str) -> Contestant:
+        binary = self.directory / "peer"
+        subprocess.run(["go", "build", "-o", str(binary), "."], cwd=HERE / "peers" / "go", check=True)
+        env = {"GOMAXPROCS": "1"}
+        return Contestant("Go net/http, GOMAXPROCS=1", [str(binary), "127.0.0.1:0"], self.cores, key, env)
+
+
+def main(arguments: Sequence[str] = ()) -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(prog="python -m bench server", description=__doc__)
+    parser.add_argument("--seconds", type=float, default=5.0, help="length of one turn")
+    parser.add_argument("--rounds", type=int, default=3, help="turns of each contestant")
+    options = parser.parse_args(arguments)
+    if not tidegate.compiled:
+        raise SystemExit("install the compiled package first: make bench does")
+    if shutil.which("wrk") is None:
+        raise SystemExit("wrk is needed: apt-get install wrk")
+    out = Printer()
+    with ExitStack() as stack:
+        bench = Bench(stack, options.seconds, options.rounds)
+        ours = throughput(bench, out)
+        operations(bench, out)
+        fleet = shared(bench, out)
+        latency(bench, out, bench.embedded, ours.rate)
+        latency(bench, out, bench.fleet, fleet.rate)
+        memory_and_start(bench, out)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
