@@ -60,4 +60,7 @@ def post(workspace: Workspace, body: bytes, *headers: bytes, operation: bytes = 
 
 
 def limit_body(identifier: str, limit: int = 10) -> bytes:
-    return b'{"namespace":"api","identifier":"%s","limit":%d,"duration":60000}' % (identifier.encode(), limit)
+    return b'{"namespace":"api","identifier":"%s","limit":%d,"duration":2592000000}' % (
+        identifier.encode(),
+        limit,
+    )

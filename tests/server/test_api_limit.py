@@ -15,7 +15,7 @@ NOON_MS = 4_102_444_830_000
 
 def test_an_allowed_call_answers_the_envelope_and_consumes(workspace: Workspace) -> None:
     before_ms = time.time_ns() // 1_000_000
-    reply = workspace.limit(limit=3)
+    reply = workspace.limit(limit=3, duration=60_000)
     after_ms = time.time_ns() // 1_000_000
     assert reply.headers["content-type"] == "application/json"
     assert set(reply.json) == {"meta", "data"}
@@ -70,9 +70,10 @@ def test_a_namespace_is_the_same_counter_by_id_and_by_name(workspace: Workspace)
 def test_the_window_slides_over_two_cells(workspace: Workspace) -> None:
     minute_ms = 60_000
     start_ms = NOON_MS // minute_ms * minute_ms
-    assert workspace.limit(limit=10, cost=10, at_ms=start_ms + 59_999).data["success"] is True
+    full = workspace.limit(limit=10, cost=10, duration=minute_ms, at_ms=start_ms + 59_999)
+    assert full.data["success"] is True
     # A quarter into the next minute three quarters of the ten still weigh: 7 after rounding down.
-    quarter = workspace.limit(limit=10, cost=3, at_ms=start_ms + 75_000).data
+    quarter = workspace.limit(limit=10, cost=3, duration=minute_ms, at_ms=start_ms + 75_000).data
     assert (quarter["success"], quarter["remaining"]) == (True, 0)
     assert quarter["reset"] == start_ms + 2 * minute_ms
 

@@ -4,13 +4,13 @@ from typing import Any
 
 import pytest
 
-from tests.server.harness import TIMEOUT_S, Reply, TidegateServer, Workspace, eventually
+from tests.server.harness import MONTH_MS, TIMEOUT_S, Reply, TidegateServer, Workspace, eventually
 
 NOON_MS = 4_102_444_830_000
 
 
 def item(identifier: str = "user", **changes: Any) -> dict[str, Any]:
-    return {"namespace": "api", "identifier": identifier, "limit": 10, "duration": 60_000} | changes
+    return {"namespace": "api", "identifier": identifier, "limit": 10, "duration": MONTH_MS} | changes
 
 
 def batch(workspace: Workspace, *items: dict[str, Any]) -> Reply:

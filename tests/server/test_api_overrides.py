@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from tests.server.harness import TIMEOUT_S, Reply, TidegateServer, Workspace, eventually
+from tests.server.harness import MONTH_MS, TIMEOUT_S, Reply, TidegateServer, Workspace, eventually
 
 INT64_MAX = 2**63 - 1
 
@@ -17,7 +17,7 @@ def ready(workspace: Workspace) -> Workspace:
     return workspace
 
 
-def set_override(workspace: Workspace, identifier: str, limit: int = 5, duration: int = 60_000) -> Reply:
+def set_override(workspace: Workspace, identifier: str, limit: int = 5, duration: int = MONTH_MS) -> Reply:
     body = {"namespace": "api", "identifier": identifier, "limit": limit, "duration": duration}
     return workspace.call("setOverride", body)
 
