@@ -11,7 +11,8 @@ from hashlib import blake2b
 from typing import TYPE_CHECKING, NamedTuple
 
 from tidegate.core.cells import Cell, Shared, Subject
-from tidegate.core.model import Component, Decision, LedgerRow, Limit, Tuning, subject_digest
+from tidegate.core.model import Component, Decision, Heard, LedgerRow, Limit, Tuning, subject_digest
+from tidegate.ports import Clock
 from tidegate.sim.plan import SubjectSpec
 
 if TYPE_CHECKING:
@@ -60,8 +61,11 @@ class Seen(NamedTuple):
 class Auditor:
     """Watches one world."""
 
-    def __init__(self, tuning: Tuning, subjects: Sequence[SubjectSpec], now_us: Callable[[], int]) -> None:
+    def __init__(
+        self, tuning: Tuning, subjects: Sequence[SubjectSpec], clock: Clock, now_us: Callable[[], int]
+    ) -> None:
         self._tuning = tuning
+        self._clock = clock
         self.now_us = now_us
         self.violations: list[Violation] = []
         self._trace = blake2b(digest_size=16)
@@ -222,6 +226,20 @@ class Auditor:
                 self.fail(10, f"{life.node_id}: {cell_id} would expire at {one.expires_at_ms}")
             elif one.expires_at_ms <= now_ms:
                 self.fail(10, f"{life.node_id} replayed {cell_id}, which has aged out")
+
+    def merged(
+        self, life: Life, components: Sequence[Component], before: Sequence[Heard], after: Sequence[Heard]
+    ) -> None:
+        """A merge arrived, perhaps late, perhaps again: components only rise (2), totals with them (5)."""
+        now_ms = self._clock.now_ms()
+        for one, old, new in zip(components, before, after, strict=True):
+            if one.expires_at_ms <= now_ms:
+                continue
+            if new.component != max(old.component, one.own) or new.total < old.total:
+                self.fail(
+                    2,
+                    f"the origin of {life.region} held {old} of {one.writer}, and {new} after it got {one.own}",
+                )
 
     def published(self, life: Life, rows: Sequence[LedgerRow]) -> None:
         """A node publishes its region's counts: its region's, and no more than that accepted (3, 4)."""

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from contextvars import ContextVar
 
 from tidegate.core.engine import Engine
-from tidegate.core.model import Component, LedgerRow
+from tidegate.core.model import Component, Heard, LedgerRow
 from tidegate.runtime.limiter import AsyncLimiter
 from tidegate.runtime.node import Node
 from tidegate.runtime.stalls import StallMonitor
@@ -92,6 +92,11 @@ class Life:
 
     def sending(self, components: Sequence[Component]) -> None:
         self._auditor.sent(self, components)
+
+    def merged(
+        self, components: Sequence[Component], before: Sequence[Heard], after: Sequence[Heard]
+    ) -> None:
+        self._auditor.merged(self, components, before, after)
 
     def heard(self, components: Sequence[Component], merged: bool) -> None:
         now_ms = self.clock.now_ms()

@@ -25,6 +25,11 @@ class Witness(Protocol):
     def sending(self, components: Sequence[Component]) -> None:
         """These leave for the origin, to be merged."""
 
+    def merged(
+        self, components: Sequence[Component], before: Sequence[Heard], after: Sequence[Heard]
+    ) -> None:
+        """They arrived at the origin, which held this before and holds that now."""
+
     def heard(self, components: Sequence[Component], merged: bool) -> None:
         """The origin's answer for these has come."""
 
@@ -63,8 +68,14 @@ class OriginPort:
         return answers
 
     async def merge(self, components: Sequence[Component], *, timeout_s: float) -> list[Heard]:
+        def apply() -> list[Heard]:
+            before = self._memory.read_nowait(components)
+            answers = self._memory.merge_nowait(components)
+            self._witness.merged(components, before, self._memory.read_nowait(components))
+            return answers
+
         self._witness.sending(components)
-        answers = await self._link.call(lambda: self._memory.merge_nowait(components), timeout_s)
+        answers = await self._link.call(apply, timeout_s)
         self._witness.heard(components, True)
         return answers
 

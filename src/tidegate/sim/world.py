@@ -54,7 +54,7 @@ class World:
         self.tuning = plan.tuned()
         self.loop = VirtualLoop()
         self.clock = VirtualClock(self.loop, plan.epoch_ms)
-        self.auditor = Auditor(self.tuning, plan.subjects, self.loop.now_us)
+        self.auditor = Auditor(self.tuning, plan.subjects, self.clock, self.loop.now_us)
         self.weather = Weather(self.loop, Random(f"weather {plan.seed}"), plan.network)
         self.origins = {region: VirtualOrigin(self.clock) for region in plan.regions}
         self.ledger = VirtualLedger(self.clock, self.weather, plan.replica_lag_ms)
@@ -281,6 +281,12 @@ class World:
         # As a server does: requests under way are answered first.
         await asyncio.sleep(self.tuning.read_timeout_ms / 1000 * 2.5)
         started_s = self.loop.time()
+        # The last requests are answered in the very step in which the stop begins: only the flush can save them.
+        for spec, limits in zip(self.plan.subjects, self.limits, strict=True):
+            at_ms = life.clock.now_ms()
+            decision = life.limiter.limit_nowait(limits[0], spec.identifier)
+            if decision is not None:
+                self.auditor.decided(life, [(limits[0], spec.identifier, 1)], [decision], at_ms, False)
         await life.limiter.stop()
         self.settlement.check_stop(life, started_s)
         self.settlement.died(life)

@@ -1,0 +1,694 @@
+"""Deliberately broken variants of Tidegate, to prove that the simulator notices.
+
+Each mutant breaks one rule of the design by replacing one function. `python -m tests.sim.mutants NAME`, with src/ on
+the path, breaks it, runs worlds and scenarios until somebody complains, and prints who did. It is a process of its
+own because the core must be interpreted to be broken, and must not stay broken.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+from tidegate.adapters.memory import MemoryLedger, MemoryOrigin
+from tidegate.core import convergence, engine
+from tidegate.core.cells import PINNED, Subject
+from tidegate.core.convergence import Convergence
+from tidegate.core.engine import Engine
+from tidegate.core.model import Component, Decision, Heard, LedgerRow, Limit
+from tidegate.core.subjects import Subjects
+from tidegate.runtime.importer import ImportLoop
+from tidegate.runtime.limiter import AsyncLimiter
+from tidegate.runtime.node import Node
+from tidegate.runtime.pulse import PulseLoop
+from tidegate.runtime.reads import Reads
+from tidegate.runtime.replay import ReplayLoop
+from tidegate.sim.plan import draw_plan
+from tidegate.sim.scenario_files import bundled_files, load_file
+from tidegate.sim.scenario_runner import run_scenario
+from tidegate.sim.world import run_world
+
+# A mutant must be found within so many worlds, or by a bundled scenario.
+SEEDS: Final = range(1, 121)
+
+MUTANTS: Final[dict[str, Callable[[], None]]] = {}
+
+
+def mutant(breaks: Callable[[], None]) -> Callable[[], None]:
+    MUTANTS[breaks.__name__] = breaks
+    return breaks
+
+
+def replace(owner: Any, name: str, make: Callable[[Any], Any]) -> None:
+    """Put `make(original)` in the place of a function."""
+    setattr(owner, name, make(getattr(owner, name)))
+
+
+# -- the origin
+
+
+@mutant
+def a_retry_counts_twice() -> None:
+    def make(_original: Any) -> Any:
+        def merge_nowait(self: MemoryOrigin, components: Sequence[Component]) -> list[Heard]:
+            held = self.read_nowait(components)
+            more = [
+                one._replace(own=one.own + known.component)
+                for one, known in zip(components, held, strict=True)
+            ]
+            result: list[Heard] = _original(self, more)
+            return result
+
+        return merge_nowait
+
+    replace(MemoryOrigin, "merge_nowait", make)
+
+
+@mutant
+def the_last_message_wins_at_the_origin() -> None:
+    def make(original: Any) -> Any:
+        def merge_nowait(self: MemoryOrigin, components: Sequence[Component]) -> list[Heard]:
+            for one in components:
+                cell = self._store.cells.get((one.digest, one.sequence))
+                if cell is not None and one.own < cell.components.get(one.writer, 0):
+                    cell.total += one.own - cell.components[one.writer]
+                    cell.components[one.writer] = one.own
+            result: list[Heard] = original(self, components)
+            return result
+
+        return merge_nowait
+
+    replace(MemoryOrigin, "merge_nowait", make)
+
+
+@mutant
+def nodes_of_a_region_share_a_component() -> None:
+    def make(original: Any) -> Any:
+        def component(self: Engine, *args: Any) -> Component:
+            result: Component = original(self, *args)
+            return result._replace(writer="region")
+
+        return component
+
+    replace(Engine, "component", make)
+
+
+@mutant
+def a_restarted_node_keeps_its_old_id() -> None:
+    def make(original: Any) -> Any:
+        def component(self: Engine, *args: Any) -> Component:
+            result: Component = original(self, *args)
+            return result._replace(writer=result.writer.partition(".")[0])
+
+        return component
+
+    replace(Engine, "component", make)
+
+
+@mutant
+def a_wiped_origin_is_not_noticed() -> None:
+    replace(Convergence, "_check", lambda _original: lambda _self, *_args: None)
+    replace(Convergence, "start_heal", lambda _original: lambda _self: None)
+
+
+@mutant
+def a_pulse_never_looks_for_a_wipe_and_answers_are_not_compared() -> None:
+    replace(Convergence, "_check", lambda _original: lambda _self, *_args: None)
+
+    def make(original: Any) -> Any:
+        async def run_once(self: PulseLoop) -> None:
+            self._on_wiped = lambda: None
+            self._convergence = _Deaf()  # type: ignore[assignment]  # a mutant breaks types as well
+            await original(self)
+
+        return run_once
+
+    replace(PulseLoop, "run_once", make)
+
+
+class _Deaf:
+    def start_heal(self) -> None:
+        """Says yes and does nothing."""
+
+
+# -- replay
+
+
+@mutant
+def unreplayed_work_is_forgotten_after_a_failure() -> None:
+    replace(Convergence, "fail_replay", lambda _original: lambda _self, _replay: None)
+
+
+@mutant
+def counts_are_acknowledged_when_they_are_sent() -> None:
+    def make(original: Any) -> Any:
+        def plan_replay(self: Convergence, *args: Any) -> Any:
+            plan = original(self, *args)
+            for cell in () if plan is None else plan.cells:
+                cell.shared.acked = cell.own
+            return plan
+
+        return plan_replay
+
+    replace(Convergence, "plan_replay", make)
+
+
+@mutant
+def own_counts_come_back_as_others() -> None:
+    def make(original: Any) -> Any:
+        def apply_replay(self: Convergence, plan: Any, heard: Sequence[Heard], now_ms: int) -> None:
+            original(self, plan, heard, now_ms)
+            for cell, answer in zip(plan.cells, heard, strict=True):
+                cell.others = max(cell.others, answer.total)
+
+        return apply_replay
+
+    replace(Convergence, "apply_replay", make)
+
+
+@mutant
+def others_are_replaced_instead_of_raised() -> None:
+    def make(original: Any) -> Any:
+        def hear(self: Convergence, subject: Subject, cell: Any, others: int, now_ms: int) -> None:
+            original(self, subject, cell, others, now_ms)
+            cell.others = max(0, others)
+
+        return hear
+
+    replace(Convergence, "_hear", make)
+
+
+@mutant
+def own_counts_are_maxed_with_the_total_instead_of_added() -> None:
+    def make(original: Any) -> Any:
+        def hear(self: Convergence, subject: Subject, cell: Any, others: int, now_ms: int) -> None:
+            original(self, subject, cell, max(0, others - cell.own), now_ms)
+
+        return hear
+
+    replace(Convergence, "_hear", make)
+
+
+@mutant
+def the_replay_loop_waits_before_it_sends() -> None:
+    def make(original: Any) -> Any:
+        async def run_once(self: ReplayLoop) -> int:
+            await asyncio.sleep(1.5)
+            result: int = await original(self)
+            return result
+
+        return run_once
+
+    replace(ReplayLoop, "run_once", make)
+
+
+@mutant
+def a_graceful_stop_flushes_nothing() -> None:
+    def make(_original: Any) -> Any:
+        async def flush(_self: Node) -> bool:
+            return True
+
+        return flush
+
+    replace(Node, "_flush_origin", make)
+
+
+# -- decisions
+
+
+@mutant
+def the_previous_cell_weighs_nothing() -> None:
+    replace(engine, "carried", lambda _original: lambda *_args: 0)
+
+
+@mutant
+def carried_is_rounded_up() -> None:
+    replace(engine, "carried", lambda original: lambda *args: original(*args) + 1)
+
+
+@mutant
+def a_denied_request_is_counted() -> None:
+    def make(original: Any) -> Any:
+        def deny(
+            self: Engine, subject: Subject, current: Any, before: int, limit: Limit, cost: int, *rest: Any
+        ) -> Any:
+            answer = original(self, subject, current, before, limit, cost, *rest)
+            current.own += cost
+            return answer
+
+        return deny
+
+    replace(Engine, "_deny", make)
+
+
+@mutant
+def a_look_is_counted() -> None:
+    def make(original: Any) -> Any:
+        def decide(self: Engine, limit: Limit, identifier: str, cost: int, *rest: Any) -> Any:
+            return original(self, limit, identifier, max(1, cost), *rest)
+
+        return decide
+
+    replace(Engine, "decide", make)
+
+
+@mutant
+def one_more_than_the_limit_passes() -> None:
+    def make(original: Any) -> Any:
+        def decide(self: Engine, limit: Limit, *rest: Any) -> Any:
+            more = Limit(
+                limit.quota + 1,
+                duration_ms=limit.duration_ms,
+                namespace=limit.namespace,
+                workspace=limit.workspace,
+            )
+            return original(self, more, *rest)
+
+        return decide
+
+    replace(Engine, "decide", make)
+
+
+@mutant
+def a_failed_batch_keeps_the_items_that_fit() -> None:
+    def make(original: Any) -> Any:
+        def answer(self: Engine, requests: Any, subjects: Any, *rest: Any) -> list[Decision]:
+            decisions: list[Decision] = original(self, requests, subjects, *rest)
+            if not all(decisions):
+                for request, subject, decision in zip(requests, subjects, decisions, strict=True):
+                    if decision.success:
+                        subject.current.own += request.cost
+            return decisions
+
+        return answer
+
+    replace(Engine, "_answer", make)
+
+
+@mutant
+def a_batch_commits_only_its_first_item() -> None:
+    def make(original: Any) -> Any:
+        def answer(self: Engine, requests: Any, subjects: Any, *rest: Any) -> list[Decision]:
+            decisions: list[Decision] = original(self, requests, subjects, *rest)
+            if all(decisions) and len(requests) > 1:
+                subjects[-1].current.own -= requests[-1].cost
+            return decisions
+
+        return answer
+
+    replace(Engine, "_answer", make)
+
+
+# -- freshness
+
+
+@mutant
+def strict_mode_is_lost_at_rollover() -> None:
+    def make(original: Any) -> Any:
+        def new_cell(self: Engine, subject: Subject, *rest: Any) -> Any:
+            subject.strict_until_ms = 0
+            return original(self, subject, *rest)
+
+        return new_cell
+
+    replace(Engine, "new_cell", make)
+
+
+@mutant
+def a_denial_makes_nobody_strict() -> None:
+    def make(original: Any) -> Any:
+        def deny(self: Engine, subject: Subject, *rest: Any) -> Any:
+            until_ms = subject.strict_until_ms
+            answer = original(self, subject, *rest)
+            subject.strict_until_ms = until_ms
+            return answer
+
+        return deny
+
+    replace(Engine, "_deny", make)
+
+
+@mutant
+def a_failed_read_makes_the_cell_fresh() -> None:
+    def make(_original: Any) -> Any:
+        def apply_read_failure(self: Convergence, need: Any, now_ms: int) -> None:
+            for cell in need.cells:
+                cell.shared.fresh_until_ms = now_ms + self._tuning.fresh_ms
+
+        return apply_read_failure
+
+    replace(Convergence, "apply_read_failure", make)
+
+
+@mutant
+def an_import_makes_the_cell_fresh() -> None:
+    def make(original: Any) -> Any:
+        def import_cell(self: Convergence, row: LedgerRow, now_ms: int) -> Any:
+            subject, cell = original(self, row, now_ms)
+            cell.shared.fresh_until_ms = now_ms + self._tuning.fresh_ms
+            return subject, cell
+
+        return import_cell
+
+    replace(Convergence, "_import_cell", make)
+
+
+@mutant
+def memory_is_trusted_twice_as_long() -> None:
+    def make(original: Any) -> Any:
+        def hear(self: Convergence, subject: Subject, cell: Any, others: int, now_ms: int) -> None:
+            original(self, subject, cell, others, now_ms + self._tuning.fresh_ms)
+
+        return hear
+
+    replace(Convergence, "_hear", make)
+
+
+@mutant
+def a_client_that_leaves_cancels_the_read_of_others() -> None:
+    def make(_original: Any) -> Any:
+        async def fetch(self: Reads, needs: Sequence[Any]) -> bool:
+            heard = True
+            for future in [self._join(need) for need in needs]:
+                heard = await future and heard
+            return heard
+
+        return fetch
+
+    replace(Reads, "fetch", make)
+
+
+@mutant
+def a_request_waits_for_the_ledger() -> None:
+    def make(original: Any) -> Any:
+        async def limit(self: AsyncLimiter, *args: Any, **kwargs: Any) -> Decision:
+            node = self._parts.node
+            if node is not None and node.importer is not None:
+                await node.importer.run_once()
+            decision: Decision = await original(self, *args, **kwargs)
+            return decision
+
+        return limit
+
+    replace(AsyncLimiter, "limit", make)
+
+
+@mutant
+def a_read_may_take_as_long_as_it_likes() -> None:
+    def make(original: Any) -> Any:
+        def init(self: Reads, *args: Any, **kwargs: Any) -> None:
+            original(self, *args, **kwargs)
+            self._timeout_s *= 10
+
+        return init
+
+    replace(Reads, "__init__", make)
+
+
+# -- publish
+
+
+@mutant
+def foreign_counts_are_published() -> None:
+    def make(original: Any) -> Any:
+        def row(self: Convergence, subject: Subject, cell: Any, *rest: Any) -> LedgerRow | None:
+            found: LedgerRow | None = original(self, subject, cell, *rest)
+            return found and found._replace(regional=found.regional + cell.foreign)
+
+        return row
+
+    replace(Convergence, "_row", make)
+
+
+@mutant
+def a_failed_chunk_is_dropped() -> None:
+    replace(Convergence, "fail_publish", lambda _original: lambda _self, *_args: None)
+
+
+@mutant
+def published_is_committed_before_the_chunk_succeeded() -> None:
+    def make(original: Any) -> Any:
+        def plan_publish(self: Convergence, *args: Any, **kwargs: Any) -> Any:
+            plan = original(self, *args, **kwargs)
+            for row, cell in () if plan is None else zip(plan.rows, plan.cells, strict=True):
+                cell.shared.published = row.regional
+            return plan
+
+        return plan_publish
+
+    replace(Convergence, "plan_publish", make)
+
+
+@mutant
+def rows_go_out_unsorted() -> None:
+    def make(original: Any) -> Any:
+        def plan_publish(self: Convergence, *args: Any, **kwargs: Any) -> Any:
+            plan = original(self, *args, **kwargs)
+            if plan is not None:
+                for part in (plan.rows, plan.subjects, plan.cells):
+                    part.reverse()
+            return plan
+
+        return plan_publish
+
+    replace(Convergence, "plan_publish", make)
+
+
+@mutant
+def short_windows_are_published() -> None:
+    def make(original: Any) -> Any:
+        def init(self: Engine, *args: Any, **kwargs: Any) -> None:
+            original(self, *args, **kwargs)
+            object.__setattr__(self, "_ledger_duration_ms_min", 0)
+
+        return init
+
+    replace(Engine, "__init__", make)
+
+    def make_row(original: Any) -> Any:
+        def row(self: Convergence, *args: Any) -> LedgerRow | None:
+            tuning = self._tuning
+            self._tuning = _Shortened(tuning)  # type: ignore[misc,assignment]  # a mutant breaks types as well
+            try:
+                found: LedgerRow | None = original(self, *args)
+            finally:
+                self._tuning = tuning  # type: ignore[misc]  # put back what was there
+            return found
+
+        return row
+
+    replace(Convergence, "_row", make_row)
+
+
+class _Shortened:
+    ledger_duration_ms_min = 0
+
+    def __init__(self, tuning: Any) -> None:
+        self._original = tuning
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._original, name)
+
+
+@mutant
+def the_threshold_does_not_know_the_regions() -> None:
+    for module in (engine, convergence):
+        replace(module, "publish_threshold", lambda original: lambda limit, _regions: original(limit, 1))
+
+
+@mutant
+def other_regions_publishing_changes_nothing() -> None:
+    def make(original: Any) -> Any:
+        def row(self: Convergence, subject: Subject, cell: Any, *rest: Any) -> LedgerRow | None:
+            foreign, cell.foreign = cell.foreign, 0
+            found: LedgerRow | None = original(self, subject, cell, *rest)
+            cell.foreign = foreign
+            return found
+
+        return row
+
+    replace(Convergence, "_row", make)
+
+
+# -- import
+
+
+@mutant
+def imported_rows_are_added_each_time() -> None:
+    def make(original: Any) -> Any:
+        def apply_foreign_row(
+            self: Convergence, subject: Subject, cell: Any, shared: Any, row: LedgerRow, *rest: Any
+        ) -> None:
+            known = 0 if shared.components is None else shared.components.get(row.region, 0)
+            original(self, subject, cell, shared, row._replace(regional=row.regional + known), *rest)
+
+        return apply_foreign_row
+
+    replace(Convergence, "_apply_foreign_row", make)
+
+
+@mutant
+def foreign_is_the_largest_region_instead_of_the_sum() -> None:
+    def make(original: Any) -> Any:
+        def apply_foreign_row(
+            self: Convergence, subject: Subject, cell: Any, shared: Any, *rest: Any
+        ) -> None:
+            original(self, subject, cell, shared, *rest)
+            cell.foreign = max(shared.components.values(), default=0)
+
+        return apply_foreign_row
+
+    replace(Convergence, "_apply_foreign_row", make)
+
+
+@mutant
+def a_late_lower_row_replaces_a_higher_one() -> None:
+    def make(original: Any) -> Any:
+        def publish_nowait(self: MemoryLedger, rows: Sequence[LedgerRow]) -> None:
+            for row in rows:
+                held = self._held.get(row[:6])
+                if held is not None and held.row.regional > row.regional:
+                    held.row = row
+            original(self, rows)
+
+        return publish_nowait
+
+    replace(MemoryLedger, "publish_nowait", make)
+
+
+@mutant
+def the_own_row_counts_as_foreign() -> None:
+    def make(_original: Any) -> Any:
+        def apply_own_row(
+            self: Convergence, subject: Subject, cell: Any, shared: Any, row: LedgerRow, *_rest: Any
+        ) -> None:
+            self._apply_foreign_row(subject, cell, shared, row, 0)
+
+        return apply_own_row
+
+    replace(Convergence, "_apply_own_row", make)
+
+
+@mutant
+def the_own_row_is_taken_for_own_counts() -> None:
+    def make(original: Any) -> Any:
+        def apply_own_row(
+            self: Convergence, subject: Subject, cell: Any, shared: Any, row: LedgerRow, *rest: Any
+        ) -> None:
+            original(self, subject, cell, shared, row, *rest)
+            cell.own = max(cell.own, row.regional)
+
+        return apply_own_row
+
+    replace(Convergence, "_apply_own_row", make)
+
+
+@mutant
+def a_cursor_skips_what_commits_late() -> None:
+    def make(original: Any) -> Any:
+        def changes_nowait(self: MemoryLedger, cursor: str | None, *, now_ms: int) -> Any:
+            changes = original(self, cursor, now_ms=now_ms)
+            return changes._replace(cursor=str(int(changes.cursor) + 1))
+
+        return changes_nowait
+
+    replace(MemoryLedger, "changes_nowait", make)
+
+
+@mutant
+def a_failed_import_is_taken_for_a_good_one() -> None:
+    def make(original: Any) -> Any:
+        async def run_once(self: ImportLoop, **kwargs: Any) -> Any:
+            imported = await original(self, **kwargs)
+            if not imported.ok:
+                self._cursor = "1000000"
+            return imported
+
+        return run_once
+
+    replace(ImportLoop, "run_once", make)
+
+
+@mutant
+def what_is_anticipated_is_stored() -> None:
+    def make(original: Any) -> Any:
+        def decide(self: Engine, limit: Limit, identifier: str, cost: int, now_ms: int, *rest: Any) -> Any:
+            subject = self.subjects.find((limit.workspace, limit.namespace, limit.duration_ms), identifier)
+            if subject is not None and subject.current.shared is not None and self._anticipates:
+                subject.current.foreign += subject.current.shared.anticipated(
+                    now_ms, self.anticipation_ms_max
+                )
+            return original(self, limit, identifier, cost, now_ms, *rest)
+
+        return decide
+
+    replace(Engine, "decide", make)
+
+
+@mutant
+def rows_are_imported_after_they_expired() -> None:
+    def make(original: Any) -> Any:
+        def apply_import(self: Convergence, rows: Sequence[LedgerRow], _now_ms: int, **kwargs: Any) -> None:
+            original(self, rows, 0, **kwargs)
+
+        return apply_import
+
+    replace(Convergence, "apply_import", make)
+    replace(
+        MemoryLedger,
+        "changes_nowait",
+        lambda original: lambda self, cursor, *, now_ms: original(self, cursor, now_ms=0 * now_ms),
+    )
+
+
+# -- memory
+
+
+@mutant
+def unreplayed_subjects_are_evicted_first() -> None:
+    def make(original: Any) -> Any:
+        def victim(self: Subjects, now_ms: int, keep: Subject | None) -> Subject | None:
+            for subject in self.slots:
+                if subject is not None and subject.queue == PINNED and subject is not keep:
+                    return subject
+            found: Subject | None = original(self, now_ms, keep)
+            return found
+
+        return victim
+
+    replace(Subjects, "_victim", make)
+
+
+@mutant
+def nothing_is_ever_forgotten() -> None:
+    replace(Subjects, "expire", lambda _original: lambda _self, *_args: False)
+
+
+# -- the hunt
+
+
+def hunt() -> str | None:
+    """Who notices: a world, or a scenario; None if nobody does."""
+    for seed in SEEDS:
+        report = run_world(draw_plan(seed))
+        if not report.ok:
+            return f"seed {seed}: {report.violations[0]}"
+    for file in bundled_files():
+        for scenario in load_file(file):
+            outcome = run_scenario(scenario)
+            if not outcome.ok:
+                return f"scenario {scenario.name!r}: {outcome.differences[0]}"
+    return None
+
+
+def main(name: str) -> int:
+    MUTANTS[name]()
+    found = hunt()
+    sys.stdout.write(f"{name}: {found or 'NOT FOUND'}\n")
+    return 0 if found else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))
