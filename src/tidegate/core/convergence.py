@@ -17,7 +17,7 @@ from tidegate.core.engine import Engine, Need
 from tidegate.core.model import Component, Heard, LedgerRow, Tuning
 from tidegate.core.windows import publish_threshold
 
-__all__ = ["Convergence", "Publication", "Replay"]
+__all__ = ["Convergence", "Publication", "Replay", "row_of"]
 
 
 @final
@@ -41,6 +41,7 @@ class Publication:
     __slots__ = ("cells", "rows", "subjects")
 
     def __init__(self, found: list[tuple[LedgerRow, Subject, Cell]]) -> None:
+        found.sort(key=row_of)
         self.rows: Final[list[LedgerRow]] = [row for row, _, _ in found]
         self.subjects: Final[list[Subject]] = [subject for _, subject, _ in found]
         self.cells: Final[list[Cell]] = [cell for _, _, cell in found]
@@ -287,12 +288,31 @@ class Convergence:
         that does not pass the filters leaves the queue: it comes back when it grows, when another region
         publishes it, or when the number of regions rises.
         """
+        found: list[tuple[LedgerRow, Subject, Cell]] = []
+        waiting = self.subjects_waiting(pressed_only=pressed_only)
+        self.collect_publish(found, now_ms, waiting, pressed_only=pressed_only)
+        return Publication(found) if found else None
+
+    def subjects_waiting(self, *, pressed_only: bool = False) -> int:
+        """How many subjects wait for a publish. A turn takes so many and no more: who comes back is for the next."""
+        return len(self._engine.pressed) if pressed_only else len(self._engine.changed)
+
+    def collect_publish(
+        self,
+        collected: list[tuple[LedgerRow, Subject, Cell]],
+        now_ms: int,
+        subjects_max: int,
+        *,
+        pressed_only: bool = False,
+    ) -> None:
+        """Take the next subjects from the queue and add what should go out, sorted by itself: a slice of a turn."""
         engine = self._engine
-        subjects = engine.pressed if pressed_only else engine.changed
         if pressed_only:
-            engine.pressed = []
+            subjects = engine.pressed[:subjects_max]
+            del engine.pressed[:subjects_max]
         else:
-            engine.changed = []
+            subjects = engine.changed[:subjects_max]
+            del engine.changed[:subjects_max]
         found: list[tuple[LedgerRow, Subject, Cell]] = []
         for subject in subjects:
             if not pressed_only:
@@ -315,10 +335,8 @@ class Convergence:
                     shared.changed = False
                     if now_ms < shared.set_aside_until_ms:
                         engine.note_change(subject, cell, shared)
-        if not found:
-            return None
         found.sort(key=row_of)
-        return Publication(found)
+        collected.extend(found)
 
     def _row(
         self, subject: Subject, cell: Cell, shared: Shared, key: tuple[str, str, int], now_ms: int
@@ -476,4 +494,5 @@ class Convergence:
 
 
 def row_of(found: tuple[LedgerRow, Subject, Cell]) -> LedgerRow:
+    """What rows that should go out are sorted by."""
     return found[0]

@@ -9,11 +9,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from heapq import merge
+from itertools import islice
 from random import Random
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
-from tidegate.core.convergence import Convergence, Publication
+from tidegate.core.cells import Cell, Subject
+from tidegate.core.convergence import Convergence, Publication, row_of
 from tidegate.core.gate import Gate
 from tidegate.core.model import LedgerRow, Tuning
 from tidegate.errors import DependencyError, RowsRejected
@@ -26,7 +29,14 @@ __all__ = ["PublishLoop", "Published"]
 logger = logging.getLogger(__name__)
 
 # After so many chunks in a row have failed the rest of the turn is left for the next one.
-FAILED_CHUNKS_MAX = 2
+FAILED_CHUNKS_MAX: Final = 2
+
+# Subjects looked at, and rows settled, between two breaths of the event loop: about a millisecond, compiled.
+SLICE_ROWS: Final = 500
+
+
+Found = tuple[LedgerRow, Subject, Cell]
+"""A row that should go out, and whose it is."""
 
 
 class Published(NamedTuple):
@@ -37,6 +47,18 @@ class Published(NamedTuple):
     """Those that stand in the ledger now."""
     chunks: list[int]
     """Rows in each chunk that was sent."""
+
+
+async def _taken(found: Iterator[Found], count: int) -> list[Found]:
+    """The next ones, at most so many, in slices."""
+    taken: list[Found] = []
+    while len(taken) < count:
+        run = list(islice(found, min(SLICE_ROWS, count - len(taken))))
+        if not run:
+            break
+        taken += run
+        await asyncio.sleep(0)
+    return taken
 
 
 class PublishLoop:
@@ -66,33 +88,52 @@ class PublishLoop:
         """One turn: everything that changed and passes the filters, or only what is under pressure."""
         self.turns += 1
         await self._sweep()
-        with self._gate:
-            publication = self._convergence.plan_publish(self._gate.now_ms(), pressed_only=pressed_only)
+        chunks = await self._plan(pressed_only)
         done: list[LedgerRow] = []
-        chunks: list[int] = []
-        if publication is None:
-            return Published(True, done, chunks)
+        sizes: list[int] = []
         ok = True
         failed_in_a_row = 0
-        size = self._tuning.publish_rows_max
-        for start in range(0, len(publication.rows), size):
-            end = min(start + size, len(publication.rows))
-            if failed_in_a_row >= FAILED_CHUNKS_MAX:
-                self._give_back(publication, start, len(publication.rows))
-                break
+        for number, chunk in enumerate(chunks):
             try:
-                await self._send(publication, start, end, done, chunks)
+                if failed_in_a_row >= FAILED_CHUNKS_MAX:
+                    self._give_back(chunk, 0, len(chunk.rows))
+                    await asyncio.sleep(0)
+                    continue
+                await self._send(chunk, 0, len(chunk.rows), done, sizes)
                 failed_in_a_row = 0
             except DependencyError:
                 ok = False
                 failed_in_a_row += 1
             except BaseException:
                 # Stopped in the middle: what was not tried yet waits for the last flush.
-                self._give_back(publication, end, len(publication.rows))
+                self._give_back_all(chunks[number + 1 :])
                 raise
         if done:
             self.on_published()
-        return Published(ok, done, chunks)
+        return Published(ok, done, sizes)
+
+    async def _plan(self, pressed_only: bool) -> list[Publication]:
+        """What should go out now, in key order, in chunks. Made in slices: none of them holds the event loop."""
+        runs: list[list[Found]] = []
+        chunks: list[Publication] = []
+        size = self._tuning.publish_rows_max
+        try:
+            waiting = self._convergence.subjects_waiting(pressed_only=pressed_only)
+            for start in range(0, waiting, SLICE_ROWS):
+                run: list[Found] = []
+                runs.append(run)
+                with self._gate:
+                    self._convergence.collect_publish(
+                        run, self._gate.now_ms(), min(SLICE_ROWS, waiting - start), pressed_only=pressed_only
+                    )
+                await asyncio.sleep(0)
+            merged = merge(*runs, key=row_of)
+            while chunk := await _taken(merged, size):
+                chunks.append(Publication(chunk))
+        except BaseException:
+            self._give_back_all([Publication(run) for run in runs])
+            raise
+        return chunks
 
     async def _sweep(self) -> None:
         while self._convergence.sweeping:
@@ -105,23 +146,25 @@ class PublishLoop:
     ) -> None:
         """Send the rows from `start` up to `end`; split them where the database refuses."""
         rows = publication.rows[start:end]
-        settled = False
+        settled = start  # what lies before it is published, or in other hands
         try:
             await self.calls.through(
                 ["publish"],
                 lambda timeout_s: self._ledger.publish(rows, timeout_s=timeout_s),
                 self._timeout_s,
             )
-            with self._gate:
-                self._convergence.apply_publish(publication, start, end, self._gate.now_ms())
-            settled = True
+            while settled < end:
+                slice_end = min(settled + SLICE_ROWS, end)
+                with self._gate:
+                    self._convergence.apply_publish(publication, settled, slice_end, self._gate.now_ms())
+                settled = slice_end
+                await asyncio.sleep(0)
         except RowsRejected as error:
-            settled = True
+            settled = end
             await self._bisect(publication, start, end, done, chunks, error)
             return
         finally:
-            if not settled:
-                self._give_back(publication, start, end)
+            self._give_back(publication, settled, end)
         chunks.append(len(rows))
         done.extend(rows)
         self.rows_published += len(rows)
@@ -154,9 +197,14 @@ class PublishLoop:
             raise
         await self._send(publication, middle, end, done, chunks)
 
+    def _give_back_all(self, chunks: list[Publication]) -> None:
+        for chunk in chunks:
+            self._give_back(chunk, 0, len(chunk.rows))
+
     def _give_back(self, publication: Publication, start: int, end: int) -> None:
-        with self._gate:
-            self._convergence.fail_publish(publication, start, end)
+        if start < end:
+            with self._gate:
+                self._convergence.fail_publish(publication, start, end)
 
     async def run(self) -> None:
         """The loop, until cancelled: on the tick, and under pressure at most once per `pressure_interval_ms`."""
