@@ -36,6 +36,9 @@ HEAD_BYTES_KEPT: Final = 2_048
 CHUNK_OVERHEAD_BYTES: Final = 65_536
 # Bodies that are being received take at most this much memory together, or eight of the largest.
 BUFFERED_BYTES_MIN: Final = 67_108_864
+# Bodies up to this size are taken even then: a few clients with large ones must not shut out everybody else. The bound
+# of connections bounds what they add up to.
+SMALL_BODY_BYTES: Final = 16_384
 
 # Where in a request the bytes are.
 REST, HEADERS, BODY = range(3)
@@ -285,7 +288,7 @@ class RequestReader:
         intake.buffered_bytes += len(data)
         if self._body_bytes > intake.body_bytes_max:
             self._stop(BODY_TOO_LARGE, intake.body_bound)
-        if intake.buffered_bytes > intake.buffered_bytes_max:
+        if intake.buffered_bytes > intake.buffered_bytes_max and self._body_bytes > SMALL_BODY_BYTES:
             self._stop(OVERLOADED, "Too many large bodies are being received at once. Try again.")
 
     def on_message_complete(self) -> None:
