@@ -7,6 +7,7 @@ import pytest
 from tests.runtime.world import EPOCH_MS, Region, on_virtual_time, turns
 from tidegate import AsyncLimiter
 from tidegate.adapters.memory import MemoryOrigin
+from tidegate.ports import Pulse
 from tidegate.testing.clock import ManualClock
 
 
@@ -115,3 +116,30 @@ async def test_the_pulse_survives_whatever_the_adapter_raises(caplog: pytest.Log
     assert node.origin.count("pulse") >= 3
     assert {line.name: line.ok for line in node.limiter.health()}["origin"]
     await region.stop()
+
+
+async def test_a_round_trip_that_took_long_says_nothing_about_the_clock(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    clock = ManualClock(EPOCH_MS)
+
+    class Slow(MemoryOrigin):
+        late_ms = 0
+
+        async def pulse(self, region: str, *, timeout_s: float) -> Pulse:
+            answer = await super().pulse(region, timeout_s=timeout_s)
+            clock.advance(self.late_ms)
+            return answer
+
+    origin = Slow(clock=clock)
+    limiter = AsyncLimiter("fra", origin, clock=clock)
+    await limiter.start()
+    pulse = limiter._parts.node.pulse if limiter._parts.node else None
+    assert pulse is not None
+    await pulse.run_once()
+    assert limiter.statistics().clock_offset_ms == 0
+    origin.late_ms = 1_200
+    await pulse.run_once()
+    assert limiter.statistics().clock_offset_ms == 0
+    assert "check NTP" not in caplog.text
+    await limiter.stop()

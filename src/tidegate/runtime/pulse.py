@@ -78,7 +78,7 @@ class PulseLoop:
             return
         self.foreign_region = None
         self.is_confirmed = True
-        self._note_offset(pulse.time_ms - (before_ms + after_ms) // 2)
+        self._note_offset(pulse.time_ms - (before_ms + after_ms) // 2, after_ms - before_ms)
         if pulse.was_empty:
             with self._gate:
                 self._convergence.start_heal()
@@ -88,7 +88,10 @@ class PulseLoop:
         self.alive = False
         self.last_error = f"{type(error).__name__}: {error}"
 
-    def _note_offset(self, offset_ms: int) -> None:
+    def _note_offset(self, offset_ms: int, round_trip_ms: int) -> None:
+        if round_trip_ms > 2 * self._offset_warn_ms:
+            # Half a round trip is how exact this can be. A busy event loop must not be taken for a wrong clock.
+            return
         self.clock_offset_ms = offset_ms
         if abs(offset_ms) <= self._offset_warn_ms:
             self._warned = False

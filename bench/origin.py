@@ -1,0 +1,405 @@
+"""The figures of the origin, on a real Redis on loopback, in one run.
+
+Each figure is a function that returns lines: what, the number, what it is compared with, and the target. Times of
+our own work are CPU time of this process; the Redis server is another process. Peers are measured on the same server
+with the same number of concurrent tasks. `--quick` runs a tenth of everything.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import statistics
+import sys
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, NamedTuple
+
+from tidegate import AsyncLimiter, Limit, Limiter, Tuning
+from tidegate.adapters.redis.origin import RedisOrigin
+from tidegate.testing import RedisServer
+from tidegate.testing.clock import ManualClock
+
+__all__ = ["main"]
+
+REGION = "bench"
+HOUR_MS = 3_600_000
+FREE = Limit(10**12, duration_ms=HOUR_MS, namespace="bench")
+SUBJECTS = [f"user_{n}" for n in range(10_000)]
+TASKS = 64
+# A server's event loop turns once per batch of sockets that were ready: this many decisions to a turn.
+DECISIONS_PER_TURN = 64
+
+
+class Figure(NamedTuple):
+    """One line of the table."""
+
+    what: str
+    value: str
+    against: str
+    target: str
+    met: bool | None
+    """None where nothing was promised."""
+
+
+class Scale(NamedTuple):
+    """How much of everything."""
+
+    decisions: int
+    seconds: float
+    turns: int
+    freeze_s: float
+
+
+FULL = Scale(decisions=300_000, seconds=4.0, turns=400, freeze_s=10.0)
+QUICK = Scale(decisions=30_000, seconds=0.5, turns=40, freeze_s=4.0)
+
+
+async def told(limiter: AsyncLimiter | Limiter, poll_s: float = 0.0005) -> None:
+    """Return when everything accepted has been acknowledged, give or take `poll_s`."""
+    while True:
+        now = limiter.statistics()
+        if now.origin_dirty_subjects == 0 and now.replay_lag_s == 0.0:
+            return
+        await asyncio.sleep(poll_s)
+
+
+# -- what the origin is asked
+
+
+async def hot_subject(url: str, scale: Scale) -> list[Figure]:
+    """Commands per accepted request on one hot subject, tasks and threads."""
+    found = []
+    origin = RedisOrigin(url)
+    async with AsyncLimiter(REGION, origin) as limiter:
+        await limiter.limit(FREE, "hot")
+        await told(limiter)
+        before = origin.statistics()["commands"]
+        for _ in range(scale.decisions // DECISIONS_PER_TURN):
+            for _ in range(DECISIONS_PER_TURN):
+                await limiter.limit(FREE, "hot")
+            await asyncio.sleep(0)
+        await told(limiter)
+        found.append(("tasks", (origin.statistics()["commands"] - before) / scale.decisions))
+    origin = RedisOrigin(url)
+
+    def threads() -> float:
+        with Limiter(REGION, origin) as limiter:
+            limiter.limit(FREE, "hot")
+            before = origin.statistics()["commands"]
+            for _ in range(scale.decisions):
+                limiter.limit(FREE, "hot")
+            return (origin.statistics()["commands"] - before) / scale.decisions
+
+    found.append(("threads", await asyncio.to_thread(threads)))
+    return [
+        Figure(
+            f"commands per accepted request, one hot subject, {kind}",
+            f"{value:.5f}",
+            "one INCRBY each: 1",
+            "≤ 0.01",
+            value <= 0.01,
+        )
+        for kind, value in found
+    ]
+
+
+async def blocked_subject(url: str, _scale: Scale) -> list[Figure]:
+    """Commands for denied requests on one blocked subject."""
+    origin = RedisOrigin(url)
+    # No pulse: it asks once a second whatever happens, and is not what is counted here.
+    async with AsyncLimiter(REGION, origin, tuning=Tuning(pulse_interval_ms=HOUR_MS)) as limiter:
+        limit = Limit(10, duration_ms=HOUR_MS, namespace="bench")
+        await limiter.limit(limit, "blocked", 10)
+        await told(limiter)
+        before = origin.statistics()["commands"]
+        denied = 0
+        for turn in range(100_000):
+            denied += not await limiter.limit(limit, "blocked")
+            if turn % DECISIONS_PER_TURN == 0:
+                await asyncio.sleep(0)
+        used = origin.statistics()["commands"] - before
+    return [
+        Figure(
+            f"commands for {denied:,} denied requests, one blocked subject",
+            f"{used}",
+            "one read each: 100,000",
+            "0 beyond the first few",
+            used <= 5 and denied == 100_000,
+        )
+    ]
+
+
+async def rollover(url: str, _scale: Scale) -> list[Figure]:
+    """Reads that somebody waits for when the window of 10,000 warm subjects ends, under traffic."""
+    clock = ManualClock((time.time_ns() // 1_000_000 // 60_000 + 1) * 60_000 - 2_000)
+    limit = Limit(10**9, duration_ms=60_000, namespace="bench")
+    async with AsyncLimiter(REGION, url, clock=clock) as limiter:
+
+        async def everybody() -> int:
+            before = limiter.statistics().from_origin
+            for start in range(0, len(SUBJECTS), DECISIONS_PER_TURN):
+                for name in SUBJECTS[start : start + DECISIONS_PER_TURN]:
+                    await limiter.limit(limit, name)
+                await asyncio.sleep(0)
+            return limiter.statistics().from_origin - before
+
+        await everybody()
+        await told(limiter)
+        waited = 0
+        for step_ms in (
+            1_000,
+            1_010,
+            500,
+            700,
+            1_500,
+            3_000,
+        ):  # across the boundary, and through the next seconds
+            clock.advance(step_ms)
+            waited += await everybody()
+            await told(limiter)
+    return [
+        Figure(
+            "blocking reads at a rollover, 10,000 warm subjects",
+            f"{waited}",
+            "one each: 10,000",
+            "0",
+            waited == 0,
+        )
+    ]
+
+
+# -- what replay costs
+
+
+async def replay_cost(url: str, scale: Scale) -> list[Figure]:
+    """Cells merged per second and CPU per cell, with every cell dirty."""
+    # Always fresh: no request has to read, and what is measured is replay alone.
+    async with AsyncLimiter(REGION, url, tuning=Tuning(fresh_ms=HOUR_MS)) as limiter:
+        for name in SUBJECTS:
+            await limiter.limit(FREE, name)
+        await told(limiter)
+        wall_s, cpu_s, cells = [], [], len(SUBJECTS)
+        for _ in range(max(3, int(scale.seconds * 5))):
+            for name in SUBJECTS:
+                limiter.limit_nowait(FREE, name)
+            assert limiter.statistics().origin_dirty_subjects == cells
+            started_s, started_cpu_s = time.perf_counter(), time.process_time()
+            await told(limiter, 0.005)  # asking costs too: seldom enough not to be what is measured
+            wall_s.append(time.perf_counter() - started_s)
+            cpu_s.append(time.process_time() - started_cpu_s)
+    cpu_us = min(cpu_s) / cells * 1e6
+    return [
+        Figure("cells merged per second", f"{cells / min(wall_s):,.0f}", "", "", None),
+        Figure("CPU per merged cell, client side", f"{cpu_us:.1f} µs", "", "", None),
+        Figure(
+            "CPU of replay at 10,000 distinct dirty cells per second",
+            f"{cpu_us / 1e6 * 10_000 * 100:.1f} % of a core",
+            "",
+            "≤ 15 %",
+            cpu_us * 0.01 <= 0.15,
+        ),
+    ]
+
+
+# -- throughput
+
+
+async def rate_of(call: Callable[[str], Awaitable[Any]], seconds: float, *, yields: bool) -> float:
+    """Decisions per CPU second of this process, of so many concurrent tasks over all subjects.
+
+    All that are compared keep their core busy, so that on an idle machine it is the rate by the clock; on a busy one
+    it leaves out what others took.
+    """
+    ends_s = time.perf_counter() + seconds
+    done = 0
+
+    async def task(number: int) -> None:
+        nonlocal done
+        position = number * len(SUBJECTS) // TASKS
+        while time.perf_counter() < ends_s:
+            for _ in range(DECISIONS_PER_TURN if yields else 1):
+                await call(SUBJECTS[position % len(SUBJECTS)])
+                position += 1
+                done += 1
+            if yields:
+                await asyncio.sleep(0)
+
+    started_s = time.process_time()
+    # With so many decisions between two turns of the loop one task is as good as many, and turns are short.
+    await asyncio.gather(*(task(number) for number in range(1 if yields else TASKS)))
+    return done / (time.process_time() - started_s)
+
+
+async def throughput(url: str, scale: Scale) -> list[Figure]:
+    """`AsyncLimiter.limit` with a Redis origin against peers on the same server, and against embedded mode."""
+    from limits import RateLimitItemPerHour
+    from limits.aio.storage import RedisStorage
+    from limits.aio.strategies import SlidingWindowCounterRateLimiter
+    from throttled.asyncio import RedisStore, Throttled, per_hour
+
+    shared_rates, embedded_rates, peer_rates = [], [], {"limits": 0.0, "throttled-py": 0.0}
+    sliding = SlidingWindowCounterRateLimiter(RedisStorage(f"async+{url}", implementation="redispy"))
+    item = RateLimitItemPerHour(10**9)
+    throttled = Throttled(using="sliding_window", quota=per_hour(10**9), store=RedisStore(server=url))
+    embedded = AsyncLimiter()
+    async with AsyncLimiter(REGION, url) as limiter:
+        await asyncio.gather(*(limiter.limit(FREE, name) for name in SUBJECTS))
+        await asyncio.gather(*(embedded.limit(FREE, name) for name in SUBJECTS))
+        for _ in range(7):
+            shared_rates.append(
+                await rate_of(lambda name: limiter.limit(FREE, name), scale.seconds / 4, yields=True)
+            )
+            embedded_rates.append(
+                await rate_of(lambda name: embedded.limit(FREE, name), scale.seconds / 4, yields=True)
+            )
+        await told(limiter)
+    for name, call in (
+        ("limits", lambda name: sliding.hit(item, name)),
+        ("throttled-py", throttled.limit),
+    ):
+        await rate_of(call, 0.2, yields=False)
+        peer_rates[name] = await rate_of(call, scale.seconds, yields=False)
+    shared, alone = statistics.median(shared_rates), statistics.median(embedded_rates)
+    best = max(peer_rates.values())
+    return [
+        Figure(
+            "decisions per CPU second, Redis origin, 10,000 subjects",
+            f"{shared:,.0f}",
+            f"limits {peer_rates['limits']:,.0f}, throttled-py {peer_rates['throttled-py']:,.0f}",
+            "",
+            None,
+        ),
+        Figure(
+            "  against the best peer on the same server",
+            f"{shared / best:.0f} ×",
+            "",
+            "≥ 20 ×",
+            shared >= 20 * best,
+        ),
+        Figure(
+            "  against embedded mode",
+            f"{shared / alone:.0%}",
+            f"embedded {alone:,.0f}",
+            "≥ 60 %",
+            shared >= 0.6 * alone,
+        ),
+    ]
+
+
+# -- time
+
+
+async def convergence(url: str, scale: Scale) -> list[Figure]:
+    """From the last accepted request of one node until another node decides with it, in round trips."""
+    # Every look of the second node is a read; what the measurement does not ask for is kept out of it.
+    tuning = Tuning(pulse_interval_ms=HOUR_MS, fresh_ms=0)
+    origins = [RedisOrigin(url), RedisOrigin(url)]
+    async with (
+        AsyncLimiter(REGION, origins[0], tuning=tuning) as first,
+        AsyncLimiter(REGION, origins[1], tuning=tuning) as second,
+    ):
+        trips_s = []
+        for _ in range(scale.turns):
+            started_s = time.perf_counter()
+            await origins[0].pulse(REGION, timeout_s=1)
+            trips_s.append(time.perf_counter() - started_s)
+        trip_s = statistics.median(trips_s)
+        for limiter in (first, second):
+            await limiter.limit(FREE, "x")
+            await told(limiter)
+        took = []
+        for _ in range(scale.turns):
+            expected = (await first.limit(FREE, "x")).effective
+            started_s = time.perf_counter()
+            while True:
+                if (await second.peek(FREE, "x")).effective >= expected:
+                    break
+                await asyncio.sleep(0)
+            took.append((time.perf_counter() - started_s) / trip_s)
+    took.sort()
+    p50, p99 = took[len(took) // 2], took[int(len(took) * 0.99)]
+    return [
+        Figure(
+            "two nodes converge, p50 / p99, in round trips",
+            f"{p50:.1f} / {p99:.1f}",
+            f"a round trip: {trip_s * 1e6:.0f} µs",
+            "",
+            None,
+        )
+    ]
+
+
+async def frozen(server: RedisServer, scale: Scale) -> list[Figure]:
+    """Decisions while the origin stands still (SIGSTOP): p99 with an open breaker, and the longest wait."""
+    async with AsyncLimiter(REGION, server.url) as limiter:
+        # Together, in a few round trips: a thousand successes a moment ago would keep the breaker closed for long.
+        await asyncio.gather(*(limiter.limit(FREE, name) for name in SUBJECTS[:1_000]))
+        await told(limiter)
+        await asyncio.to_thread(server.freeze)
+        try:
+            ends_s = time.perf_counter() + scale.freeze_s
+            open_s: list[float] = []
+            longest_s = 0.0
+            answered = 0
+
+            async def request(number: int) -> None:
+                nonlocal answered, longest_s
+                name = f"cold {number}" if number % 5 == 0 else SUBJECTS[number * 17 % 1_000]
+                is_open = limiter.statistics().breaker_states["origin_read"] == 2
+                started_s = time.perf_counter()
+                await limiter.limit(FREE, name)
+                took_s = time.perf_counter() - started_s
+                answered += 1
+                longest_s = max(longest_s, took_s)
+                if is_open:
+                    open_s.append(took_s)
+
+            requests: list[asyncio.Task[None]] = []
+            while time.perf_counter() < ends_s:  # an open loop: nobody waits for the one before
+                requests.append(asyncio.create_task(request(len(requests))))
+                await asyncio.sleep(0.001)
+            await asyncio.gather(*requests)
+        finally:
+            await asyncio.to_thread(server.thaw)
+        await told(limiter)
+    open_s.sort()
+    p99_ms = open_s[int(len(open_s) * 0.99)] * 1000 if open_s else float("nan")
+    return [
+        Figure(
+            f"origin frozen for {scale.freeze_s:g} s: p99 of decisions with an open breaker",
+            f"{p99_ms:.2f} ms",
+            f"{answered:,} requests, all answered; {len(open_s):,} of them then",
+            "< 5 ms",
+            p99_ms < 5,
+        ),
+        Figure("  longest wait of any request", f"{longest_s * 1000:.0f} ms", "", "300 ms", longest_s < 0.33),
+    ]
+
+
+# -- the table
+
+
+async def measure(scale: Scale) -> list[Figure]:
+    found: list[Figure] = []
+    with RedisServer() as server:
+        for figure in (hot_subject, blocked_subject, rollover, replay_cost, throughput, convergence):
+            await asyncio.to_thread(server.flush)
+            found += await figure(server.url, scale)
+        await asyncio.to_thread(server.flush)
+        found += await frozen(server, scale)
+    return found
+
+
+def main(arguments: Sequence[str] = ()) -> int:
+    """Print the table; 1 if a target was missed."""
+    figures = asyncio.run(measure(QUICK if "--quick" in arguments else FULL))
+    print("| figure | measured | against | target | |")
+    print("| --- | --- | --- | --- | --- |")
+    for figure in figures:
+        verdict = {True: "met", False: "**missed**", None: ""}[figure.met]
+        print(f"| {figure.what} | {figure.value} | {figure.against} | {figure.target} | {verdict} |")
+    return int(any(figure.met is False for figure in figures))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
