@@ -218,6 +218,15 @@ def test_a_passed_batch_larger_than_the_memory_bound_gives_up_unreplayed_counts_
     assert node.engine.subjects.evicted_unreplayed == 7
 
 
+def test_a_batch_gives_up_its_own_idle_subjects_before_unreplayed_counts() -> None:
+    node, origin = Node(tuning=Tuning(subjects_max=2)), DictOrigin()
+    limit = Limit(5, duration_ms=60_000)
+    node.limit(limit, "unreplayed", 1, NOW_MS, origin)
+    node.limit_many([Request(limit, "looked at", 0), Request(limit, "used", 1)], NOW_MS, origin)
+    assert node.knows(limit, "unreplayed") and node.knows(limit, "used")
+    assert node.engine.subjects.evicted_unreplayed == 0
+
+
 def test_a_batch_reads_every_cold_counter_once_and_nothing_when_one_is_certain_to_fail() -> None:
     node = Node()
     limit = Limit(10, duration_ms=1000)

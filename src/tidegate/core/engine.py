@@ -514,9 +514,9 @@ class Engine:
         if probable:
             passed = False
         decisions = self._answer(requests, subjects, states, demands, probable, passed, now_ms, source)
-        for subject in subjects:
-            if subject.table >= 0:
-                self.subjects.make_room(now_ms, subject)
+        for _ in subjects:
+            # Once each, for the expiry work; the batch is done, so that its own subjects may go like any other.
+            self.subjects.make_room(now_ms, None)
         return decisions, []
 
     def _needs(self, requests: Sequence[Request], subjects: list[Subject], now_ms: int) -> list[Need]:
