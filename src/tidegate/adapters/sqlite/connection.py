@@ -229,6 +229,8 @@ class _Worker:
 
     def perform(self, job: _Job[Any]) -> None:
         """Do the work, leave no transaction behind, and tell the caller."""
+        # Before the caller is told: who then looks at the statistics finds this job in them.
+        self.jobs_done += 1
         try:
             result = job.work(self.connected(job.deadline))
         except (sqlite3.Error, OverflowError, UnicodeEncodeError) as error:
@@ -242,7 +244,6 @@ class _Worker:
         else:
             self.tidy(broken=False)
             job.succeed(result)
-        self.jobs_done += 1
 
     def connected(self, deadline: float) -> sqlite3.Connection:
         """The connection to the file that is at `path` now, ready to wait for locks until `deadline`."""
