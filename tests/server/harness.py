@@ -239,7 +239,7 @@ class TidegateServer:
 
     def metrics(self) -> dict[str, float]:
         """Series by their text: `tidegate_subjects`, `tidegate_decisions_total{outcome="passed",source="local"}`."""
-        lines = self.get("/metrics").body.decode().splitlines()
+        lines = self.get("/metrics").body.decode().removesuffix("\n").split("\n")
         return {
             name: float(value)
             for name, _, value in (line.rpartition(" ") for line in lines if line[0] != "#")

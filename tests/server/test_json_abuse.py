@@ -38,9 +38,12 @@ def refused(reply: Reply) -> str:
         VALID.replace(b"10", b"0x10"),
         VALID.replace(b"10", b"NaN"),
         VALID.replace(b"10", b"Infinity"),
-        VALID.replace(b"10", b"1e1"),
-        VALID.replace(b"10", b"10.0"),
+        VALID.replace(b"10", b"10.5"),
+        VALID.replace(b"10", b"1e-1"),
         VALID.replace(b"10", b"1e400"),
+        VALID.replace(b"10", b"1e999999999"),
+        VALID.replace(b"10", b"1e-999999999"),
+        VALID.replace(b"10", b"9223372036854775808.0"),
         VALID.replace(b'"user"', b'"us\ner"'),
         VALID.replace(b'"user"', b'"us\\qer"'),
         VALID.replace(b'"', b"'"),
@@ -48,6 +51,23 @@ def refused(reply: Reply) -> str:
 )
 def test_what_is_not_a_body_of_this_operation_is_a_400(workspace: Workspace, body: bytes) -> None:
     refused(workspace.call("limit", body))
+
+
+@pytest.mark.parametrize("number", [b"10.0", b"1e1", b"1.0E+1", b"100e-1"])
+def test_a_number_that_is_whole_is_an_integer_however_it_is_written(
+    workspace: Workspace, number: bytes
+) -> None:
+    assert workspace.call("limit", VALID.replace(b"10", number)).data["limit"] == 10
+    assert (
+        workspace.call("multiLimit", b"[" + VALID.replace(b"10", number) + b"]").data["limits"][0]["limit"]
+        == 10
+    )
+    exact = workspace.call("limit", VALID.replace(b"10", b"9.223372036854775807e18"))
+    assert exact.data["limit"] == 2**63 - 1
+    twice = VALID.replace(b"10", number)[:-1] + b',"limit":10}'
+    assert "twice" in refused(workspace.call("limit", twice))
+    refused(workspace.call("limit", VALID.replace(b"10", number).replace(b"user", b"\\ud800")))
+    refused(workspace.call("limit", VALID.replace(b"10", number).replace(b"user", b"\xff")))
 
 
 @pytest.mark.parametrize(

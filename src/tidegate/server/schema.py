@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping
+from decimal import Decimal
+from itertools import islice
 from typing import Annotated, Any, Final, Generic, TypeVar
 
 import msgspec
@@ -37,11 +39,13 @@ ITEMS_MAX: Final = 100
 PAGE_MAX: Final = 100
 PAGE_DEFAULT: Final = 10
 
-# An explanation reads the body a second time, with the slow parser of the standard library. No honest body that is
+# What msgspec refuses is read a second time, with the slow parser of the standard library. No honest body that is
 # wrong is larger; a larger one gets msgspec's one-line reason.
-EXPLAINED_BYTES_MAX: Final = 65_536
+REPARSED_BYTES_MAX: Final = 65_536
 # A wide body may be wrong in thousands of places. Nobody reads more than this.
 ERRORS_MAX: Final = 20
+
+TWICE: Final = FieldError("/", "a property is given twice", "Give each property once.")
 
 Name = Annotated[str, Meta(min_length=1, max_length=512)]
 
@@ -161,10 +165,11 @@ T = TypeVar("T")
 class BodyDecoder(Generic[T]):
     """Bytes to a checked body of one operation, or a `Refusal` that explains."""
 
-    __slots__ = ("_decode", "_path", "_quotes", "_schema")
+    __slots__ = ("_decode", "_path", "_quotes", "_schema", "_type")
 
     def __init__(self, path: str, body_type: Any, schema: str, quotes: Callable[[T], int]) -> None:
         self._path = path
+        self._type = body_type
         self._decode: Callable[[bytes], T] = msgspec.json.Decoder(body_type).decode
         self._schema = schema
         self._quotes = quotes
@@ -173,13 +178,33 @@ class BodyDecoder(Generic[T]):
         try:
             body = self._decode(data)
         except (msgspec.MsgspecError, ValueError) as error:
-            raise self._refusal(explain(SCHEMAS[self._schema], data, str(error))) from None
+            return self._decode_again(data, str(error))
         # JSON says nothing about a key that stands twice, and parsers differ: the value that a proxy has checked
         # need not be the one that is used here. So it is refused. Counting quotation marks settles all ordinary
         # bodies for the price of one memchr; only strings that hold one are parsed again.
         excess = data.count(b'"') - self._quotes(body)
         if excess != 0 and has_duplicate_key(data, excess, len(body) if isinstance(body, list) else 1):
-            raise self._refusal([FieldError("/", "a property is given twice", "Give each property once.")])
+            raise self._refusal([TWICE])
+        return body
+
+    def _decode_again(self, data: bytes, reason: str) -> T:
+        """The slow way, for what msgspec does not take: `5.0` is an integer to JSON Schema. Or an explanation."""
+        if len(data) > REPARSED_BYTES_MAX:
+            raise self._refusal([FieldError("/", reason)])
+        try:
+            document = json.loads(data.decode("utf-8"), parse_float=_number, object_pairs_hook=_unique)
+            json.dumps(document, ensure_ascii=False).encode("utf-8")  # no lone surrogates in it
+        except _Duplicate:
+            raise self._refusal([TWICE]) from None
+        except (ValueError, RecursionError):
+            error = FieldError(
+                "/", f"the body is not valid JSON: {reason}", "Send one JSON document in UTF-8."
+            )
+            raise self._refusal([error]) from None
+        try:
+            body: T = msgspec.convert(document, self._type)
+        except msgspec.ValidationError:
+            raise self._refusal(explain(SCHEMAS[self._schema], document, reason)) from None
         return body
 
     def _refusal(self, errors: list[FieldError]) -> Refusal:
@@ -191,9 +216,20 @@ class _Duplicate(Exception):
     pass
 
 
-def _refuse_duplicates(pairs: list[tuple[str, Any]]) -> None:
-    if len(dict(pairs)) != len(pairs):
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
         raise _Duplicate
+    return found
+
+
+def _number(text: str) -> int | float:
+    """A number with a point or an exponent: an int if it is one, exactly."""
+    exact = Decimal(text)
+    # Far beyond 64 bits it is out of bounds anyway, and as an int it could fill the memory.
+    if abs(exact.adjusted()) < 30 and exact == exact.to_integral_value():
+        return int(exact)
+    return float(exact)
 
 
 def has_duplicate_key(data: bytes, excess: int, objects: int) -> bool:
@@ -205,29 +241,16 @@ def has_duplicate_key(data: bytes, excess: int, objects: int) -> bool:
     if excess > 1_024 * objects:
         return True
     try:
-        json.loads(data, object_pairs_hook=_refuse_duplicates)
+        json.loads(data, object_pairs_hook=_unique)
     except _Duplicate:
         return True
     return False
 
 
-def explain(schema: Mapping[str, Any], data: bytes, reason: str) -> list[FieldError]:
-    """What is wrong with `data`, by keyword of the schema. Never empty."""
-    if len(data) <= EXPLAINED_BYTES_MAX:
-        try:
-            document = json.loads(data)
-        except (ValueError, RecursionError):
-            return [
-                FieldError("/", f"the body is not valid JSON: {reason}", "Send one JSON document in UTF-8.")
-            ]
-        errors = []
-        for error in violations(schema, document, "", ""):
-            errors.append(error)
-            if len(errors) == ERRORS_MAX:
-                break
-        if errors:
-            return errors
-    return [FieldError("/", reason)]
+def explain(schema: Mapping[str, Any], document: Any, reason: str) -> list[FieldError]:
+    """What is wrong with `document`, by keyword of the schema. Never empty."""
+    errors = list(islice(violations(schema, document, "", ""), ERRORS_MAX))
+    return errors or [FieldError("/", reason)]
 
 
 TYPES: Final[Mapping[str, Callable[[Any], bool]]] = {

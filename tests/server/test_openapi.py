@@ -1,0 +1,122 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import jsonschema_rs
+import pytest
+
+from tests.server.harness import TidegateServer, Workspace
+from tidegate.server import docs_page, openapi, problems
+from tidegate.server.problems import Problem
+
+# The API answers 400, not 401, to a request without an Authorization header: clients in the field expect that.
+NOT_OUR_CONTRACT = "missing_required_header,ignored_auth"
+
+
+@pytest.mark.slow
+def test_schemathesis_finds_nothing_to_object_to(server: TidegateServer, workspace: Workspace) -> None:
+    for name in ("0", "api"):
+        workspace.limit(name)
+    done = subprocess.run(
+        [
+            str(Path(sys.executable).parent / "schemathesis"),
+            *("run", f"{server.url}/openapi.json", "-H", f"Authorization: Bearer {workspace.key.secret}"),
+            *("--checks", "all", "--exclude-checks", NOT_OUR_CONTRACT, "--max-examples", "150"),
+            *("--generation-deterministic", "--no-color"),
+        ],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-8_000:]
+    assert "Tested: 7" in done.stdout
+
+
+def test_the_document_describes_every_route_of_the_api(server: TidegateServer) -> None:
+    document = server.get("/openapi.json").json
+    assert document["openapi"] == "3.1.0"
+    operations = ["limit", "multiLimit", "setOverride", "getOverride", "listOverrides", "deleteOverride"]
+    assert list(document["paths"]) == [*(f"/v2/ratelimit.{name}" for name in operations), "/v2/liveness"]
+
+
+def test_every_schema_of_the_document_is_a_json_schema() -> None:
+    document = openapi.document()
+    for name in document["components"]["schemas"]:
+        jsonschema_rs.validator_for(
+            {"$ref": f"#/components/schemas/{name}", "components": document["components"]}
+        )
+
+
+def test_real_answers_fit_the_document(workspace: Workspace) -> None:
+    document = openapi.document()
+    body = {"namespace": "api", "identifier": "user", "limit": 1, "duration": 1_000}
+    pair = {"namespace": "api", "identifier": "user"}
+    calls: list[tuple[str, Any]] = [
+        ("limit", body),
+        ("setOverride", body),
+        ("limit", body),
+        ("multiLimit", [body, body]),
+        ("getOverride", pair),
+        ("listOverrides", {"namespace": "api"}),
+        ("deleteOverride", pair),
+        ("deleteOverride", pair),
+        ("limit", {}),
+    ]
+    for operation, sent in calls:
+        reply = workspace.call(operation, sent)
+        responses = document["paths"][f"/v2/ratelimit.{operation}"]["post"]["responses"]
+        content = responses[str(reply.status)]["content"][reply.headers["content-type"]]
+        validator = jsonschema_rs.validator_for({**content["schema"], "components": document["components"]})
+        validator.validate(reply.json)
+
+
+def test_the_bounds_in_the_document_are_those_of_the_api_page() -> None:
+    schemas = openapi.document()["components"]["schemas"]
+    limit = schemas["LimitBody"]
+    assert limit["additionalProperties"] is False
+    assert limit["required"] == ["namespace", "identifier", "limit", "duration"]
+    assert (limit["properties"]["duration"]["minimum"], limit["properties"]["duration"]["maximum"]) == (
+        1_000,
+        2_592_000_000,
+    )
+    assert limit["properties"]["limit"]["minimum"] == 1
+    assert limit["properties"]["cost"] | {"minimum": 0, "default": 1} == limit["properties"]["cost"]
+    assert (schemas["MultiLimitBody"]["minItems"], schemas["MultiLimitBody"]["maxItems"]) == (1, 100)
+    assert schemas["SetOverrideBody"]["properties"]["limit"]["minimum"] == 0
+    assert schemas["SetOverrideBody"]["properties"]["duration"]["maximum"] == 2**63 - 1
+    assert (
+        schemas["ListOverridesBody"]["properties"]["limit"]
+        | {
+            "minimum": 1,
+            "maximum": 100,
+            "default": 10,
+        }
+        == schemas["ListOverridesBody"]["properties"]["limit"]
+    )
+    for schema in ("LimitBody", "SetOverrideBody", "OverrideBody"):
+        for field in ("namespace", "identifier"):
+            found = schemas[schema]["properties"][field]
+            assert (found["minLength"], found["maxLength"]) == (1, 512)
+
+
+def test_the_page_is_made_of_the_document_and_escapes_it() -> None:
+    document = openapi.document()
+    document["info"]["description"] = "<script>alert(1)</script>"
+    page = docs_page.render(document).decode()
+    assert "<script>" not in page
+    assert "&lt;script&gt;" in page
+    for operation in openapi.OPERATIONS:
+        assert operation.summary in page
+
+
+def test_every_problem_has_a_page_of_its_own_address() -> None:
+    found = [value for value in vars(problems).values() if isinstance(value, Problem)]
+    assert len(found) >= 20
+    for problem in found:
+        assert problem.type.startswith("https://tidegate.dev/docs/errors/")
+        assert 400 <= problem.status < 600
+        assert problem.title
