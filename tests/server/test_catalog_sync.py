@@ -1,0 +1,244 @@
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tidegate.adapters.catalogs import open_catalog
+from tidegate.adapters.migrations import migrate
+from tidegate.errors import DependencyUnavailable
+from tidegate.ports import Catalog, NamespaceRow, OverrideRow, WorkspaceRow
+from tidegate.server import catalog_sync
+from tidegate.server.catalog import CatalogView, WorkspaceView
+from tidegate.server.catalog_sync import CatalogSync
+from tidegate.server.ids import IdSource, namespace_id
+from tidegate.server.problems import Refusal
+from tidegate.server.snapshot import SnapshotFile
+
+TIMEOUT_S = 10.0
+NOW_MS = 1_800_000_000_000
+
+
+class Outage:
+    """A catalog in front of another that can be made to fail, and counts what it is asked."""
+
+    def __init__(self, inner: Catalog) -> None:
+        self.inner = inner
+        self.is_down = False
+        self.calls: list[str] = []
+
+    def __getattr__(self, name: str) -> Any:
+        method = getattr(self.inner, name)
+        if name in ("close", "statistics"):
+            return method
+
+        async def call(*args: Any, **kwargs: Any) -> Any:
+            self.calls.append(name)
+            if self.is_down:
+                raise DependencyUnavailable("the database is away")
+            return await method(*args, **kwargs)
+
+        return call
+
+    def statistics(self) -> Mapping[str, int]:
+        return self.inner.statistics()
+
+
+@pytest.fixture
+async def database(tmp_path: Path) -> AsyncIterator[Outage]:
+    url = f"sqlite:///{tmp_path / 'catalog.db'}"
+    await migrate(url)
+    catalog = open_catalog(url)
+    await catalog.open(timeout_s=TIMEOUT_S)
+    await catalog.put_workspace(WorkspaceRow("w", "w", True, None, None), timeout_s=TIMEOUT_S)
+    yield Outage(catalog)
+    await catalog.close()
+
+
+def sync_of(database: Outage, snapshot: SnapshotFile | None = None) -> CatalogSync:
+    return CatalogSync(
+        database,
+        CatalogView(),
+        IdSource(),
+        now_ms=lambda: NOW_MS,
+        snapshot=snapshot,
+        snapshot_age_max_ms=60_000,
+    )
+
+
+def workspace_of(sync: CatalogSync) -> WorkspaceView:
+    return sync.view.workspaces["w"]
+
+
+async def test_a_turn_without_changes_asks_for_one_number(database: Outage) -> None:
+    sync = sync_of(database)
+    await sync.start()
+    database.calls.clear()
+    await sync.run_once()
+    await sync.run_once()
+    assert database.calls == ["version", "version"]
+
+
+async def test_a_turn_after_a_change_reads_what_has_changed(database: Outage) -> None:
+    sync, other = sync_of(database), sync_of(database)
+    await sync.start()
+    await other.start()
+    created = await other.create_namespace(workspace_of(other), "new")
+    await other.set_override(created, "vip_*", 7, 1_000)
+    assert "new" not in workspace_of(sync).namespaces
+    await sync.run_once()
+    found = workspace_of(sync).namespaces["new"]
+    assert found.id == created.id
+    assert found.matcher.find("vip_1") is not None
+
+
+async def test_a_change_is_in_force_here_before_its_answer(database: Outage) -> None:
+    sync = sync_of(database)
+    await sync.start()
+    created = await sync.create_namespace(workspace_of(sync), "new")
+    stored = await sync.set_override(created, "x", 7, 1_000)
+    found = workspace_of(sync).namespaces["new"].matcher.find("x")
+    assert found is not None
+    assert found.id == stored.id
+    assert await sync.delete_override(created, "x")
+    assert created.matcher.find("x") is None
+    assert not await sync.delete_override(created, "x")
+
+
+async def test_everybody_who_waits_for_a_poll_shares_it(database: Outage) -> None:
+    sync = sync_of(database)
+    await sync.start()
+    database.calls.clear()
+    await asyncio.gather(*(sync.refresh() for _ in range(500)))
+    assert database.calls == ["version"]
+
+
+async def test_a_poll_that_was_under_way_does_not_count_for_who_comes_later(database: Outage) -> None:
+    sync = sync_of(database)
+    await sync.start()
+    database.calls.clear()
+    first = asyncio.ensure_future(sync.refresh())
+    while not database.calls:
+        await asyncio.sleep(0)
+    await asyncio.gather(first, sync.refresh())
+    assert database.calls == ["version", "version"]
+
+
+async def test_while_the_database_is_away_nobody_waits_for_it(database: Outage) -> None:
+    sync = sync_of(database)
+    await sync.start()
+    database.is_down = True
+    await sync.confirm()
+    assert sync.failure is not None
+    database.calls.clear()
+    for _ in range(50):
+        await sync.confirm()
+    assert database.calls == []
+
+
+async def test_a_namespace_first_seen_during_an_outage_is_written_afterwards(database: Outage) -> None:
+    sync, other = sync_of(database), sync_of(database)
+    await sync.start()
+    await other.start()
+    database.is_down = True
+    made = await sync.create_namespace(workspace_of(sync), "dark")
+    assert made.id == namespace_id("w", "dark")
+    assert workspace_of(sync).namespaces["dark"] is made
+    assert await sync.create_namespace(workspace_of(sync), "dark") is made
+    assert (await other.create_namespace(workspace_of(other), "dark")).id == made.id, (
+        "every node picks the same id"
+    )
+    database.is_down = False
+    await sync.run_once()
+    assert sync.failure is None
+    await other.run_once()
+    changes = await database.inner.changes(0, timeout_s=TIMEOUT_S)
+    assert [row.id for row in changes.namespaces] == [made.id]
+
+
+async def test_an_id_that_is_taken_is_drawn_anew(database: Outage) -> None:
+    taken = NamespaceRow(namespace_id("w", "mine"), "elsewhere", "x", 1, None)
+    await database.inner.create_namespace(taken, timeout_s=TIMEOUT_S)
+    sync = sync_of(database)
+    await sync.start()
+    made = await sync.create_namespace(workspace_of(sync), "mine")
+    assert made.id != taken.id
+    assert workspace_of(sync).namespaces["mine"] is made
+
+
+async def test_a_database_that_was_restored_from_a_copy_is_read_anew(
+    database: Outage, tmp_path: Path
+) -> None:
+    sync = sync_of(database)
+    await sync.start()
+    await sync.create_namespace(workspace_of(sync), "later")
+    sync.view.version += 1_000  # the database was ahead once, and has been set back
+    await sync.run_once()
+    assert sync.reloads == 2
+    assert sync.view.version == await database.inner.version(timeout_s=TIMEOUT_S)
+    assert "later" in workspace_of(sync).namespaces
+
+
+async def test_a_workspace_and_a_namespace_have_ceilings(
+    database: Outage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(catalog_sync, "NAMESPACES_MAX", 2)
+    monkeypatch.setattr(catalog_sync, "OVERRIDES_MAX", 1)
+    sync = sync_of(database)
+    await sync.start()
+    namespace = await sync.create_namespace(workspace_of(sync), "one")
+    await sync.create_namespace(workspace_of(sync), "two")
+    with pytest.raises(Refusal, match="2 namespaces"):
+        await sync.create_namespace(workspace_of(sync), "three")
+    await sync.set_override(namespace, "a", 1, 1_000)
+    await sync.set_override(namespace, "a", 2, 1_000)
+    with pytest.raises(Refusal, match="1 overrides"):
+        await sync.set_override(namespace, "b", 1, 1_000)
+
+
+async def test_a_start_without_the_database_uses_the_snapshot(database: Outage, tmp_path: Path) -> None:
+    snapshot = SnapshotFile(tmp_path / "snapshot", "mysql://here")
+    sync = sync_of(database, snapshot)
+    await sync.start()
+    namespace = await sync.create_namespace(workspace_of(sync), "one")
+    await sync.set_override(namespace, "a", 1, 1_000)
+    snapshot.save(sync.view.export(), NOW_MS)
+
+    database.is_down = True
+    later = sync_of(database, snapshot)
+    await later.start()
+    assert later.is_loaded
+    assert workspace_of(later).namespaces["one"].matcher.find("a") is not None
+    # What happened meanwhile is learnt in full when the database is back.
+    row = OverrideRow("rlor_x", namespace.id, "b", 1, 1_000, None)
+    await database.inner.set_override(row, timeout_s=TIMEOUT_S)
+    await database.inner.delete_override(namespace.id, "a", deleted_at_ms=1, timeout_s=TIMEOUT_S)
+    database.is_down = False
+    await later.run_once()
+    matcher = workspace_of(later).namespaces["one"].matcher
+    assert matcher.find("a") is None
+    assert matcher.find("b") is not None
+
+
+def test_a_snapshot_is_private_and_bound_to_its_database_and_age(tmp_path: Path) -> None:
+    path = tmp_path / "snapshot"
+    view = CatalogView()
+    view.put_workspace(WorkspaceRow("w", "w", True, 5, 1_000, 3))
+    snapshot = SnapshotFile(path, "mysql://user:hunter2@here")
+    snapshot.save(view.export(), NOW_MS)
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert b"hunter2" not in path.read_bytes()
+    loaded, _ = snapshot.load(NOW_MS + 60_000, 60_000)
+    assert loaded == view.export()
+    assert snapshot.load(NOW_MS + 60_001, 60_000)[0] is None
+    assert SnapshotFile(path, "mysql://elsewhere").load(NOW_MS, 60_000)[0] is None
+    path.write_bytes(path.read_bytes()[:-3])
+    assert snapshot.load(NOW_MS, 60_000)[0] is None
+    path.write_bytes(b"\xff" * 100)
+    assert snapshot.load(NOW_MS, 60_000)[0] is None
+    path.unlink()
+    assert snapshot.load(NOW_MS, 60_000) == (None, "there is none")
+    assert list(tmp_path.iterdir()) == [], "nothing else is left behind"
