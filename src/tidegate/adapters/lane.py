@@ -16,8 +16,9 @@ from __future__ import annotations
 import asyncio
 import ssl
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
+from operator import methodcaller
 from typing import Any, Final, Generic, NoReturn, TypeVar
 
 from tidegate.adapters.urls import ServerURL
@@ -110,6 +111,13 @@ def tls_of(url: ServerURL, default: str) -> tuple[str, ssl.SSLContext | None]:
     return mode, context
 
 
+class Attempt:
+    """A connection that is being made."""
+
+    def __init__(self) -> None:
+        self.give_up: Callable[[asyncio.Task[Any]], object] = methodcaller("cancel")
+
+
 class Session(ABC, Generic[Raw]):
     """The use of a connection by one caller, for one stretch of time. See the dialect for how values are bound."""
 
@@ -192,8 +200,8 @@ class Lane(ABC, Generic[Raw, SessionType]):
     # ---- what a dialect knows
 
     @abstractmethod
-    async def _connect(self, timeout_s: float) -> Raw:
-        """A new connection, ready for use. May be cancelled at any moment."""
+    async def _connect(self, timeout_s: float, attempt: Attempt) -> Raw:
+        """A new connection, ready for use. `attempt.give_up` says how to end it early; cancelling, if not told."""
 
     @abstractmethod
     async def _allow(self, session: SessionType) -> None:
@@ -319,16 +327,21 @@ class Lane(ABC, Generic[Raw, SessionType]):
         self._refuse_if_closed()
         raw = self._raw
         if raw is not None:
+            # A server that has hung up is known by two turns of the loop: one hears of it, the next is told.
+            for _ in range(2):
+                await asyncio.sleep(0)
+            self._refuse_if_closed()
             if self._is_alive(raw):
                 return raw
             self.drop(raw)
-        task = asyncio.ensure_future(self._connect(deadline.remaining_s()))
+        attempt = Attempt()
+        task = asyncio.create_task(self._connect(deadline.remaining_s(), attempt))
         try:
             await asyncio.wait((task,), timeout=deadline.remaining_s())
         finally:
             if not task.done():
                 task.add_done_callback(self._discard_late)
-                task.cancel()
+                attempt.give_up(task)
         if not task.done():
             raise self.timed_out(deadline)
         try:

@@ -68,7 +68,11 @@ class SqlLedger(ABC, Generic[SessionType]):
     # ---- the dialect
 
     @abstractmethod
-    async def _publish(self, session: SessionType, rows: Sequence[StoredRow]) -> None: ...
+    async def _written(self, rows: Sequence[StoredRow]) -> list[str]:
+        """The rows as `_publish` wants them. Before a connection is taken: it is work, and nobody should wait."""
+
+    @abstractmethod
+    async def _publish(self, session: SessionType, written: list[str]) -> None: ...
 
     @abstractmethod
     async def _heartbeat(self, session: SessionType, region: bytes) -> list[RegionBeat]: ...
@@ -93,14 +97,14 @@ class SqlLedger(ABC, Generic[SessionType]):
         if len(rows) > ROWS_PER_PUBLISH_MAX:
             raise ValueError(f"rows: got {len(rows)}, at most {ROWS_PER_PUBLISH_MAX} go in one publish")
         deadline = Deadline(timeout_s)
-        stored = await stored_rows(rows)
-        if not stored:
+        if not rows:
             return
+        written = await self._written(await stored_rows(rows))
         pause_s = CONFLICT_PAUSE_FIRST_S
         while True:
             try:
                 async with self._session(self._writer, deadline.remaining_s()) as session:
-                    await self._publish(session, stored)
+                    await self._publish(session, written)
             except LockConflict:
                 self._conflicts += 1
                 wait_s = pause_s * (1 + self._chance.random()) / 2

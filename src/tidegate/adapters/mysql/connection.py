@@ -10,16 +10,19 @@ UTF-8; binary columns stay bytes.
 
 from __future__ import annotations
 
+import asyncio
 import math
 import ssl
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, Final, NamedTuple
 
-import asyncmy
 from asyncmy import errors as driver
+from asyncmy.connection import Connection
 
 from tidegate.adapters.lane import (
     TLS_OPTIONS,
+    Attempt,
     Deadline,
     Lane,
     LockConflict,
@@ -40,6 +43,8 @@ from tidegate.errors import (
 
 __all__ = ["MySQLConnection", "MySQLSession", "ScriptResult"]
 
+connect: Final[Any] = Connection  # its stubs leave the arguments untyped
+
 OPTIONS: Final = TLS_OPTIONS | {"unix_socket"}
 DEFAULT_PORT: Final = 3306
 
@@ -49,6 +54,9 @@ PREPARED_MAX: Final = 100
 # The server ends an idle connection after this: a transaction that a hung client left open cannot stay for the
 # default of eight hours. A node speaks to its ledger every few seconds, so that no live one is ever cut.
 IDLE_MAX_S: Final = 120
+
+# How often to look whether an attempt that nobody waits for can be cancelled by now.
+GIVE_UP_AGAIN_S: Final = 0.02
 
 SETTINGS: Final = (
     "SET SESSION sql_mode = 'STRICT_ALL_TABLES,NO_ENGINE_SUBSTITUTION', time_zone = '+00:00', autocommit = 1, "
@@ -162,9 +170,9 @@ class MySQLConnection(Lane[Any, MySQLSession]):
         self._allowed_s = 0  # what the server was last told; 0 on a new connection
         self._is_mariadb = False
 
-    async def _connect(self, timeout_s: float) -> Any:
+    async def _connect(self, timeout_s: float, attempt: Attempt) -> Any:
         host, port = self.url.hosts[0]
-        raw = await asyncmy.connect(
+        raw = connect(
             host=host,
             port=port,
             unix_socket=self.url.options.get("unix_socket"),
@@ -177,6 +185,8 @@ class MySQLConnection(Lane[Any, MySQLSession]):
             autocommit=None,
             program_name="tidegate",
         )
+        attempt.give_up = partial(_give_up, raw)
+        await raw.connect()
         try:
             cursor = raw.cursor()
             await cursor.execute(SETTINGS)
@@ -243,6 +253,20 @@ class MySQLConnection(Lane[Any, MySQLSession]):
         if code in MISSING:
             return SchemaMissing(f"{text}; run: tidegate migrate --ledger {shown}")
         return MEANINGS.get(code, DependencyUnavailable)(text)
+
+
+def _give_up(raw: Any, task: asyncio.Task[Any]) -> None:
+    """Cancel an attempt to connect, but not while it waits for TCP.
+
+    There the driver uses `wait_for`, which before Python 3.12 may lose the cancellation, or the socket, when both
+    come at once. That wait is bounded by `connect_timeout` in any case.
+    """
+    if task.done():
+        return
+    if raw._transport is None:  # noqa: SLF001 - the driver has no public way to see how far it is
+        asyncio.get_running_loop().call_later(GIVE_UP_AGAIN_S, _give_up, raw, task)
+    else:
+        task.cancel()
 
 
 def _code(error: BaseException) -> int:

@@ -22,7 +22,7 @@ from tidegate.adapters.sql_ledger import SqlLedger
 from tidegate.errors import TidegateError
 from tidegate.ports import LedgerOverview, RegionBeat
 
-__all__ = ["MySQLLedger"]
+__all__ = ["MySQLLedger", "publish_packets"]
 
 NOW_MS: Final = "CAST(UNIX_TIMESTAMP(NOW(3)) * 1000 AS SIGNED)"
 COLUMNS: Final = (
@@ -68,8 +68,8 @@ def _take_number(region: bytes, variable: str) -> str:
     )
 
 
-async def _packets(rows: Sequence[StoredRow]) -> list[str]:
-    """The whole publish, cut where a packet would grow too large."""
+async def publish_packets(rows: Sequence[StoredRow]) -> list[str]:
+    """The whole publish, from BEGIN to COMMIT, cut where a packet would grow too large."""
     stamps = {
         region: f"@tidegate_{number}" for number, region in enumerate(sorted({row.region for row in rows}))
     }
@@ -148,10 +148,12 @@ class MySQLLedger(SqlLedger[MySQLSession]):
     def __init__(self, url: str, **options: Any) -> None:
         super().__init__(MySQLConnection(url), MySQLConnection(url), **options)
 
-    async def _publish(self, session: MySQLSession, rows: Sequence[StoredRow]) -> None:
-        packets = await _packets(rows)
+    async def _written(self, rows: Sequence[StoredRow]) -> list[str]:
+        return await publish_packets(rows)
+
+    async def _publish(self, session: MySQLSession, written: list[str]) -> None:
         try:
-            for packet in packets:
+            for packet in written:
                 await session.script(packet)
         except TidegateError:
             await session.roll_back()

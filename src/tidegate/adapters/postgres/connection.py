@@ -19,6 +19,7 @@ import asyncpg
 
 from tidegate.adapters.lane import (
     TLS_OPTIONS,
+    Attempt,
     Deadline,
     Lane,
     LockConflict,
@@ -101,7 +102,7 @@ class PostgresConnection(Lane[Any, PostgresSession]):
         self._tls_mode, self._tls = tls_of(parsed, "prefer")
         self._allowed_s = 0  # what the server was last told; 0 on a new connection
 
-    async def _connect(self, timeout_s: float) -> Any:
+    async def _connect(self, timeout_s: float, attempt: Attempt) -> Any:
         socket_directory = self.url.options.get("unix_socket")
         hosts = [host for host, _ in self.url.hosts]
         raw = await asyncpg.connect(

@@ -22,7 +22,7 @@ from tidegate.adapters.postgres.connection import PostgresConnection, PostgresSe
 from tidegate.adapters.sql_ledger import SqlLedger
 from tidegate.ports import LedgerOverview, RegionBeat
 
-__all__ = ["PostgresLedger"]
+__all__ = ["PUBLISH", "PostgresLedger", "publish_arguments"]
 
 NOW_MS: Final = "(extract(epoch FROM clock_timestamp()) * 1000)::bigint"
 COLUMNS: Final = (
@@ -101,6 +101,16 @@ def _int_array(values: Iterable[int]) -> str:
     return f"{{{','.join([format(value, 'd') for value in values])}}}"
 
 
+async def publish_arguments(rows: Sequence[StoredRow]) -> list[str]:
+    """For `PUBLISH`: the regions, then the columns."""
+    arguments = [_bytes_array(sorted({row.region for row in rows}))]
+    for column in zip(*rows, strict=True):
+        # Built one at a time: about a millisecond each, at the largest chunk.
+        arguments.append(_bytes_array(column) if isinstance(column[0], bytes) else _int_array(column))
+        await asyncio.sleep(0)
+    return arguments
+
+
 class _Reader:
     """The three questions of an import, see `ChangeReader`."""
 
@@ -141,14 +151,11 @@ class PostgresLedger(SqlLedger[PostgresSession]):
     def __init__(self, url: str, **options: Any) -> None:
         super().__init__(PostgresConnection(url), PostgresConnection(url), **options)
 
-    async def _publish(self, session: PostgresSession, rows: Sequence[StoredRow]) -> None:
-        arguments = [_bytes_array(sorted({row.region for row in rows}))]
-        for column in zip(*rows, strict=True):
-            # Built one at a time: less than a millisecond each, at the largest chunk.
-            encode = _bytes_array if isinstance(column[0], bytes) else _int_array
-            arguments.append(encode(column))
-            await asyncio.sleep(0)
-        await session.execute(PUBLISH, arguments)
+    async def _written(self, rows: Sequence[StoredRow]) -> list[str]:
+        return await publish_arguments(rows)
+
+    async def _publish(self, session: PostgresSession, written: list[str]) -> None:
+        await session.execute(PUBLISH, written)
 
     async def _heartbeat(self, session: PostgresSession, region: bytes) -> list[RegionBeat]:
         return beats_of(await session.fetch(HEARTBEAT, (region,)))
