@@ -29,6 +29,7 @@ class Outage:
         self.inner = inner
         self.is_down = False
         self.calls: list[str] = []
+        self.asked = asyncio.Event()
 
     def __getattr__(self, name: str) -> Any:
         method = getattr(self.inner, name)
@@ -37,6 +38,7 @@ class Outage:
 
         async def call(*args: Any, **kwargs: Any) -> Any:
             self.calls.append(name)
+            self.asked.set()
             if self.is_down:
                 raise DependencyUnavailable("the database is away")
             return await method(*args, **kwargs)
@@ -120,9 +122,9 @@ async def test_a_poll_that_was_under_way_does_not_count_for_who_comes_later(data
     sync = sync_of(database)
     await sync.start()
     database.calls.clear()
+    database.asked.clear()
     first = asyncio.ensure_future(sync.refresh())
-    while not database.calls:
-        await asyncio.sleep(0)
+    await database.asked.wait()
     await asyncio.gather(first, sync.refresh())
     assert database.calls == ["version", "version"]
 

@@ -10,6 +10,8 @@ from tidegate.ports import CatalogChanges, KeyRow, NamespaceRow, OverrideRow, Wo
 from tidegate.server.catalog import CatalogView, NamespaceView
 from tidegate.server.overrides import Override
 
+Row = WorkspaceRow | KeyRow | NamespaceRow | OverrideRow
+
 
 def workspace(workspace_id: str, version: int, **changes: Any) -> WorkspaceRow:
     return WorkspaceRow(workspace_id, workspace_id, True, None, None, version)._replace(**changes)
@@ -30,14 +32,14 @@ def override(override_id: str, identifier: str, version: int, **changes: Any) ->
     return OverrideRow(override_id, "rlns_1", identifier, 5, 1_000, None, version)._replace(**changes)
 
 
-def view_of(*rows: WorkspaceRow | KeyRow | NamespaceRow | OverrideRow) -> CatalogView:
+def view_of(*rows: Row) -> CatalogView:
     view = CatalogView()
     for row in rows:
         apply(view, row)
     return view
 
 
-def apply(view: CatalogView, row: WorkspaceRow | KeyRow | NamespaceRow | OverrideRow) -> None:
+def apply(view: CatalogView, row: Row) -> None:
     changes = CatalogChanges(row.version, True, [], [], [], [])
     if isinstance(row, WorkspaceRow):
         changes.workspaces.append(row)
@@ -69,7 +71,7 @@ def summary(view: CatalogView) -> Any:
     )
 
 
-ROWS = [
+ROWS: list[Row] = [
     workspace("w", 1),
     workspace("w", 9, enabled=False),
     workspace("v", 2),
