@@ -24,7 +24,7 @@ def test_one_connection_serves_many_requests(server: TidegateServer, workspace: 
 
 def test_pipelined_requests_are_answered_in_their_order(server: TidegateServer, workspace: Workspace) -> None:
     key = workspace.key.secret
-    wanted = []
+    wanted: list[int | None] = []
     parts = []
     for number in range(1, 301):
         if number % 50 == 0:
