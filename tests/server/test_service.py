@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import re
@@ -15,6 +16,7 @@ from typing import Any
 import pytest
 
 from tests.server.harness import TIMEOUT_S, TidegateServer, eventually
+from tidegate.testing.servers import RedisServer
 
 BODY: dict[str, Any] = {"namespace": "demo", "identifier": "user_1", "limit": 100, "duration": 3_600_000}
 
@@ -248,3 +250,40 @@ def _is_alive(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:
         return False
+
+
+# With a Redis.
+
+
+def test_a_crash_of_a_node_with_redis_loses_nothing_older_than_a_round_trip(
+    fresh_redis: RedisServer, tmp_path: Path
+) -> None:
+    with TidegateServer("--origin", fresh_redis.url, "--region", "fra", data_dir=tmp_path / "data") as server:
+        workspace = server.workspace()
+        many = BODY | {"limit": 1_000_000}
+        for _ in range(200):
+            assert workspace.call("limit", many).data["success"] is True
+        eventually(lambda: server.metrics()["tidegate_origin_dirty_cells"] == 0, "all is acknowledged")
+        server.kill()
+        server.start()
+        assert workspace.call("limit", many | {"cost": 0}).data["remaining"] == 1_000_000 - 200
+
+
+def test_a_dead_redis_is_degraded_and_decisions_go_on(fresh_redis: RedisServer, tmp_path: Path) -> None:
+    with TidegateServer("--origin", fresh_redis.url, "--region", "fra", data_dir=tmp_path / "data") as server:
+        workspace = server.workspace()
+        assert workspace.limit(limit=100).data["remaining"] == 99
+        fresh_redis.kill()
+        eventually(lambda: server.get("/readyz").body.startswith(b"degraded"), "the node notices")
+        assert server.get("/readyz").status == 200
+        for number in range(50):
+            assert workspace.limit(identifier=f"user_{number}").data["success"] is True
+        fresh_redis.recover()
+        numbers = itertools.count()
+
+        def is_ready_again() -> bool:
+            # A breaker closes when a call gets through: there must be calls.
+            workspace.limit(identifier=f"new_{next(numbers)}")
+            return server.get("/readyz").body.startswith(b"ready")
+
+        eventually(is_ready_again, "the node recovers")

@@ -27,6 +27,7 @@ from tidegate.server.problems import (
     error_answer,
 )
 from tidegate.server.ratelimit_fields import whole_seconds
+from tidegate.telemetry.logging import request_id as current_request
 
 __all__ = ["Admission", "Admissions", "missing_permission", "over_quota", "quota_lines"]
 
@@ -95,6 +96,7 @@ class Admissions:
         admission: Admission | None = None,
     ) -> Answer:
         """`work` for an admitted caller. Its refusals and the database's failures become answers here."""
+        current_request.set("req_" + request_id)  # of this task: what it logs carries the id
         lines = b""
         try:
             if admission is None:
@@ -104,7 +106,7 @@ class Admissions:
         except Refusal as refusal:
             return error_answer(refusal, request_id, head.accept, lines)
         except DependencyError as error:
-            logger.warning("%s failed, request req_%s: %s", head.operation.name, request_id, error)
+            logger.warning("%s failed: %s", head.operation.name, error)
             unavailable = Refusal(SERVICE_UNAVAILABLE, "The database does not answer. Try again.")
             return error_answer(unavailable, request_id, head.accept, lines)
 

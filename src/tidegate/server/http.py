@@ -280,7 +280,9 @@ class HttpConnection(asyncio.Protocol):
     def _failed(self, head: Head, error: BaseException | None) -> Answer:
         """A fault of ours. The log has the reason; the client has an id to ask with."""
         request_id = self._server.ids.take()
-        logger.error("%s failed, request req_%s", head.operation.name, request_id, exc_info=error)
+        logger.error(
+            "%s failed", head.operation.name, exc_info=error, extra={"request_id": "req_" + request_id}
+        )
         refusal = Refusal(
             UNEXPECTED_ERROR, "Something went wrong on our side. The log of the server has more."
         )
