@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Coroutine, Sequence
 from functools import partial
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, cast
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -66,11 +66,11 @@ class Plan:
         self.lines = "content-type: application/json\r\n" + policy_lines(name, quota, duration_ms)
 
 
-class Judgement(NamedTuple):
-    """What a request will be judged by."""
+Judgement = tuple[Plan, Override | None]
+"""What a request will be judged by: the plan, and the override that it comes from."""
 
-    plan: Plan
-    override: Override | None
+# `Request(limit, identifier, cost)` without a frame of Python for each item of a batch.
+NEW_REQUEST: Final = partial(tuple.__new__, Request)
 
 
 class MultiLimitItem(msgspec.Struct, gc=False, rename={"override_id": "overrideId"}):
@@ -154,7 +154,7 @@ class Api:
             if not quota.success:
                 return error_answer(over_quota(quota, now_ms), request_id, head.accept)
             lines = quota_lines(quota, now_ms)
-        override = self._override(namespace, call.identifier) if len(namespace.matcher) else None
+        override = self._override(namespace, call.identifier) if namespace.has_overrides else None
         if override is None:
             plan = self._plans.get((namespace, call.limit, call.duration))
             if plan is None:
@@ -204,16 +204,22 @@ class Api:
             return self._admissions.serve(head, request_id, work)
         workspace = caller.workspace
         assert workspace is not None
-        judgements = []
+        known = workspace.namespaces
+        plans = self._plans
+        judgements: list[Judgement] = []
         for call in calls:
-            namespace = workspace.namespaces.get(call.namespace)
+            namespace = known.get(call.namespace)
             if (
                 namespace is None
                 or namespace.is_deleted
                 or not (caller.can_limit or caller.may("limit", namespace.id))
             ):
                 return self._admissions.serve(head, request_id, work)
-            judgements.append(self._judgement(workspace, namespace, call))
+            plan = None if namespace.has_overrides else plans.get((namespace, call.limit, call.duration))
+            if plan is None:
+                judgements.append(self._judgement(workspace, namespace, call))
+            else:
+                judgements.append((plan, None))
         lines = b""
         if workspace.quota is not None:
             quota = self._decide(workspace.quota, workspace.id, 1, now_ms=now_ms)
@@ -245,24 +251,25 @@ class Api:
         decisions: Sequence[Decision],
         lines: bytes,
     ) -> Answer:
-        items = []
-        passed = True
-        for call, (plan, override), decision in zip(calls, judgements, decisions, strict=True):
-            if not head.metrics_off:
-                self._note(plan, call.identifier, decision)
-            passed = passed and decision.success
-            items.append(
-                MultiLimitItem(
-                    call.namespace,
-                    call.identifier,
-                    decision.limit,
-                    decision.remaining,
-                    decision.reset_ms,
-                    decision.success,
-                    UNSET if override is None else override.id,
-                )
+        items = [
+            MultiLimitItem(
+                call.namespace,
+                call.identifier,
+                decision.limit,
+                decision.remaining,
+                decision.reset_ms,
+                decision.success,
+                UNSET if override is None else override.id,
             )
-        envelope = MultiLimitEnvelope(Meta("req_" + request_id), MultiLimitData(passed, items))
+            for call, (_, override), decision in zip(calls, judgements, decisions, strict=True)
+        ]
+        denied = [number for number, item in enumerate(items) if not item.passed]
+        if not head.metrics_off:
+            judgements[0][0].workspace.decisions += len(items)
+            for number in denied:
+                plan = judgements[number][0]
+                self.top_denials.add((plan.workspace.id, plan.namespace.name, calls[number].identifier))
+        envelope = MultiLimitEnvelope(Meta("req_" + request_id), MultiLimitData(not denied, items))
         return 200, JSON_LINE + lines, ENCODE(envelope)
 
     # What a request is judged by
@@ -299,10 +306,10 @@ class Api:
         return [self._judgement(workspace, namespaces[call.namespace], call) for call in calls]
 
     def _judgement(self, workspace: WorkspaceView, namespace: NamespaceView, call: LimitBody) -> Judgement:
-        override = self._override(namespace, call.identifier) if len(namespace.matcher) else None
+        override = self._override(namespace, call.identifier) if namespace.has_overrides else None
         if override is None:
-            return Judgement(self._plan(workspace, namespace, call.limit, call.duration), None)
-        return Judgement(self._plan(workspace, namespace, override.limit, override.duration_ms), override)
+            return self._plan(workspace, namespace, call.limit, call.duration), None
+        return self._plan(workspace, namespace, override.limit, override.duration_ms), override
 
     def _plan(self, workspace: WorkspaceView, namespace: NamespaceView, quota: int, duration_ms: int) -> Plan:
         key = (namespace, quota, duration_ms)
@@ -353,10 +360,11 @@ def _gone(name: str) -> Refusal:
 
 
 def _requests(calls: Sequence[LimitBody], judgements: Sequence[Judgement]) -> list[Request]:
-    return [
-        Request(judgement.plan.limit, call.identifier, 1 if call.cost is UNSET else call.cost)
-        for call, judgement in zip(calls, judgements, strict=True)
+    fields = [
+        (plan.limit, call.identifier, 1 if call.cost is UNSET else call.cost)
+        for call, (plan, _) in zip(calls, judgements, strict=True)
     ]
+    return cast("list[Request]", list(map(NEW_REQUEST, fields)))
 
 
 def limit_answer(

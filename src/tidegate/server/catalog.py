@@ -26,7 +26,17 @@ QUOTA_NAMESPACE: Final = "tidegate.api"
 class NamespaceView:
     """One namespace and its overrides."""
 
-    __slots__ = ("_overrides", "_sorted", "id", "is_deleted", "matcher", "name", "row", "token")
+    __slots__ = (
+        "_overrides",
+        "_sorted",
+        "has_overrides",
+        "id",
+        "is_deleted",
+        "matcher",
+        "name",
+        "row",
+        "token",
+    )
 
     def __init__(self, row: NamespaceRow) -> None:
         self.row = row
@@ -37,6 +47,7 @@ class NamespaceView:
         self._overrides: dict[str, OverrideRow] = {}
         self._sorted: list[Override] | None = None
         self.matcher = OverrideMatcher()
+        self.has_overrides = False
         # A new object for each state of the overrides: what was cached for the old one is not found any more.
         self.token = object()
 
@@ -56,6 +67,7 @@ class NamespaceView:
             self.matcher.add(Override(row.id, row.identifier, row.limit, row.duration_ms))
         else:
             self.matcher.discard(row.identifier)
+        self.has_overrides = len(self.matcher) > 0
 
     def page(self, cursor: str, size: int) -> tuple[list[Override], str | None]:
         """(overrides by id from `cursor` on, the id that begins the next page)."""

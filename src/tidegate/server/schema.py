@@ -156,7 +156,7 @@ def quotes_of_list(body: ListOverridesBody) -> int:
 
 
 def quotes_of_batch(items: list[LimitBody]) -> int:
-    return sum(map(quotes_of_limit, items))
+    return 12 * len(items) + 2 * sum([item.cost is not UNSET for item in items])
 
 
 T = TypeVar("T")
