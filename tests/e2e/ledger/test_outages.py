@@ -1,0 +1,331 @@
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from tests.e2e.ledger.world import (
+    HUNDRED_A_DAY,
+    THOUSAND_A_DAY,
+    ServerDatabase,
+    World,
+    accept,
+    node_of,
+    seen,
+    until,
+    until_all_see,
+)
+from tidegate import AsyncLimiter
+from tidegate.adapters.ledger_rows import stored_rows
+from tidegate.adapters.migrations import migrate
+from tidegate.adapters.mysql.connection import MySQLConnection
+from tidegate.adapters.mysql.ledger import publish_packets
+from tidegate.adapters.postgres.connection import PostgresConnection
+from tidegate.adapters.postgres.ledger import PUBLISH, publish_arguments
+from tidegate.core.model import LedgerRow
+from tidegate.errors import SchemaMissing
+from tidegate.runtime.importer import ImportLoop
+from tidegate.runtime.publish import PublishLoop
+from tidegate.testing.faults import TrackingLedger
+from tidegate.testing.servers import MariaDBServer
+
+pytestmark = pytest.mark.server
+
+IMPATIENT = {"ledger_timeout_ms": 500}
+# Single turns are given by hand: after the first, the loop waits for an hour.
+BY_HAND = {"publish_interval_ms": 3_600_000, "pressure_interval_ms": 3_600_000}
+
+
+def server_of(world: World) -> ServerDatabase:
+    assert isinstance(world.database, ServerDatabase)
+    return world.database
+
+
+def loops_of(limiter: AsyncLimiter) -> tuple[PublishLoop, ImportLoop]:
+    node = node_of(limiter)
+    assert node.publish is not None and node.importer is not None
+    return node.publish, node.importer
+
+
+class Traffic:
+    """Requests to all nodes, one round after the other, until it is stopped; knows what was accepted."""
+
+    def __init__(self, nodes: list[AsyncLimiter], identifiers: list[str]) -> None:
+        self._nodes = nodes
+        self._identifiers = identifiers
+        self.accepted: Counter[str] = Counter()
+        self.rounds = 0
+
+    async def run(self) -> None:
+        while True:
+            for node in self._nodes:
+                for identifier in self._identifiers:
+                    cost = await accept(node, identifier, 1, THOUSAND_A_DAY)
+                    self.accepted[identifier] += cost
+                await asyncio.sleep(0)
+            self.rounds += 1
+
+    async def more(self, rounds: int) -> None:
+        """Return when so many more rounds were decided: decisions go on."""
+        wanted = self.rounds + rounds
+        await until(lambda: self.rounds >= wanted, "decisions go on")
+
+
+@asynccontextmanager
+async def traffic(nodes: list[AsyncLimiter], identifiers: list[str]) -> AsyncIterator[Traffic]:
+    made = Traffic(nodes, identifiers)
+    running = asyncio.create_task(made.run())
+    try:
+        yield made
+    finally:
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+
+
+@pytest.mark.parametrize("how", ["killed", "frozen", "restarted"])
+async def test_the_database_is_hurt_in_the_middle_and_all_is_well_afterwards(
+    server_world: World, how: str
+) -> None:
+    """Decisions go on, nothing is lost or doubled, and propagation resumes by itself."""
+    world = server_world
+    server = server_of(world).server
+    nodes = await world.grid("fra", "iad", **IMPATIENT)
+    identifiers = [f"user-{n}" for n in range(10)]
+    async with traffic(nodes, identifiers) as requests:
+        await until(lambda: sum(node.statistics().publish_rows for node in nodes) > 0, "rows go out")
+        for _ in range(2):
+            errors = sum(node.statistics().publish_errors for node in nodes)
+            if how == "frozen":
+                server.freeze()
+            else:
+                server.kill()
+            if how == "restarted":
+                server.start()
+            else:
+                await requests.more(3)
+                await until(
+                    lambda errors=errors: (
+                        sum(node.statistics().publish_errors for node in nodes) > errors  # type: ignore[misc]  # mypy sees no default
+                        or all(requests.accepted[name] >= 990 for name in identifiers)
+                    ),
+                    "publishes fail",
+                )
+                server.thaw() if how == "frozen" else server.start()
+            await requests.more(3)
+    await until_all_see(nodes, requests.accepted, THOUSAND_A_DAY)
+    stored = world.database.counts()
+    assert {name: stored[name, "fra"] + stored[name, "iad"] for name in identifiers} == requests.accepted
+
+
+async def test_a_publish_of_many_chunks_is_finished_after_the_server_died_in_it(server_world: World) -> None:
+    world = server_world
+    database = server_of(world)
+    ledger = TrackingLedger(world.ledger())
+    fra = await world.region("fra", origin=None).start(ledger, publish_rows_max=50, **BY_HAND)
+    publish, _ = loops_of(fra)
+    names = [f"user-{n:04}" for n in range(2_000)]
+    await accept(fra, names[0], 50)
+    await until(lambda: publish.rows_published == 1, "the loop has had its turn")
+    for name in names[1:]:
+        await accept(fra, name, 50)
+    turn = asyncio.create_task(publish.run_once())
+    await ledger.until("publish", 8)
+    database.server.kill()
+    assert not (await turn).ok
+    database.server.start()
+    stored = database.counts()
+    assert 0 < len(stored) < len(names), "it died in the middle"
+    sent_before = ledger.count("publish")
+
+    async def finished() -> bool:
+        return (await publish.run_once()).ok
+
+    await until(finished, "a turn succeeds")
+    assert database.counts() == {(name, "fra"): 50 for name in names}
+    # What stood in the ledger was not sent again, apart from the chunk whose answer was lost.
+    sent = [row for rows in ledger.arguments("publish")[sent_before:] for row in rows]  # type: ignore[attr-defined]  # lists of rows
+    assert len({row.identifier for row in sent}) <= len(names) - len(stored) + 50
+
+
+TRIGGERS = {
+    "mariadb": (
+        "DELIMITER //\nCREATE TRIGGER refuse BEFORE INSERT ON ratelimit_window_counts FOR EACH ROW "
+        "IF NEW.identifier = 'user-055' THEN SIGNAL SQLSTATE '45000' SET MESSAGE_TEXT = 'not now'; END IF//"
+    ),
+    "postgres": (
+        "CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN "
+        "IF NEW.identifier = convert_to('user-055', 'UTF8') THEN RAISE EXCEPTION 'not now'; END IF; "
+        "RETURN NEW; END $$; CREATE TRIGGER refuse BEFORE INSERT ON ratelimit_window_counts "
+        "FOR EACH ROW EXECUTE FUNCTION refuse()"
+    ),
+}
+
+
+async def test_a_chunk_that_fails_in_the_middle_is_the_only_one_that_is_repeated(server_world: World) -> None:
+    world = server_world
+    database = server_of(world)
+    ledger = TrackingLedger(world.ledger())
+    fra = await world.region("fra", origin=None).start(
+        ledger, publish_rows_max=10, publish_interval_ms=3_600_000
+    )
+    publish, _ = loops_of(fra)
+    database.sql(TRIGGERS[database.name])
+    names = [f"user-{n:03}" for n in range(100)]
+    for name in names:
+        await accept(fra, name, 10)  # below the threshold: nothing goes out by pressure
+    await world.publish(*(world.row(name, "syd", 1) for name in names if name != "user-055"))
+    for name in names:
+        await accept(fra, name, 30)
+    turn = await publish.run_once()
+    stored = {name for name, region in database.counts() if region == "fra"}
+    assert not turn.ok
+    missing = set(names) - stored
+    assert "user-055" in missing and len(missing) <= 10, "its chunk, and no other"
+    database.sql(
+        "DROP TRIGGER refuse" + (" ON ratelimit_window_counts" if database.name == "postgres" else "")
+    )
+    sent_before = ledger.count("publish")
+    assert (await publish.run_once()).ok
+    sent = [row for rows in ledger.arguments("publish")[sent_before:] for row in rows]  # type: ignore[attr-defined]  # lists of rows
+    assert {row.identifier for row in sent} == missing
+    assert {name for name, region in database.counts() if region == "fra"} == set(names)
+
+
+async def test_a_row_that_the_database_rejects_is_set_aside_and_the_others_go_out_in_the_same_turn(
+    server_world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    world = server_world
+    database = server_of(world)
+    fra = await world.region("fra", origin=None).start(world.ledger(), set_aside_ms=200, **BY_HAND)
+    publish, _ = loops_of(fra)
+    database.refuse("mallory")
+    names = [f"user-{n:03}" for n in range(100)]
+    await accept(fra, "first", 50)
+    await until(lambda: publish.rows_published == 1, "the loop has had its turn")
+    for name in [*names, "mallory"]:
+        await accept(fra, name, 50)
+    with caplog.at_level(logging.WARNING):
+        turn = await publish.run_once()
+    assert turn.ok, "the ledger is well: it looked at the row and said no"
+    assert set(names) <= {name for name, _ in database.counts()}
+    assert ("mallory", "fra") not in database.counts()
+    assert fra.statistics().rows_set_aside == 1
+    assert "set aside" in caplog.text
+    assert node_of(fra).health(0.0)[0].ok
+    database.accept_again("mallory")
+
+    async def stored() -> bool:
+        await publish.run_once()
+        return ("mallory", "fra") in database.counts()
+
+    await until(stored, "it is tried again")
+
+
+async def test_a_thousand_timeouts_leave_no_connection_behind(server_world: World) -> None:
+    world = server_world
+    database = server_of(world)
+    fra = await world.region("fra", origin=None).start(
+        database.url,
+        breaker_calls_min=1_000_000,
+        publish_interval_ms=3_600_000,
+        import_interval_ms=3_600_000,
+    )
+    publish, importer = loops_of(fra)
+    await accept(fra, "ada", 50)
+    usual_s = publish._timeout_s
+    publish._timeout_s = importer._timeout_s = 0.004
+    database.server.freeze()
+    try:
+        for number in range(500):
+            await accept(fra, "ada", 1, THOUSAND_A_DAY)
+            assert not (await publish.run_once()).ok, number
+            assert not (await importer.run_once()).ok, number
+    finally:
+        database.server.thaw()
+    publish._timeout_s = importer._timeout_s = usual_s
+
+    async def healed() -> bool:
+        return (await publish.run_once()).ok and (await importer.run_once()).ok
+
+    await until(healed, "both work again")
+    await until(lambda: database.connections() <= 2, "the server counts one that writes and one that reads")
+    assert database.counts()["ada", "fra"] == await seen(fra, "ada", THOUSAND_A_DAY)
+
+
+async def test_a_ledger_that_is_down_at_the_start_does_not_stop_the_limiter(server_world: World) -> None:
+    world = server_world
+    server = server_of(world).server
+    server.kill()
+    fra, iad = await world.grid("fra", "iad", nodes=1, **IMPATIENT)
+    assert await accept(fra, "ada", 40) == 40
+    (health,) = [line for line in fra.health() if line.name == "ledger"]
+    assert not health.ok
+    server.start()
+    await until_all_see([iad], {"ada": 40})
+    assert all(line.ok for line in fra.health())
+
+
+async def test_a_missing_schema_is_an_error_that_names_the_command(server_world: World) -> None:
+    world = server_world
+    url = server_of(world).server.create_database()
+    limiter = AsyncLimiter("fra", ledger=url)
+    with pytest.raises(SchemaMissing, match=r"tidegate migrate --ledger "):
+        await limiter.start()
+    await limiter.stop()
+
+
+async def test_a_schema_that_is_missing_when_the_ledger_comes_up_late_is_told_and_waited_for(
+    server_world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    world = server_world
+    server = server_of(world).server
+    url = server.create_database()
+    server.kill()
+    fra = await world.region("fra", origin=None).start(url, **IMPATIENT)
+    iad = await world.region("iad", origin=None).start(url, **IMPATIENT)
+    await accept(fra, "ada", 40)
+    with caplog.at_level(logging.WARNING):
+        server.start()
+        await until(lambda: "tidegate migrate --ledger" in caplog.text, "it says what is missing")
+        await migrate(url)
+        await until_all_see([iad], {"ada": 40})
+
+
+@asynccontextmanager
+async def _late(database: ServerDatabase, rows: list[LedgerRow]) -> AsyncIterator[None]:
+    """A publish that has done everything but commit, until the end of the block."""
+    if isinstance(database.server, MariaDBServer):
+        mysql = MySQLConnection(database.url)
+        *_, last = packets = await publish_packets(await stored_rows(rows))
+        packets[-1] = last.removesuffix("COMMIT") + "DO 0"
+        async with mysql.session(timeout_s=30) as session:
+            for packet in packets:
+                await session.script(packet)
+            yield
+            await session.script("COMMIT")
+        await mysql.close()
+    else:
+        postgres = PostgresConnection(database.url)
+        async with postgres.session(timeout_s=30) as held, held.transaction():
+            await held.execute(PUBLISH, await publish_arguments(await stored_rows(rows)))
+            yield
+        await postgres.close()
+
+
+async def test_a_transaction_that_commits_late_is_not_missed_by_a_running_importer(
+    server_world: World,
+) -> None:
+    """Nor does it hold anybody else up: imports go on past it, and come back for it."""
+    world = server_world
+    (fra,) = await world.grid("fra", nodes=1)
+    async with _late(server_of(world), [world.row("late", "syd", 77)]):
+        for count in (10, 20, 30):
+            await world.publish(world.row("on-time", "gru", count))
+            await until_all_see([fra], {"on-time": count})
+        assert await seen(fra, "late") == 0
+    await until_all_see([fra], {"late": 77})
+    assert not await fra.limit(HUNDRED_A_DAY, "late", 24)
