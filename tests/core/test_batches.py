@@ -58,7 +58,9 @@ def test_a_batch_that_passes_equals_its_requests_one_by_one(
 
 @given(pasts, batches)
 @settings(max_examples=200)
-def test_a_batch_that_fails_changes_no_count(past: list[tuple[Request, int]], batch: list[Request]) -> None:
+def test_invariant_06_a_batch_that_fails_changes_no_count(
+    past: list[tuple[Request, int]], batch: list[Request]
+) -> None:
     node = with_past(past)
     before = {request: history(node, request) for request in batch}
     if all(node.limit_many(batch, NOW_MS)):

@@ -82,6 +82,7 @@ class EngineMachine(RuleBasedStateMachine):
         self.seen: dict[int, tuple[Cell, tuple[int, ...]]] = {}
         self.strict: dict[int, tuple[Subject, int]] = {}
         self.before: dict[Key, Standing] = {}
+        self.expired_before = 0
 
     # -- the model
 
@@ -113,6 +114,7 @@ class EngineMachine(RuleBasedStateMachine):
 
     def begin(self) -> None:
         """Note how everybody stands, before something happens that may make room."""
+        self.expired_before = self.engine.subjects.expired
         self.before = {
             key: Standing(subject.queue, subject.strict_until_ms) for key, subject in self.subjects().items()
         }
@@ -136,9 +138,9 @@ class EngineMachine(RuleBasedStateMachine):
 
     def check_eviction(self, key: Key, stayed: list[Subject]) -> None:
         """Who went must not have been better protected than somebody who stayed."""
-        cells = self.model.get(key, {})
-        if all((sequence + 3) * key[1] <= self.latest_ms for sequence in cells):
-            return  # it expired
+        aged_out = all((sequence + 3) * key[1] <= self.latest_ms for sequence in self.model.get(key, {}))
+        if self.engine.subjects.expired > self.expired_before and aged_out:
+            return
         victim = self.before[key]
         if victim.queue == PINNED:
             assert all(other.queue == PINNED for other in stayed)

@@ -103,7 +103,7 @@ def state(node: Node) -> dict[tuple[str, int], tuple[object, ...]]:
 
 @given(st.data(), stages, rows)
 @settings(max_examples=200)
-def test_any_order_and_any_repetition_of_deliveries_gives_the_same_state(
+def test_invariant_05_any_order_and_any_repetition_of_deliveries_gives_the_same_state(
     data: st.DataObject, script: list[tuple[int, int, int, bool]], imported: list[LedgerRow]
 ) -> None:
     one, its_deliveries = with_answers_in_flight(script)

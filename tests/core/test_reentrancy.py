@@ -209,7 +209,7 @@ def test_a_storm_of_signals_loses_no_accepted_unit(
 
 @pytest.mark.skipif(tidegate.compiled, reason="compiled code has no lines between which one could get in")
 @pytest.mark.parametrize("identifier", ["a", "new"])
-def test_at_every_line_of_a_decision_a_call_from_within_is_refused(identifier: str) -> None:
+def test_invariant_07_check_and_commit_are_one_step_at_every_line_of_a_decision(identifier: str) -> None:
     door = Door(has_origin=True)
     door.engine.decide(LIMIT, "a", 1, NOW_NS // 1_000_000, DEGRADED)
     moments = 0

@@ -60,7 +60,7 @@ def together(work: Callable[[int], int]) -> int:
     return sum(results)
 
 
-def test_threads_on_one_subject_pass_exactly_the_limit() -> None:
+def test_invariant_07_check_and_commit_are_one_step_on_threads() -> None:
     engine = Engine(Tuning(), node_id="n1")
     gate = locked_gate(engine)
     limit = Limit(25_000, duration_ms=60_000)
@@ -85,7 +85,7 @@ def test_threads_with_different_costs_never_exceed_the_limit_nor_lose_a_unit() -
     assert 44_998 <= accepted <= 45_000
 
 
-def test_batches_of_threads_are_all_or_nothing_to_each_other() -> None:
+def test_invariant_06_a_batch_is_all_or_nothing_to_every_observer() -> None:
     """Two counters that are only ever asked for together hold the same, whenever somebody looks."""
     gate = locked_gate(Engine(Tuning(), node_id="n1"))
     limit = Limit(2_000, duration_ms=60_000)

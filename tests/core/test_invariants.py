@@ -1,0 +1,194 @@
+"""The invariants of the design that the core alone can hold, by number.
+
+Here are 1 to 4 and 10. The others are where their machinery is: 5 in test_merge_laws, 6 in test_batches and
+test_threads, 7 in test_threads and test_reentrancy, 8 and 9 in test_convergence. All of 2 again, under everything at
+once, in test_engine_machine.
+"""
+
+from __future__ import annotations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.core import oracle
+from tests.core.nodes import DictLedger, DictOrigin, Node
+from tests.core.worlds import IDENTIFIERS, REGIONS, Event, World, run, schedules
+from tidegate.core.cells import Cell
+from tidegate.core.engine import Need
+from tidegate.core.model import DEGRADED, Decision, Heard, LedgerRow, Limit, Request, Tuning
+
+LIMIT = Limit(50, duration_ms=60_000)
+T = 60_000 * 1000
+
+foreign_rows = st.builds(
+    lambda region, sequence, regional: LedgerRow(
+        "default", "default", "a", 60_000, sequence, region, regional, (sequence + 2) * 60_000
+    ),
+    st.sampled_from(["iad", "syd"]),
+    st.integers(999, 1001),
+    st.integers(1, 40),
+)
+
+
+@given(st.lists(foreign_rows | st.integers(0, 30) | st.none(), max_size=25))
+def test_invariant_01_a_request_never_waits_for_cross_region_state(
+    events: list[LedgerRow | int | None],
+) -> None:
+    """Without an origin every answer comes at once, and with a fresh one too, whatever the ledger does."""
+    regional = Node(has_origin=False, has_ledger=True)
+    fresh = Node(has_ledger=True)
+    fresh.convergence.apply_read(fresh.need(LIMIT, "a", 0, T), [Heard(0, 0), Heard(0, 0)], T)
+    for event in events:
+        for node in (regional, fresh):
+            if isinstance(event, LedgerRow):
+                node.convergence.apply_import([event], T)
+                node.convergence.finish_import(T)
+            elif event is None:
+                node.convergence.plan_publish(T)  # and nobody ever says whether it arrived
+            else:
+                answer = node.engine.decide(LIMIT, "a", event, T)
+                if isinstance(answer, Need):
+                    # Only a denial of its own asks for anything, and only for this region's origin.
+                    assert node is fresh and answer.reason == "strict"
+                    assert [wanted.writer for wanted in answer.wanted] == ["n1"]
+                    node.convergence.apply_read(answer, [Heard(0, 0)], T)
+                    node.decide(LIMIT, "a", event, T, 1)
+        decisions, _ = regional.engine.decide_many([Request(LIMIT, "a", 1)], T)
+        assert decisions is not None
+
+
+steps = st.lists(
+    st.tuples(
+        st.sampled_from(["decide", "read", "fail", "replay", "import", "publish", "refuse", "wipe", "sweep"]),
+        st.integers(0, 20),
+        st.integers(-3_000, 3_000),
+    ),
+    max_size=40,
+)
+
+
+@given(steps)
+@settings(max_examples=150)
+def test_invariant_02_counts_components_and_deadlines_only_rise_within_a_cell(
+    script: list[tuple[str, int, int]],
+) -> None:
+    node, origin, ledger = Node(has_ledger=True), DictOrigin(), DictLedger()
+    now_ms = T + 30_000
+    before: dict[int, tuple[Cell, list[int], dict[str, int]]] = {}
+    strict_until_ms = 0
+    for what, much, span_ms in script:
+        now_ms += span_ms
+        need = node.engine.decide(LIMIT, "a", 0, now_ms)
+        match what:
+            case "decide":
+                node.limit(LIMIT, "a", much, now_ms, origin if much % 2 else None)
+            case "read" if isinstance(need, Need):
+                heard = [Heard(much, 0)] * len(need.wanted)
+                node.convergence.apply_read(need, heard, now_ms)
+            case "fail" if isinstance(need, Need):
+                node.convergence.apply_read_failure(need, now_ms)
+            case "replay":
+                node.replay(origin, now_ms)
+            case "import":
+                row = LedgerRow("default", "default", "a", 60_000, 1000, "iad", much, T + 120_000)
+                node.convergence.apply_import([row, row._replace(region="fra")], now_ms)
+            case "publish":
+                node.publish(ledger, now_ms)
+            case "refuse":
+                if (publication := node.convergence.plan_publish(now_ms)) is not None:
+                    node.convergence.set_aside(publication, 0, now_ms)
+            case "wipe":
+                origin.cells.clear()
+            case _:
+                node.sweep()
+        subject = node.subject(LIMIT, "a")
+        assert subject.strict_until_ms >= strict_until_ms
+        strict_until_ms = subject.strict_until_ms
+        for cell in subject.cells():
+            shared = cell.shared
+            assert shared is not None
+            now = [cell.own, cell.others, cell.foreign, shared.fresh_until_ms, shared.failed_until_ms]
+            now += [shared.heard_at_ms, shared.set_aside_until_ms]
+            components = dict(shared.components or {})
+            _, counts, parts = before.get(id(cell), (cell, now, components))
+            assert all(later >= earlier for earlier, later in zip(counts, now, strict=True))
+            assert all(components[region] >= count for region, count in parts.items())
+            before[id(cell)] = (cell, now, components)
+
+
+@given(schedules(World.break_origin, World.mend_origin, World.wipe_origin, World.wipe_ledger))
+@settings(max_examples=60)
+def test_invariant_03_a_node_writes_only_its_own_component_and_a_region_only_its_own_row(
+    schedule: list[Event],
+) -> None:
+    world = World()
+    for event in schedule:
+        run(world, [event])
+        for node, replay in world.flying:
+            assert {one.writer for one in replay.components} == {node.engine.node_id}
+            for cell, component in zip(replay.cells, replay.components, strict=True):
+                assert component.own <= cell.own
+    names = {
+        region: {node.engine.node_id for node in world.nodes if node.region == region} for region in REGIONS
+    }
+    for region, origin in world.origins.items():
+        for held in origin.cells.values():
+            assert set(held) <= names[region]
+    for node in world.nodes:
+        publication = node.convergence.plan_publish(world.now_ms)
+        if publication is not None:
+            assert {row.region for row in publication.rows} == {node.region}
+
+
+@given(schedules(World.break_ledger, World.mend_ledger, World.copy_ledger, World.restore_ledger))
+@settings(max_examples=60)
+def test_invariant_04_imported_counts_are_never_published(schedule: list[Event]) -> None:
+    """What stands in the ledger for a region was accepted there: no import, however often, makes it more."""
+    world = World()
+    for event in schedule:
+        run(world, [event])
+        for (_, _, identifier, _, sequence, region), row in world.ledger.counts.items():
+            assert row.regional <= world.truth[region, identifier, sequence]
+    for _ in range(3):
+        for node in world.nodes:
+            node.import_all(world.ledger, world.now_ms)
+            node.sweep()
+            node.publish(world.ledger, world.now_ms)
+    for (_, _, identifier, _, sequence, region), row in world.ledger.counts.items():
+        assert row.regional <= world.truth[region, identifier, sequence]
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 5), st.sampled_from(IDENTIFIERS), st.integers(1, 20)), max_size=12),
+    st.integers(2, 9),
+    st.integers(0, 59_999),
+)
+def test_invariant_10_aged_out_cells_influence_nothing(
+    past: list[tuple[int, str, int]], later: int, elapsed_ms: int
+) -> None:
+    node = Node(has_ledger=True, tuning=Tuning(anticipation=False))
+    counted: dict[str, dict[int, int]] = {}
+    for minute, identifier, cost in sorted(past):
+        assert node.decide(Limit(10**6, duration_ms=60_000), identifier, cost, T + minute * 60_000, DEGRADED)
+        cells = counted.setdefault(identifier, {})
+        cells[1000 + minute] = cells.get(1000 + minute, 0) + cost
+    now_ms = T + later * 60_000 + elapsed_ms
+    sequence = now_ms // 60_000
+    old = LedgerRow("default", "default", "a", 60_000, sequence - 2, "iad", 40, sequence * 60_000)
+    node.convergence.apply_import([old], now_ms)
+
+    replay = node.convergence.plan_replay(now_ms, 100)
+    for component in [] if replay is None else replay.components:
+        assert component.sequence >= sequence - 2 and component.expires_at_ms > now_ms
+    publication = node.convergence.plan_publish(now_ms)
+    for row in [] if publication is None else publication.rows:
+        assert row.sequence >= sequence - 1 and row.expires_at_ms > now_ms
+    for identifier in IDENTIFIERS:
+        alive = {one: count for one, count in counted.get(identifier, {}).items() if one >= sequence - 1}
+        answer = node.engine.decide(LIMIT, identifier, 1, now_ms, DEGRADED)
+        assert isinstance(answer, Decision)
+        assert answer.effective == oracle.effective(alive, 1, now_ms, 60_000)
+    for subject in node.engine.subjects.slots:
+        if subject is not None:
+            subject.drop_aged(now_ms, 60_000)
+            assert all(cell.sequence >= sequence - 2 for cell in subject.cells())
