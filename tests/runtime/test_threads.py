@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from tests.runtime.world import EPOCH_MS, MILLION_AN_HOUR
-from tidegate import AsyncLimiter, Limit, Limiter, Request
+from tidegate import AsyncLimiter, Decision, Limit, Limiter, Request
 from tidegate.adapters.memory import MemoryOrigin
 from tidegate.errors import Closed
 from tidegate.testing.clock import ManualClock
-from tidegate.testing.faults import TrackingOrigin
+from tidegate.testing.faults import FailingOrigin, TrackingOrigin
 
 THREADS = 8
 ROUNDS = 400
@@ -109,31 +109,44 @@ def test_threads_that_arrive_together_start_the_limiter_once() -> None:
     limiter.stop()
 
 
-def test_a_stop_in_the_middle_of_traffic_ends_every_thread_with_closed_and_nothing_else() -> None:
+def test_a_stop_in_the_middle_of_traffic_ends_every_thread_with_closed_and_loses_nothing_that_was_allowed() -> (
+    None
+):
     clock = ManualClock(EPOCH_MS)
     store = MemoryOrigin(clock=clock)
-    for _ in range(10):
+    accepted: Counter[str] = Counter()
+    for life in range(15):
         limiter = Limiter("fra", store.another(), clock=clock)
         limiter.start()
         begun = threading.Barrier(THREADS)
 
-        def work(number: int, limiter: Limiter = limiter, begun: threading.Barrier = begun) -> str:
+        def work(
+            number: int, life: int = life, limiter: Limiter = limiter, begun: threading.Barrier = begun
+        ) -> Counter[str]:
+            allowed: Counter[str] = Counter()
             begun.wait(30)
             if number == 0:
                 limiter.stop()
-                return "stopped"
+                return allowed
             turn = 0
             while True:
                 turn += 1
+                # Every other one is cold: many are in the middle of a read when the stop comes.
+                name = f"{life} {number} {turn}" if turn % 2 else "warm"
                 try:
-                    if turn % 2:
-                        limiter.limit(MILLION_AN_HOUR, f"user {number} {turn}")
+                    if turn % 3:
+                        passed = bool(limiter.limit(MILLION_AN_HOUR, name))
                     else:
-                        limiter.limit_many([Request(MILLION_AN_HOUR, f"user {number}")])
+                        passed = all(limiter.limit_many([Request(MILLION_AN_HOUR, name)]))
                 except Closed:
-                    return "closed"
+                    return allowed
+                allowed[name] += passed
 
-        assert hammer(work) == ["stopped"] + ["closed"] * (THREADS - 1)
+        for allowed in hammer(work):
+            accepted += allowed
+    with Limiter("fra", store.another(), clock=clock) as auditor:
+        found = {name: auditor.peek(MILLION_AN_HOUR, name).effective for name in accepted}
+    assert found == dict(accepted)
 
 
 async def test_many_tasks_on_one_subject_never_exceed_the_limit_and_lose_nothing() -> None:
@@ -154,3 +167,31 @@ async def test_many_tasks_on_one_subject_never_exceed_the_limit_and_lose_nothing
         await node.stop()
     async with AsyncLimiter("fra", store.another(), clock=clock) as auditor:
         assert (await auditor.peek(MILLION_AN_HOUR, "x")).effective == 2_000
+
+
+async def test_tasks_that_wait_for_a_read_when_the_limiter_stops_are_refused_or_counted() -> None:
+    clock = ManualClock(EPOCH_MS)
+    store = MemoryOrigin(clock=clock)
+    origin = FailingOrigin(store.another())
+    limiter = AsyncLimiter("fra", origin, clock=clock)
+    await limiter.start()
+    origin.faults.hang("read")
+    customers = [asyncio.ensure_future(limiter.limit(MILLION_AN_HOUR, "x")) for _ in range(10)]
+    await asyncio.sleep(0)
+    await limiter.stop()
+    answers = await asyncio.gather(*customers, return_exceptions=True)
+    allowed = sum(isinstance(one, Decision) and one.success for one in answers)
+    assert allowed + sum(isinstance(one, Closed) for one in answers) == 10
+    async with AsyncLimiter("fra", store.another(), clock=clock) as auditor:
+        assert (await auditor.peek(MILLION_AN_HOUR, "x")).effective == allowed
+
+
+@pytest.mark.parametrize("shared", [False, True], ids=["embedded", "origin"])
+def test_a_limit_function_that_somebody_kept_is_closed_too(shared: bool) -> None:
+    limiter = Limiter("fra", MemoryOrigin()) if shared else Limiter()
+    limiter.start()
+    kept = limiter.limit
+    assert kept(MILLION_AN_HOUR, "x")
+    limiter.stop()
+    with pytest.raises(Closed):
+        kept(MILLION_AN_HOUR, "x")

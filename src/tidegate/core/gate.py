@@ -13,7 +13,7 @@ from typing import Final, final
 
 from tidegate.core.engine import Engine, Need
 from tidegate.core.model import LOCAL, Decision, Limit, Request, checked_int, checked_name
-from tidegate.errors import InvalidInput, ReentrantCall
+from tidegate.errors import Closed, InvalidInput, ReentrantCall
 
 __all__ = ["Gate"]
 
@@ -47,7 +47,17 @@ class Gate:
     background loops; `settle` when a read must come first: it reads, and returns the decision.
     """
 
-    __slots__ = ("_acquire", "_busy", "_engine", "_locked", "_now_ns", "_release", "_settle", "_wake")
+    __slots__ = (
+        "_acquire",
+        "_busy",
+        "_engine",
+        "_locked",
+        "_now_ns",
+        "_release",
+        "_settle",
+        "_shut",
+        "_wake",
+    )
 
     def __init__(
         self,
@@ -65,12 +75,19 @@ class Gate:
         self._locked: Final[bool] = acquire is not None
         self._acquire: Final[Callable[[], object]] = acquire or no_lock
         self._release: Final[Callable[[], object]] = release or no_lock
-        # True while a decision is being made. Read and written only with the lock held.
+        # True while a decision is being made, and for ever once it is shut. Read and written with the lock held.
         self._busy: bool = False
+        self._shut: bool = False
 
     def reopened(self, acquire: Callable[[], bool], release: Callable[[], None]) -> Gate:
         """The same door with another lock: in a forked child, the old one may be held by a thread that is gone."""
-        return Gate(self._engine, self._now_ns, self._wake, self._settle, acquire, release)
+        gate = Gate(self._engine, self._now_ns, self._wake, self._settle, acquire, release)
+        gate._busy = gate._shut = self._shut
+        return gate
+
+    def shut(self) -> None:
+        """No more decisions: call it inside `with gate`. What was decided before is all there will ever be."""
+        self._shut = True
 
     def now_ms(self) -> int:
         """The time that a request without its own gets."""
@@ -87,12 +104,14 @@ class Gate:
     def _refuse(self) -> None:
         if self._locked:
             self._release()
+        if self._shut:
+            raise Closed("this limiter was stopped; make a new one")
         raise ReentrantCall(
             "a decision was asked for in the middle of another one, by a signal handler or a finalizer"
         )
 
     def __exit__(self, _kind: object, _error: object, _trace: object) -> None:
-        self._busy = False
+        self._busy = self._shut
         if self._locked:
             self._release()
 

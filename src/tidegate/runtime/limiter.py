@@ -14,6 +14,7 @@ import inspect
 import threading
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from contextlib import suppress
 from copy import copy
 from random import Random
 from types import TracebackType
@@ -255,6 +256,8 @@ class AsyncLimiter:
         node = self._parts.node
         if node is None or self._is_forked:
             # A forked child that never began has nothing of its own to stop.
+            with self._gate:
+                self._gate.shut()
             return
         if self._starting is not None and not self._starting.done():
             self._starting.cancel()
@@ -479,6 +482,9 @@ class Limiter:
             self.limit = self._first_limit
         if thread is not None:
             thread.stop(timeout_s)
+        elif not self._is_forked:
+            with suppress(Closed), self._gate:
+                self._gate.shut()
 
     def __enter__(self) -> Self:
         self.start()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from random import Random
 from typing import Final
 
@@ -16,7 +17,7 @@ from tidegate.core.convergence import Convergence
 from tidegate.core.engine import Engine
 from tidegate.core.gate import Gate
 from tidegate.core.model import Tuning
-from tidegate.errors import CircuitOpen, ConfigurationError, DependencyError
+from tidegate.errors import CircuitOpen, Closed, ConfigurationError, DependencyError
 from tidegate.ports import Ledger, Origin
 from tidegate.runtime.breaker import Breaker
 from tidegate.runtime.calls import ADAPTER_SHARE
@@ -164,11 +165,15 @@ class Node:
         await self._end_loops()
         try:
             async with asyncio.timeout(deadline_s):
-                # At once: an origin that hangs must not use up the ledger's time.
-                flushed = all(await asyncio.gather(self._flush_origin(), self._flush_ledger()))
+                if self.reads is not None:
+                    # Who still waits for a read decides now, and is flushed with the others.
+                    await self.reads.close()
+                flushed = await self._flush()
         except TimeoutError:
             flushed = False
         finally:
+            with suppress(Closed), self._gate:
+                self._gate.shut()
             await self._close()
         if not flushed:
             logger.warning("stopped with counts that did not reach the origin or the ledger in time")
@@ -188,6 +193,17 @@ class Node:
             await self._origin.close()
         if self._ledger is not None:
             await self._ledger.close()
+
+    async def _flush(self) -> bool:
+        """Tell what is left, and shut the gate in the very step that finds nothing more: whatever was allowed
+        was told, and whatever comes later is refused."""
+        while True:
+            # At once: an origin that hangs must not use up the ledger's time.
+            flushed = all(await asyncio.gather(self._flush_origin(), self._flush_ledger()))
+            with self._gate:
+                if not flushed or not self.convergence.has_dirty:
+                    self._gate.shut()
+                    return flushed
 
     async def _flush_origin(self) -> bool:
         """Send what is left; again after a failure, for as long as the deadline and the breaker let it."""

@@ -31,6 +31,9 @@ logger = logging.getLogger(__name__)
 # After so many chunks in a row have failed the rest of the turn is left for the next one.
 FAILED_CHUNKS_MAX: Final = 2
 
+# To look at a changed cell that stays below its threshold costs us a fraction of what a row costs the database.
+CONSIDERED_PER_ROW: Final = 20
+
 # Subjects looked at, and rows settled, between two breaths of the event loop: about a millisecond, compiled.
 SLICE_ROWS: Final = 500
 
@@ -207,21 +210,35 @@ class PublishLoop:
                 self._convergence.fail_publish(publication, start, end)
 
     async def run(self) -> None:
-        """The loop, until cancelled: on the tick, and under pressure at most once per `pressure_interval_ms`."""
+        """The loop, until cancelled: on the tick, which is short while cells are hot, and under pressure at most
+        once per `pressure_interval_ms`."""
         loop = asyncio.get_running_loop()
         tuning = self._tuning
         ticks = Metronome(tuning.publish_interval_ms / 1000, tuning.jitter_percent, self._random, loop.time())
         tick_s = ticks.next_s(loop.time())
+        hot_tick_s = loop.time()
         pause_s = tuning.pressure_interval_ms / 1000
         while True:
-            pressed = await wait_for_event(self._pressure, tick_s - loop.time())
+            is_hot = self._gate.now_ms() < self._convergence.hot_until_ms
+            due_s = min(tick_s, hot_tick_s) if is_hot else tick_s
+            pressed = await wait_for_event(self._pressure, due_s - loop.time())
             self._pressure.clear()
             if not self.calls.is_usable():
                 await asyncio.sleep(pause_s)
                 continue
-            if loop.time() >= tick_s:
-                await self.run_once()
-                tick_s = ticks.next_s(loop.time())
+            if loop.time() >= due_s:
+                if loop.time() >= tick_s:
+                    tick_s = ticks.next_s(loop.time())
+                considered = self._convergence.subjects_waiting()
+                turn = await self.run_once()
+                hot_tick_s = loop.time() + self._hot_pause_s(considered, len(turn.rows))
             elif pressed:
                 await self.run_once(pressed_only=True)
             await asyncio.sleep(min(pause_s, max(0.0, tick_s - loop.time())))
+
+    def _hot_pause_s(self, considered: int, written: int) -> float:
+        """Until the next tick while cells are hot: the more the last one had to do, the longer."""
+        tuning = self._tuning
+        jitter = 1 + tuning.jitter_percent / 100 * (self._random.random() - 0.5)
+        worth = written + considered / CONSIDERED_PER_ROW
+        return max(tuning.publish_hot_interval_ms / 1000 * jitter, worth / tuning.publish_hot_rows_per_s)
