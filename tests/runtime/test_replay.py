@@ -278,3 +278,22 @@ async def test_one_subject_that_is_hammered_does_not_starve_the_others() -> None
     assert await other.seen("hot") == 40
     assert await other.accept("hot", 1, HUNDRED_A_MINUTE) == 1
     await region.stop()
+
+
+@on_virtual_time
+async def test_after_an_outage_the_first_pulse_ends_the_backoff() -> None:
+    loop = asyncio.get_running_loop()
+    region = Region()
+    node, other = region.node(), region.node()
+    await node.limiter.start()
+    node.faults.fail()
+    await node.accept("x", 3)
+    await asyncio.sleep(60)
+    node.faults.heal()
+    healed_s = loop.time()
+    merges = node.origin.count("merge")
+    await node.origin.until("merge", merges + 1)
+    assert loop.time() - healed_s <= 1.001
+    await turns()
+    assert await other.seen("x") == 3
+    await region.stop()

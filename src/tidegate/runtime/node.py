@@ -85,6 +85,7 @@ class Node:
             pulse = self.pulse
             self.reads.calls.is_usable = self.replay.calls.is_usable = lambda: pulse.is_ours
             self.reads.on_news = self.wake
+            self.pulse.on_recovered = self.replay.retry
         if ledger is not None:
             self.publish = PublishLoop(ledger, gate, self.convergence, tuning, random)
             self.importer = ImportLoop(ledger, region, engine, gate, self.convergence, tuning, random)

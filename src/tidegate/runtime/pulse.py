@@ -43,6 +43,8 @@ class PulseLoop:
         self._offset_warn_ms = tuning.clock_offset_warn_ms
         self._on_wiped = on_wiped
         self._warned = False
+        # Called when the origin answers after it had not.
+        self.on_recovered: Callable[[], object] = lambda: None
         self.last_error: str | None = None
         # Origin clock minus ours, at the middle of the last round trip; None before the first.
         self.clock_offset_ms: int | None = None
@@ -70,7 +72,7 @@ class PulseLoop:
             self._failed(error)
             raise DependencyUnavailable(str(self.last_error)) from error
         after_ms = self._gate.now_ms()
-        self.alive = True
+        had_failed, self.alive = not self.alive, True
         if pulse.region != self._region:
             if self.foreign_region is None:
                 logger.error("%s", RegionMismatch(self._region, pulse.region))
@@ -83,6 +85,8 @@ class PulseLoop:
             with self._gate:
                 self._convergence.start_heal()
             self._on_wiped()
+        if had_failed:
+            self.on_recovered()
 
     def _failed(self, error: Exception) -> None:
         self.alive = False

@@ -16,7 +16,7 @@ from tidegate.core.model import Tuning
 from tidegate.errors import DependencyError
 from tidegate.ports import Origin
 from tidegate.runtime.calls import Calls
-from tidegate.runtime.loops import Backoff
+from tidegate.runtime.loops import Backoff, wait_for_event
 
 __all__ = ["ReplayLoop"]
 
@@ -37,6 +37,7 @@ class ReplayLoop:
         self._timeout_s = tuning.replay_timeout_ms / 1000
         self._backoff = backoff
         self._woken = asyncio.Event()
+        self._hopeful = asyncio.Event()
         # False only while the loop sleeps with nothing to do: whoever makes a cell dirty then must wake it.
         self.awake = True
         self.calls = Calls("origin_replay", tuning)
@@ -47,6 +48,10 @@ class ReplayLoop:
     def wake(self) -> None:
         self.awake = True
         self._woken.set()
+
+    def retry(self) -> None:
+        """The origin was heard again: do not wait for the end of a backoff."""
+        self._hopeful.set()
 
     async def run_once(self) -> int:
         """Send everything that is dirty now, chunk by chunk. Returns the cells merged; raises what failed."""
@@ -94,7 +99,8 @@ class ReplayLoop:
                 await self.run_once()
                 self._backoff.succeeded()
             except DependencyError:
-                await asyncio.sleep(self._backoff.pause_s())
+                self._hopeful.clear()
+                await wait_for_event(self._hopeful, self._backoff.pause_s())
                 continue
             await self._sleep()
 
