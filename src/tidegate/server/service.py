@@ -55,11 +55,14 @@ REGION_DEFAULT: Final = "default"
 # What a stop keeps back for the last flush, whatever the connections do.
 FLUSH_RESERVE_S: Final = 2.5
 TOP_MAX: Final = 20
-# How often the embedded file is written under load. Half of the second that a crash may cost.
-EMBEDDED_TURN_S: Final = 0.5
+# How often the embedded file is written under load. A crash costs this and the time of writing: less than a second.
+EMBEDDED_TURN_S: Final = 0.6
 # Cells in one transaction. Keys are digests, so that every 250 cells touch nearly every page of the table: with fewer
 # and larger transactions each page is written once instead of eight times.
 EMBEDDED_CELLS_MAX: Final = 2_000
+# What a node that is alone has read once stays true: nobody else counts. Were a second process started on the same
+# files, the two would still learn from each other with every turn of writing.
+EMBEDDED_FRESH_MS: Final = 600_000
 # A collection walks what is young; with a million subjects in memory a full one would be a pause that clients feel.
 # Decisions make no cycles, so that it may be rare.
 GC_THRESHOLDS: Final = (50_000, 20, 100)
@@ -176,7 +179,11 @@ def _limiter(config: ServerConfig) -> AsyncLimiter:
     ledger: str | Ledger | None = config.ledger
     if config.origin is None and config.workers == 1:
         # Nobody else counts in the file: it is there for the next start.
-        tuning = Tuning(replay_cells_max=EMBEDDED_CELLS_MAX)
+        tuning = Tuning(
+            replay_cells_max=EMBEDDED_CELLS_MAX,
+            fresh_ms=EMBEDDED_FRESH_MS,
+            rollover_grace_ms=EMBEDDED_FRESH_MS,
+        )
         file = open_origin(config.origin_url)
         origin = PacedOrigin(file, turn_s=EMBEDDED_TURN_S, cells_max=EMBEDDED_CELLS_MAX)
     if config.tracing:
