@@ -281,8 +281,10 @@ def operations(bench: Bench, out: Printer) -> None:
     )
     single, multi, denied = found["single"], found["multi"], found["denied"]
     ratio = multi.cpu_us / single.cpu_us
-    shown = f"{ratio:.2f} by CPU, {single.rate / multi.rate:.2f} by rate"
-    out.figure("multiLimit of 10 / one limit", shown, "< 3", is_met=ratio < 3)
+    # By rate: what goes to the file does not depend on how many requests bring it, so that by CPU the rarer request
+    # is charged with more of it.
+    shown = f"{single.rate / multi.rate:.2f} by rate, {ratio:.2f} by CPU"
+    out.figure("multiLimit of 10 / one limit", shown, "< 3", is_met=single.rate / multi.rate < 3)
     ratio = denied.cpu_us / single.cpu_us
     shown = f"{ratio:.2f} by CPU, {single.rate / denied.rate:.2f} by rate"
     out.figure("denied / allowed", shown, "≤ 1", is_met=ratio <= 1)
@@ -410,7 +412,11 @@ def main(arguments: Sequence[str] = ()) -> None:
     parser = argparse.ArgumentParser(prog="python -m bench server", description=__doc__)
     parser.add_argument("--seconds", type=float, default=5.0, help="length of one turn")
     parser.add_argument("--rounds", type=int, default=3, help="turns of each contestant")
-    options = parser.parse_args(arguments)
+    parser.add_argument("--quick", action="store_true", help="short turns, one of each; not for conclusions")
+    # Options of other benchmarks may stand on the same command line.
+    options, _ = parser.parse_known_args(arguments)
+    if options.quick:
+        options.seconds, options.rounds = 2.0, 1
     if not tidegate.compiled:
         raise SystemExit("install the compiled package first: make bench does")
     if shutil.which("wrk") is None:
