@@ -234,9 +234,26 @@ def test_a_first_sight_is_no_rate_and_a_rate_has_an_end() -> None:
     other = region_of_one(Tuning())
     growing(other, (T, 10), (T + 1_000, 50))
     assert not other.decide(LIMIT, "a", 20, T + 1_000 + 10_000)
-    assert other.decide(LIMIT, "a", 20, T + 1_000 + 10_001), (
-        "after two intervals without growth it has stopped"
-    )
+    growing(other, (T + 11_001, 50))
+    assert other.decide(LIMIT, "a", 20, T + 11_001), "an import that saw no growth says that it has stopped"
+
+
+def test_what_is_anticipated_is_capped_at_two_import_intervals() -> None:
+    node = region_of_one(Tuning())
+    growing(node, (T, 10), (T + 1_000, 11))
+    # One a second: 10 after two intervals of 5 s, and still 10 later on, as long as no import says otherwise.
+    assert not node.decide(LIMIT, "a", 80, T + 25_000)
+    assert node.decide(LIMIT, "a", 79, T + 25_000)
+
+
+def test_the_age_of_a_row_counts_in_what_is_anticipated() -> None:
+    node = region_of_one(Tuning())
+    growing(node, (T, 10))
+    node.convergence.apply_import([row(50)], T + 1_000, lag_ms={"iad": 500})
+    node.convergence.finish_import(T + 1_000)
+    # 40 a second, seen in a row that was half a second old: 20 more are probably there already.
+    assert not node.decide(LIMIT, "a", 31, T + 1_000)
+    assert node.decide(LIMIT, "a", 30, T + 1_000)
 
 
 def test_growth_over_a_long_silence_is_no_rate() -> None:

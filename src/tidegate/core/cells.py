@@ -35,6 +35,7 @@ class Shared:
         "fresh_until_ms",
         "grew_at_ms",
         "growth",
+        "growth_lag",
         "growth_ms",
         "heard_at_ms",
         "limit_min",
@@ -76,14 +77,22 @@ class Shared:
         self.growth: int = 0
         self.growth_ms: int = 0
         self.grew_at_ms: int = 0
+        # The growth weighted with its lag: how old, in ms, the rows were when that import read them.
+        self.growth_lag: int = 0
 
-    def anticipated(self, now_ms: int, age_ms_max: int) -> int:
-        """What the foreign components have probably grown since they were last seen to grow."""
-        if self.growth == 0 or self.growth_ms == 0:
+    def anticipated(self, now_ms: int, age_ms_max: int, since_ms: int) -> int:
+        """What the foreign components have probably grown since their rows were written.
+
+        Nothing when the last import, which began at `since_ms`, saw no growth: they have stopped.
+        """
+        if self.growth == 0 or self.growth_ms == 0 or self.grew_at_ms < since_ms:
             return 0
         age_ms = now_ms - self.grew_at_ms
-        if age_ms <= 0 or age_ms > age_ms_max:
+        if age_ms < 0:
             return 0
+        age_ms += self.growth_lag // self.growth
+        if age_ms > age_ms_max:
+            age_ms = age_ms_max
         return self.growth * age_ms // self.growth_ms
 
 

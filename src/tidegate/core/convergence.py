@@ -54,6 +54,7 @@ class Convergence:
     __slots__ = (
         "_engine",
         "_fulls",
+        "_import_at_ms",
         "_region",
         "_rows_until_ms",
         "_sweep_at",
@@ -80,6 +81,8 @@ class Convergence:
         # Full imports begun so far, and until when the ledger must hold rows of this region.
         self._fulls: int = 0
         self._rows_until_ms: int = 0
+        # When the import that is under way began, -1 before its first rows.
+        self._import_at_ms: int = -1
         # While this node holds cells above their threshold that still grow, imports are fast.
         self.hot_until_ms: int = 0
         self.cells_imported: int = 0
@@ -404,8 +407,19 @@ class Convergence:
 
     # -- import
 
-    def apply_import(self, rows: Sequence[LedgerRow], now_ms: int, *, full: bool = False) -> None:
-        """Merge rows of the ledger: own ones raise the region's lower bound, others are foreign components."""
+    def apply_import(
+        self,
+        rows: Sequence[LedgerRow],
+        now_ms: int,
+        *,
+        full: bool = False,
+        lag_ms: dict[str, int] | None = None,
+    ) -> None:
+        """Merge rows of the ledger: own ones raise the region's lower bound, others are foreign components.
+
+        `now_ms` is when the import began, `lag_ms` how old the newest row of each region was then.
+        """
+        self._import_at_ms = now_ms
         for row in rows:
             if now_ms >= row.expires_at_ms or row.duration_ms < self._tuning.ledger_duration_ms_min:
                 continue
@@ -416,7 +430,8 @@ class Convergence:
             if row.region == self._region:
                 self._apply_own_row(subject, cell, shared, row, full)
             else:
-                self._apply_foreign_row(subject, cell, shared, row, now_ms)
+                lag = 0 if lag_ms is None else lag_ms.get(row.region, 0)
+                self._apply_foreign_row(subject, cell, shared, row, now_ms, lag)
 
     def _import_cell(self, row: LedgerRow, now_ms: int) -> tuple[Subject, Cell]:
         subjects = self._engine.subjects
@@ -448,7 +463,7 @@ class Convergence:
             self._engine.note_change(subject, cell, shared)
 
     def _apply_foreign_row(
-        self, subject: Subject, cell: Cell, shared: Shared, row: LedgerRow, now_ms: int
+        self, subject: Subject, cell: Cell, shared: Shared, row: LedgerRow, now_ms: int, lag_ms: int
     ) -> None:
         components = shared.components
         if components is None:
@@ -464,11 +479,13 @@ class Convergence:
             # The rate is what one import saw grow since the one before that did. Too long ago is no rate.
             since_ms = now_ms - shared.grew_at_ms
             shared.growth = 0
+            shared.growth_lag = 0
             shared.growth_ms = since_ms if 0 < since_ms <= 2 * self._tuning.import_interval_ms else 0
             shared.grew_at_ms = now_ms
         if known > 0:
             # A first sight is no rate either: that count may have grown over any time.
             shared.growth += grown
+            shared.growth_lag += grown * lag_ms
         self._aim(subject, cell, shared, now_ms, row.duration_ms)
         if cell.own + cell.others > shared.published:
             self._engine.note_change(subject, cell, shared)
@@ -481,6 +498,9 @@ class Convergence:
         """An import is complete. After a full one the cells are swept: a row that stood in the ledger before it began
         and did not come by was lost, in a wipe or by a restore of an older copy, and is published again."""
         self._engine.imported_at_ms = max(self._engine.imported_at_ms, now_ms)
+        # An import that brought no row at all began when nobody told us; that it ends now is close enough.
+        self._engine.growth_since_ms = now_ms if self._import_at_ms < 0 else self._import_at_ms
+        self._import_at_ms = -1
         if full and now_ms < self._rows_until_ms:
             self._sweep_unpublishes = True
             self._sweep_at = 0

@@ -81,6 +81,7 @@ class Engine:
         "changed",
         "from_degraded",
         "from_origin",
+        "growth_since_ms",
         "has_ledger",
         "imported_at_ms",
         "node_id",
@@ -120,8 +121,9 @@ class Engine:
         self.signals: bool = False
         # Live regions in the ledger. Written by `Convergence`.
         self.regions: int = 1
-        # When the ledger was last imported, -1 for never. Written by `Convergence`.
+        # When the ledger was last imported, -1 for never, and when that import began. Written by `Convergence`.
         self.imported_at_ms: int = -1
+        self.growth_since_ms: int = 0
 
         self.passed: int = 0
         self.denied: int = 0
@@ -180,7 +182,7 @@ class Engine:
                 ):
                     source = DEGRADED
             if self._anticipates and shared.growth:
-                probable = shared.anticipated(now_ms, self.anticipation_ms_max)
+                probable = shared.anticipated(now_ms, self.anticipation_ms_max, self.growth_since_ms)
                 if effective + probable > quota:
                     return self._deny(
                         subject, current, before, limit, cost, now_ms, effective, probable, source
@@ -554,7 +556,7 @@ class Engine:
             sequence = now_ms // limit.duration_ms
             cell = subjects[i].cell(sequence)
             assert cell is not None and cell.shared is not None
-            probable = cell.shared.anticipated(now_ms, self.anticipation_ms_max)
+            probable = cell.shared.anticipated(now_ms, self.anticipation_ms_max, self.growth_since_ms)
             if probable and states[i] + pending[subjects[i].slot] + probable > limit.quota:
                 found[i] = probable
         return found

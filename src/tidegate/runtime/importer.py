@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 from tidegate.core.convergence import Convergence
 from tidegate.core.engine import Engine
 from tidegate.core.gate import Gate
-from tidegate.core.model import LedgerRow, Tuning
+from tidegate.core.model import Tuning
 from tidegate.errors import DependencyError
 from tidegate.ports import Changes, Ledger, RegionBeat
 from tidegate.runtime.calls import Calls
@@ -89,7 +89,7 @@ class ImportLoop:
             while more:
                 changes = await self._changes(cursor, now_ms)
                 for start in range(0, len(changes.rows), SLICE_ROWS):
-                    await self._merge(changes.rows[start : start + SLICE_ROWS], now_ms, full)
+                    await self._merge(changes, start, now_ms, full)
                 rows += len(changes.rows)
                 self.lag_ms.update(changes.lag_ms)
                 cursor = changes.cursor
@@ -117,9 +117,10 @@ class ImportLoop:
             self._timeout_s,
         )
 
-    async def _merge(self, rows: list[LedgerRow], now_ms: int, full: bool) -> None:
+    async def _merge(self, changes: Changes, start: int, now_ms: int, full: bool) -> None:
+        rows = changes.rows[start : start + SLICE_ROWS]
         with self._gate:
-            self._convergence.apply_import(rows, now_ms, full=full)
+            self._convergence.apply_import(rows, now_ms, full=full, lag_ms=dict(changes.lag_ms))
         await asyncio.sleep(0)
 
     async def beat_once(self) -> bool:
