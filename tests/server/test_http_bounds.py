@@ -123,6 +123,24 @@ def test_connections_above_the_bound_wait_until_there_is_room(hurried: TidegateS
         assert [each.answer()[0] for each in clients] == [200] * 40
 
 
+def test_bodies_that_are_being_received_have_a_bound_together(server: TidegateServer) -> None:
+    # Eight of the largest fit; nobody needs a key to send a body.
+    body = b" " * 10_000_000
+    head = b"POST /v2/ratelimit.limit HTTP/1.1\r\nHost: x\r\nContent-Length: 10485760\r\n\r\n"
+    with ExitStack() as stack:
+        connections = [stack.enter_context(server.socket()) for _ in range(12)]
+        answered: list[int] = []
+        for connection in connections:
+            connection.sendall(head + body)
+        ready, _, _ = select.select(connections, [], [], TIMEOUT_S)
+        answered += [Client(each).answer()[0] for each in ready]
+        assert answered
+        assert set(answered) == {503}
+        assert memory_mb(server.pid) < 300
+    eventually(lambda: server.metrics()["tidegate_http_connections"] <= 2, "they are gone")
+    assert server.request("POST", "/v2/ratelimit.limit", body).status == 400, "and there is room again"
+
+
 # Stopping.
 
 

@@ -120,11 +120,15 @@ class CatalogSync:
                 await self.refresh()
             except TidegateError as error:
                 self._failed(error)
+            except Exception as error:
+                logger.exception("a poll of the catalog failed in a way that nobody thought of")
+                self._failed(error)
 
     async def refresh(self) -> None:
         """Return after a poll that began after this call. All who wait share it."""
-        if self._next_poll is None:
+        if self._next_poll is None or self._next_poll.done():
             self._next_poll = asyncio.get_running_loop().create_task(self._poll_next())
+            self._next_poll.add_done_callback(_look_at)
         await asyncio.shield(self._next_poll)
 
     async def reload(self) -> None:
@@ -265,3 +269,9 @@ class CatalogSync:
         if self._next_poll is not None:
             self._next_poll.cancel()
         await self._catalog.close()
+
+
+def _look_at(poll: asyncio.Task[None]) -> None:
+    """Whoever waits is told; if all have left, the failure is still no surprise."""
+    if not poll.cancelled():
+        poll.exception()

@@ -31,6 +31,8 @@ logger = logging.getLogger(__name__)
 FEED_BYTES: Final = 32_768
 # Heads remembered for a connection. They differ in Content-Length only, as a rule.
 HEADS_MAX: Final = 32
+# By all connections together: ten thousand of them could otherwise fill the memory with heads.
+REMEMBERED_BYTES_MAX: Final = 33_554_432
 # A refused client may still be sending, and would meet a reset instead of the answer. What it sends is read and
 # forgotten for a while: a body that is too large, but not without end.
 LINGER_S: Final = 10.0
@@ -140,6 +142,7 @@ class HttpConnection(asyncio.Protocol):
         self.expires = 0
         self._server.wheel.forget(self)
         self._reader.drop()
+        self._forget_heads()
         self._queue.clear()
         self._held.clear()
         task, self._task = self._task, None
@@ -186,10 +189,20 @@ class HttpConnection(asyncio.Protocol):
         if rest and not self._is_stopping:
             self._held.appendleft(rest)
         elif was_resting and (known := self._reader.repeatable(data)) is not None:
-            if len(self._heads) >= HEADS_MAX:
-                self._heads.clear()
-            self._heads[known[0]] = known[1]
+            self._remember(*known)
         self._settle()
+
+    def _remember(self, data: bytes, head: Head) -> None:
+        server = self._server
+        if len(self._heads) >= HEADS_MAX:
+            self._forget_heads()
+        if server.remembered_bytes + len(data) <= REMEMBERED_BYTES_MAX:
+            server.remembered_bytes += len(data)
+            self._heads[data] = head
+
+    def _forget_heads(self) -> None:
+        self._server.remembered_bytes -= sum(map(len, self._heads))
+        self._heads.clear()
 
     # The reader's side.
 
@@ -346,7 +359,9 @@ class HttpConnection(asyncio.Protocol):
 
     def close_if_idle(self) -> None:
         """Part of a graceful stop: nothing is under way here."""
-        if self._is_resting:
+        if self._state == LINGERING:
+            self._transport.abort()
+        elif self._is_resting:
             self._is_resting = False
             self._is_stopping = True
             self._state = CLOSED

@@ -35,6 +35,7 @@ WRITE_BYTES_MAX: Final = 65_536
 # After the listening socket is gone, clients may have a request on the way on an idle connection: answer it.
 DRAIN_LINGER_S: Final = 0.25
 TLS_HANDSHAKE_TIMEOUT_S: Final = 10.0
+TLS_GOODBYE_TIMEOUT_S: Final = 1.0
 # When the process has no file descriptors left, trying again at once would only burn the processor.
 ACCEPT_RETRY_S: Final = 0.5
 
@@ -77,6 +78,8 @@ class HttpServer:
         self.idle_ticks = self.wheel.ticks(config.idle_timeout_s)
         self.intake = Intake(config)
         self.write_bytes_max = WRITE_BYTES_MAX
+        # Bytes of heads that connections remember. Written by them.
+        self.remembered_bytes = 0
         self.connections: set[HttpConnection] = set()
         self.connections_total = 0
         self.is_draining = False
@@ -144,6 +147,7 @@ class HttpServer:
                 accepted,
                 ssl=self._tls,
                 ssl_handshake_timeout=TLS_HANDSHAKE_TIMEOUT_S if self._tls is not None else None,
+                ssl_shutdown_timeout=TLS_GOODBYE_TIMEOUT_S if self._tls is not None else None,
             )
         except OSError as error:  # also ssl.SSLError: not everybody who knocks speaks TLS
             logger.debug("a connection ended before its first request: %s", error)
