@@ -57,14 +57,11 @@ def test_the_largest_numbers_are_judged_and_not_wrapped(workspace: Workspace) ->
     assert (reply.data["success"], reply.data["remaining"]) == (False, 0)
 
 
-def test_of_duplicate_keys_one_counts_and_nothing_is_counted_twice(workspace: Workspace) -> None:
+def test_a_key_that_stands_twice_is_refused_and_nothing_is_counted(workspace: Workspace) -> None:
     server, key = workspace.server, workspace.key.secret
-    twice = body("twice")[:-1] + b',"cost":5,"cost":2}'
-    reply = server.call("limit", twice, key)
-    if reply.status == 200:
-        assert used(server, key, "twice") in (2, 5)
-    else:
-        assert (reply.status, used(server, key, "twice")) == (400, 0)
+    for more in (b',"cost":5,"cost":2}', b',"identifier":"other"}', b',"limit":1}'):
+        assert server.call("limit", body("twice")[:-1] + more, key).status == 400
+    assert used(server, key, "twice") == used(server, key, "other") == 0
 
 
 @pytest.mark.slow
