@@ -82,6 +82,7 @@ async def test_whatever_the_order_of_publishes_and_imports_everything_is_seen_an
             # One answer only: the next publish comes in the middle of a read.
             changes = await ledger.changes(cursor, now_ms=NOW_MS, timeout_s=TIMEOUT_S)
             assert len(changes.rows) <= answer_rows_max
+            assert not changes.lost
             seen += changes.rows
             cursor = changes.cursor
         else:
@@ -127,7 +128,7 @@ async def test_a_ledger_restored_from_an_older_copy_is_read_again(tmp_path: Path
     clock.at_ms -= 30_000  # and the new server's clock is behind
     ledger = SQLiteLedger(path, clock=clock)
     await publish(ledger, [row("user-1", 4)])
-    rows, cursor = await read_all(ledger, cursor)
+    rows, cursor = await read_all(ledger, cursor, is_lost=True)
     assert sorted(rows) == sorted([row("user-0"), row("user-1", 4), row("user-2")])
     await publish(ledger, [row("user-2", 5)])
     assert (await read_all(ledger, cursor))[0] == [row("user-2", 5)]
@@ -139,7 +140,7 @@ async def test_a_ledger_that_came_back_empty_goes_on_with_an_old_cursor(tmp_path
     await publish(ledger, [*rows_of(3), *rows_of(3, region="iad")])
     _, cursor = await read_all(ledger)
     empty = await new_ledger(tmp_path / "empty.db")
-    rows, cursor = await read_all(empty, cursor)
+    rows, cursor = await read_all(empty, cursor, is_lost=True)
     assert rows == []
     await publish(empty, rows_of(2))
     assert sorted((await read_all(empty, cursor))[0]) == sorted(rows_of(2))

@@ -166,13 +166,13 @@ class Session(ABC, Generic[Raw]):
         """Wait for the driver until the deadline, then cut the connection."""
         self._is_waiting = True
         task = asyncio.ensure_future(work)
+        task.add_done_callback(_mark_seen)
         try:
             await asyncio.wait((task,), timeout=self.deadline.remaining_s())
         finally:
             if not task.done():
                 # Not task.cancel(): asyncpg would open another connection to ask the server to cancel, and a frozen
                 # server would keep that one. The task ends by itself when it finds its socket closed.
-                task.add_done_callback(_ignore_outcome)
                 self._lane.drop(self.raw)
         if not task.done():
             raise self._lane.timed_out(self.deadline)
@@ -277,7 +277,7 @@ class Lane(ABC, Generic[Raw, SessionType]):
         try:
             await asyncio.wait((task,), timeout=GOODBYE_S)
         finally:
-            task.add_done_callback(_ignore_outcome)
+            task.add_done_callback(_mark_seen)
             if not task.done() or task.cancelled() or task.exception() is not None:
                 self._abort_quietly(raw)
 
@@ -338,11 +338,11 @@ class Lane(ABC, Generic[Raw, SessionType]):
         task = asyncio.create_task(self._connect(deadline.remaining_s(), attempt))
         try:
             await asyncio.wait((task,), timeout=deadline.remaining_s())
-        finally:
-            if not task.done():
-                task.add_done_callback(self._discard_late)
-                attempt.give_up(task)
+        except asyncio.CancelledError:
+            self._give_up(task, attempt)
+            raise
         if not task.done():
+            self._give_up(task, attempt)
             raise self.timed_out(deadline)
         try:
             raw = task.result()
@@ -361,13 +361,19 @@ class Lane(ABC, Generic[Raw, SessionType]):
         if self._is_closed:
             raise DependencyUnavailable(f"{self.url.shown}: closed")
 
-    def _discard_late(self, task: asyncio.Future[Raw]) -> None:
+    def _give_up(self, task: asyncio.Task[Raw], attempt: Attempt) -> None:
+        task.add_done_callback(
+            self._discard
+        )  # also if it was made in the very moment in which the caller left
+        attempt.give_up(task)
+
+    def _discard(self, task: asyncio.Future[Raw]) -> None:
         """A connection that nobody waited for."""
         if not task.cancelled() and task.exception() is None:
             self._abort_quietly(task.result())
 
 
-def _ignore_outcome(task: asyncio.Future[Any]) -> None:
-    """Whoever waited has been told already."""
+def _mark_seen(task: asyncio.Future[Any]) -> None:
+    """Whoever waited has been told what matters; asyncio need not complain that nobody looked."""
     if not task.cancelled():
         task.exception()

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 import ssl
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import asyncpg
@@ -48,6 +48,10 @@ SET_LIMITS: Final = """
            set_config('idle_in_transaction_session_timeout', $1, false),
            set_config('default_transaction_isolation', 'read committed', false)
 """
+
+SET: Final = (
+    "SELECT set_config(name, value, false) FROM unnest($1::text[], $2::text[]) AS given (name, value)"
+)
 
 CONFLICTS: Final = frozenset(
     {
@@ -89,9 +93,12 @@ class PostgresSession(Session[Any]):
 
 
 class PostgresConnection(Lane[Any, PostgresSession]):
-    """`postgres://user:password@host:port/database?ssl=verify-full&ssl_ca=/path`. Connects when first used."""
+    """`postgres://user:password@host:port/database?ssl=verify-full&ssl_ca=/path`. Connects when first used.
 
-    def __init__(self, url: str) -> None:
+    `settings` are set on every new connection.
+    """
+
+    def __init__(self, url: str, *, settings: Mapping[str, str] | None = None) -> None:
         parsed = parse_server_url(url, default_port=DEFAULT_PORT)
         parsed.refuse_unknown_options(OPTIONS)
         if not parsed.path:
@@ -100,6 +107,7 @@ class PostgresConnection(Lane[Any, PostgresSession]):
             )
         super().__init__(parsed)
         self._tls_mode, self._tls = tls_of(parsed, "prefer")
+        self._settings = dict(settings or {})
         self._allowed_s = 0  # what the server was last told; 0 on a new connection
 
     async def _connect(self, timeout_s: float, attempt: Attempt) -> Any:
@@ -117,6 +125,13 @@ class PostgresConnection(Lane[Any, PostgresSession]):
             target_session_attrs="read-write" if len(hosts) > 1 else None,
             server_settings={"application_name": "tidegate"},
         )
+        try:
+            if self._settings:
+                # Not as parameters of the start: poolers refuse those that they do not know.
+                await raw.execute(SET, list(self._settings), list(self._settings.values()))
+        except BaseException:
+            raw.terminate()
+            raise
         self._allowed_s = 0
         return raw
 

@@ -143,17 +143,20 @@ async def publish(ledger: Ledger, rows: Sequence[LedgerRow]) -> None:
 
 
 async def read_all(
-    ledger: Ledger, cursor: str | None = None, *, now_ms: int = NOW_MS
+    ledger: Ledger, cursor: str | None = None, *, now_ms: int = NOW_MS, is_lost: bool = False
 ) -> tuple[list[LedgerRow], str]:
-    """All answers until there is no more, and the cursor after them."""
+    """All answers until there is no more, and the cursor after them. `is_lost`: it must say that rows were lost."""
     rows: list[LedgerRow] = []
+    was_lost = False
     while True:
         changes = await ledger.changes(cursor, now_ms=now_ms, timeout_s=TIMEOUT_S)
         assert len(changes.rows) <= ANSWER_ROWS_MAX
         assert set(changes.lag_ms) == {one.region for one in changes.rows}
         rows += changes.rows
         cursor = changes.cursor
+        was_lost = was_lost or changes.lost
         if not changes.more:
+            assert was_lost == is_lost
             return rows, cursor
 
 
