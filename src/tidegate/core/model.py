@@ -315,8 +315,9 @@ class Tuning:
     import_interval_ms: int = 5_000
     # Share of an interval that is drawn anew each cycle, so that nodes do not meet.
     jitter_percent: int = 20
-    # Pressure: at most one early publish per node in this time, and import this often while cells are hot.
-    pressure_interval_ms: int = 250
+    # Pressure: at most one early publish per node in this time (docs/adr/0009-anticipation-and-pressure.md), and
+    # import this often while cells are hot.
+    pressure_interval_ms: int = 100
     import_hot_interval_ms: int = 250
     # A cell is published early when it has grown by headroom / (pressure_parts * regions seen on it).
     pressure_parts: int = 4
