@@ -166,7 +166,10 @@ class Api:
         if decision is None:
             return self._limit_slowly(head, call, request_id, Admission(caller, workspace, lines))
         if not head.metrics_off:
-            self._note(plan, call.identifier, decision)
+            if decision.success:
+                workspace.decisions += 1
+            else:
+                self._note(plan, call.identifier, decision)
         return limit_answer(request_id, plan, override, decision, now_ms, lines)
 
     def _limit_slowly(
