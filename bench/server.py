@@ -11,12 +11,12 @@ import argparse
 import json
 import os
 import re
-import select
 import shutil
 import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
@@ -87,17 +87,18 @@ class Contestant:
         )
         output = self._process.stdout
         assert output is not None
+        watchdog = threading.Timer(START_TIMEOUT_S, self._process.kill)
+        watchdog.start()
         said = []
-        while True:
-            ready, _, _ = select.select([output], [], [], START_TIMEOUT_S)
-            line = output.readline() if ready else ""
+        for line in output:
             said.append(line)
             found = re.search(r"(?:listening|running) on http://127\.0\.0\.1:(\d+)", line)
             if found is not None:
                 self.address = ("127.0.0.1", int(found[1]))
+                watchdog.cancel()
                 return
-            if not line:
-                raise SystemExit(f"{self.name} does not start:\n{''.join(said)}")
+        watchdog.cancel()
+        raise SystemExit(f"{self.name} does not start:\n{''.join(said)}")
 
     def stop(self) -> None:
         if self._process is not None:
