@@ -115,6 +115,13 @@ def memory_mb(pid: int) -> float:
     return int(match[1]) / 1_000
 
 
+def test_a_request_sets_no_time_of_its_own_unless_the_server_is_in_test_mode(hurried: TidegateServer) -> None:
+    workspace = hurried.workspace()
+    reply = workspace.limit(duration=60_000, at_ms=4_102_444_830_000)
+    assert reply.data["reset"] < 4_102_444_800_000
+    assert workspace.call("limit", limit_body("x"), X_Test_Time="yesterday").status == 200
+
+
 def test_connections_above_the_bound_wait_until_there_is_room(hurried: TidegateServer) -> None:
     with ExitStack() as stack:
         clients = [Client(stack.enter_context(hurried.socket())) for _ in range(40)]

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -197,6 +198,21 @@ def test_workers_share_one_port_and_converge_through_the_file(crowd: TidegateSer
             for _ in range(20)
         ),
         "all workers know the same count",
+    )
+
+
+def test_a_namespace_that_many_use_first_at_once_is_created_once(crowd: TidegateServer) -> None:
+    workspace = crowd.workspace()
+    with ThreadPoolExecutor(20) as pool:
+        replies = list(pool.map(lambda _: workspace.limit("rush", limit=100, duration=3_600_000), range(40)))
+    assert {reply.status for reply in replies} == {200}
+    assert len(workspace.namespace_ids("rush")) == 1
+    eventually(
+        lambda: all(
+            workspace.limit("rush", limit=100, duration=3_600_000, cost=0).data["remaining"] == 60
+            for _ in range(20)
+        ),
+        "all 40 are counted in it",
     )
 
 
