@@ -16,8 +16,9 @@ KNOWN = ("engine", "origin", "ledger", "server")
 def main(arguments: list[str]) -> int:
     here = Path(__file__).parent
     present = [name for name in KNOWN if (here / f"{name}.py").exists()]
-    names = [one for one in arguments if not one.startswith("-")]
-    options = [one for one in arguments if one.startswith("-")]
+    # Names come first, so that an option may be followed by its value.
+    split = next((place for place, one in enumerate(arguments) if one.startswith("-")), len(arguments))
+    names, options = arguments[:split], arguments[split:]
     unknown = [name for name in names if name not in present]
     if unknown:
         print(f"no benchmark is named {', '.join(unknown)}; there are {', '.join(present)}", file=sys.stderr)

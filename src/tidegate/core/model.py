@@ -312,6 +312,10 @@ class Tuning:
     # Windows shorter than this stay regional: the cadence of the ledger is too coarse for them.
     ledger_duration_ms_min: int = 60_000
     publish_interval_ms: int = 5_000
+    # While cells are hot the tick is this short, so that regions which share one know each other within a second
+    # (docs/adr/0008-hot-tick.md); and longer again when it would write more rows a second than that.
+    publish_hot_interval_ms: int = 500
+    publish_hot_rows_per_s: int = 1_000
     import_interval_ms: int = 5_000
     # Share of an interval that is drawn anew each cycle, so that nodes do not meet.
     jitter_percent: int = 20
