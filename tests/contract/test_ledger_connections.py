@@ -50,14 +50,15 @@ class Dialect:
         self.is_postgres = name == "postgres"
         self.connect: Connect = PostgresConnection if self.is_postgres else MySQLConnection
         self.one = "$1" if self.is_postgres else "?"
-        self.sleep = "SELECT pg_sleep(30)" if self.is_postgres else "SELECT SLEEP(30)"
+        # Not SLEEP on MariaDB: that one looks by itself whether anybody still waits.
+        self.endless = "SELECT pg_sleep(60)" if self.is_postgres else "SELECT BENCHMARK(1e12, SHA1('x'))"
         self.thread = "SELECT pg_backend_pid()" if self.is_postgres else "SELECT CONNECTION_ID()"
 
-    def sleepers(self) -> int:
+    def endless_running(self) -> int:
         if self.is_postgres:
             query = "SELECT count(*) FROM pg_stat_activity WHERE query LIKE 'SELECT pg_sleep%'"
         else:
-            query = "SELECT COUNT(*) FROM information_schema.processlist WHERE info LIKE 'SELECT SLEEP%'"
+            query = "SELECT COUNT(*) FROM information_schema.processlist WHERE info LIKE 'SELECT BENCHMARK%'"
         return int(self.server.sql(query)[0][0])
 
     def ledger(self, url: str | None = None) -> Ledger:
@@ -143,12 +144,30 @@ async def test_a_session_left_open_for_too_long_keeps_the_next_one_out_no_longer
     assert await ids(lane) == [2]
 
 
+async def test_a_transaction_whose_client_has_stopped_is_ended_by_the_server(
+    lane: Lane[Any, Any], dialect: Dialect
+) -> None:
+    other = dialect.connect(dialect.url)
+
+    async def stop_in_the_middle() -> None:
+        async with lane.session(timeout_s=1) as session, session.transaction():
+            await session.execute("INSERT INTO things VALUES (1)")
+            # This waits for the lock of the transaction around it, which nobody will ever commit.
+            await other.execute("INSERT INTO things VALUES (1)", timeout_s=TIMEOUT_S)
+            await session.execute("INSERT INTO things VALUES (2)")
+
+    with pytest.raises(DependencyError):
+        await stop_in_the_middle()
+    assert await ids(lane) == [1], "the other one's"
+    await other.close()
+
+
 async def test_a_statement_that_takes_too_long_ends_here_and_on_the_server(
     lane: Lane[Any, Any], dialect: Dialect
 ) -> None:
     with pytest.raises(DependencyTimeout):
-        await lane.fetch(dialect.sleep, timeout_s=0.3)
-    await until(lambda: dialect.sleepers() == 0, "the server has ended the statement by itself")
+        await lane.fetch(dialect.endless, timeout_s=0.3)
+    await until(lambda: dialect.endless_running() == 0, "the server has ended the statement by itself")
     assert await ids(lane) == []
 
 
@@ -337,8 +356,10 @@ class Certificates:
 
 
 @pytest.fixture(scope="module")
-def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
-    return Certificates(Path(tempfile.mkdtemp(prefix="tidegate-certificates-")))
+def certificates() -> Iterator[Certificates]:
+    # Not tmp_path: PostgreSQL runs as another user, and must be able to walk into it.
+    with tempfile.TemporaryDirectory(prefix="tidegate-certificates-") as directory:
+        yield Certificates(Path(directory))
 
 
 @pytest.fixture(scope="module")

@@ -204,10 +204,11 @@ class MySQLConnection(Lane[Any, MySQLSession]):
         wanted_s = 2 ** max(0, math.ceil(math.log2(max(session.deadline.timeout_s, 1))))
         if wanted_s == self._allowed_s:
             return
-        # Both know a limit for locks. For statements MariaDB has one, MySQL only for SELECT.
+        # Both know a limit for locks. MariaDB has one for statements and one for transactions that wait for their
+        # client; MySQL has one for SELECT only, and IDLE_MAX_S must do for the rest.
         lock_s = max(1, wanted_s // 2)
         statement = (
-            f"max_statement_time = {wanted_s}"
+            f"max_statement_time = {wanted_s}, idle_transaction_timeout = {wanted_s}"
             if self._is_mariadb
             else f"max_execution_time = {wanted_s * 1000}"
         )
