@@ -91,7 +91,9 @@ class ImportLoop:
                 for start in range(0, len(changes.rows), SLICE_ROWS):
                     await self._merge(changes, start, now_ms, full)
                 rows += len(changes.rows)
-                self.lag_ms.update(changes.lag_ms)
+                if not full:
+                    # What a full read brings may be old because nothing has happened since: quiet is not late.
+                    self.lag_ms.update(changes.lag_ms)
                 cursor = changes.cursor
                 more = changes.more
                 lost = lost or changes.lost

@@ -230,3 +230,16 @@ async def test_a_denial_propagates_nothing_that_blocks_anyone(world: World) -> N
         assert await node.limit(HUNDRED_A_DAY, "huge", 100)
         assert await node.limit(HUNDRED_A_DAY, "bled", 20, now_ms=now_ms)
     assert await seen(iad, "nobody") == 0
+
+
+async def test_rows_that_are_old_when_a_full_read_meets_them_are_no_lag(world: World) -> None:
+    """A region that had nothing to say for ten minutes is quiet, not late."""
+    await world.publish(world.row("ada", "syd", 40))
+    for table, column in (("ratelimit_window_counts", "updated_at"), ("ratelimit_publishes", "published_at")):
+        world.database.sql(f"UPDATE {table} SET {column} = {column} - 600000")
+    (fra,) = await world.grid("fra", nodes=1)
+    await until_all_see([fra], {"ada": 40})
+    assert "syd" not in fra.statistics().global_lag_ms
+    await world.publish(world.row("ada", "syd", 50))
+    await until_all_see([fra], {"ada": 50})
+    assert fra.statistics().global_lag_ms["syd"] < 60_000
