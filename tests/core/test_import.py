@@ -121,7 +121,7 @@ def test_a_wiped_ledger_is_published_again_after_a_full_import() -> None:
     node.publish(ledger, T)
     node.import_all(ledger, T)
     node.sweep(2)
-    assert node.publish(ledger, T) == []
+    assert node.engine.changed == [], "what never was in the ledger was not lost there either"
     full = dict(ledger.counts)
     ledger.counts.clear()
     node.import_all(ledger, T + 1_000)

@@ -268,7 +268,7 @@ class Convergence:
                     shared.acked = 0
                     self.heals += 1
                     self._queue(subject)
-                is_lost = self._sweep_unpublishes and shared.seen < self._fulls
+                is_lost = self._sweep_unpublishes and shared.published > 0 and shared.seen < self._fulls
                 if is_lost:
                     shared.published = 0
                 if (is_lost or self._sweep_publishes) and cell.own + cell.others > shared.published:
