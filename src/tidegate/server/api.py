@@ -10,7 +10,7 @@ HTTP is known here as (head, body) in and (status, header lines, body) out, no m
 
 from __future__ import annotations
 
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine, Iterable, Sequence
 from functools import partial
 from typing import Any, Final, cast
 
@@ -210,6 +210,7 @@ class Api:
         known = workspace.namespaces
         plans = self._plans
         judgements: list[Judgement] = []
+        fields: list[tuple[Limit, str, int]] = []
         for call in calls:
             namespace = known.get(call.namespace)
             if (
@@ -219,10 +220,10 @@ class Api:
             ):
                 return self._admissions.serve(head, request_id, work)
             plan = None if namespace.has_overrides else plans.get((namespace, call.limit, call.duration))
-            if plan is None:
-                judgements.append(self._judgement(workspace, namespace, call))
-            else:
-                judgements.append((plan, None))
+            judgement = (plan, None) if plan is not None else self._judgement(workspace, namespace, call)
+            judgements.append(judgement)
+            cost = call.cost
+            fields.append((judgement[0].limit, call.identifier, 1 if cost is UNSET else cost))
         lines = b""
         if workspace.quota is not None:
             quota = self._decide(workspace.quota, workspace.id, 1, now_ms=now_ms)
@@ -231,7 +232,7 @@ class Api:
             if not quota.success:
                 return error_answer(over_quota(quota, now_ms), request_id, head.accept)
             lines = quota_lines(quota, now_ms)
-        decisions = self._limiter.limit_many_nowait(_requests(calls, judgements), now_ms=now_ms)
+        decisions = self._limiter.limit_many_nowait(_requests(fields), now_ms=now_ms)
         if decisions is None:
             return self._admissions.serve(head, request_id, work, Admission(caller, workspace, lines))
         return self._multi_limit_answer(head, request_id, calls, judgements, decisions, lines)
@@ -240,7 +241,10 @@ class Api:
         self, head: Head, calls: list[LimitBody], request_id: str, admission: Admission
     ) -> Answer:
         judgements = await self._judgements(calls, admission)
-        requests = _requests(calls, judgements)
+        requests = _requests(
+            (plan.limit, call.identifier, 1 if call.cost is UNSET else call.cost)
+            for call, (plan, _) in zip(calls, judgements, strict=True)
+        )
         decisions = await self._limiter.limit_many(requests, now_ms=self._test_time_ms(head))
         self._admissions.count_waited(decisions)
         return self._multi_limit_answer(head, request_id, calls, judgements, decisions, admission.lines)
@@ -362,11 +366,7 @@ def _gone(name: str) -> Refusal:
     return Refusal(NAMESPACE_GONE, f"The namespace {shown!r} has been deleted.")
 
 
-def _requests(calls: Sequence[LimitBody], judgements: Sequence[Judgement]) -> list[Request]:
-    fields = [
-        (plan.limit, call.identifier, 1 if call.cost is UNSET else call.cost)
-        for call, (plan, _) in zip(calls, judgements, strict=True)
-    ]
+def _requests(fields: Iterable[tuple[Limit, str, int]]) -> list[Request]:
     return cast("list[Request]", list(map(NEW_REQUEST, fields)))
 
 
