@@ -167,6 +167,13 @@ def test_a_later_denial_extends_strictness_and_an_earlier_one_never_shortens_it(
     assert node.engine.strict_activations == 1
 
 
+def test_a_denial_after_strictness_has_ended_is_a_new_activation() -> None:
+    node = warmed(others=10)
+    for later_ms, activations in ((0, 1), (1, 1), (60_000, 1), (120_000, 2), (240_000, 3)):
+        node.decide(MINUTE, "a", 11, T + later_ms)
+        assert node.engine.strict_activations == activations
+
+
 def test_strictness_is_one_subjects_own() -> None:
     node = warmed(others=10)
     assert not node.decide(MINUTE, "a", 1, T)
