@@ -16,7 +16,7 @@ from tidegate.telemetry.metrics import METRICS, Snapshot, metric
 EMAILS = Limit("3/minute", namespace="email")
 NOON_MS = 1_700_000_000_000
 
-# What the server adds to the numbers of its limiter, and `cells`, which no limiter counts yet.
+# What the server adds to the numbers of its limiter.
 NOT_OF_A_LIMITER = {
     "http_requests_total",
     "http_connections",
@@ -24,7 +24,6 @@ NOT_OF_A_LIMITER = {
     "top_identifier_denials",
     "workers",
     "build_info",
-    "cells",
 }
 
 

@@ -26,6 +26,7 @@ class Whole(Protocol):
 
     def bit_length(self) -> int: ...
 
+
 if TYPE_CHECKING:
     from mypy_extensions import mypyc_attr
 else:

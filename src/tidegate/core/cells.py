@@ -203,6 +203,13 @@ class Subject:
             found.extend(self.rest.values())
         return found
 
+    def count(self) -> int:
+        """How many cells are remembered."""
+        count = 1 if self.previous is None else 2
+        if self.oldest is not None:
+            count += 1
+        return count if self.rest is None else count + len(self.rest)
+
     def insert(self, cell: Cell, sequence_min: int) -> None:
         """Remember a new cell. One ahead of `current` turns the page: the usual three move along.
 

@@ -77,6 +77,7 @@ class Engine:
         "_touch_ms",
         "anticipation_ms_max",
         "denied",
+        "denied_from_origin",
         "dirty",
         "changed",
         "from_degraded",
@@ -127,7 +128,9 @@ class Engine:
 
         self.passed: int = 0
         self.denied: int = 0
+        # Of those, decisions that a read came before, denials among them, and decisions that had to do without.
         self.from_origin: int = 0
+        self.denied_from_origin: int = 0
         self.from_degraded: int = 0
         self.strict_activations: int = 0
 
@@ -234,7 +237,7 @@ class Engine:
         rest = subject.rest
         if rest is not None and len(rest) >= REST_MAX:
             # Time stepped back, so that no newer cell pushes the aged ones out.
-            subject.drop_aged(sequence * duration_ms, duration_ms)
+            self.subjects.drop_aged(subject, sequence * duration_ms, duration_ms)
         return self.new_cell(subject, sequence, duration_ms, sequence - 2)
 
     def new_cell(self, subject: Subject, sequence: int, duration_ms: int, sequence_min: int) -> Cell:
@@ -258,7 +261,7 @@ class Engine:
                 shared.failed_until_ms = known.failed_until_ms
                 if shared.fresh_until_ms < known.failed_until_ms:
                     shared.fresh_until_ms = known.failed_until_ms
-        subject.insert(cell, sequence_min)
+        self.subjects.insert(subject, cell, sequence_min)
         return cell
 
     def _need(
@@ -270,7 +273,7 @@ class Engine:
             previous = subject.cell(sequence - 1)
             if previous is None:
                 previous = self.subjects.new_cell(sequence - 1)
-                subject.insert(previous, sequence - 2)
+                self.subjects.insert(subject, previous, sequence - 2)
             cells.append(previous)
         elif now_ms >= shared.failed_until_ms:
             reason = STRICT
@@ -400,6 +403,8 @@ class Engine:
         if not self._shares:
             return Decision(False, quota, 0, reset_ms, effective, retry_after_ms, source, -1, -1)
         self._count_source(source)
+        if source == ORIGIN:
+            self.denied_from_origin += 1
         shared = current.shared
         if shared is not None and (quota < shared.limit_min or shared.limit_min == 0):
             self._note_limit(subject, current, shared, limit, now_ms)

@@ -52,6 +52,7 @@ class Subjects:
         "_shares",
         "_subjects_max",
         "_touch_ms",
+        "cells",
         "cells_created",
         "count",
         "evicted_blocked",
@@ -79,7 +80,9 @@ class Subjects:
         self._buckets: dict[int, list[Subject]] = {}
         self._due: list[int] = []
         self.count: int = 0
+        # Cells made so far, and those remembered now.
         self.cells_created: int = 0
+        self.cells: int = 0
         self.evicted_clean: int = 0
         self.evicted_blocked: int = 0
         self.evicted_unreplayed: int = 0
@@ -119,6 +122,7 @@ class Subjects:
 
     def new_cell(self, sequence: int) -> Cell:
         self.cells_created += 1
+        self.cells += 1
         return Cell(sequence, Shared() if self._shares else None)
 
     def _new_table(self, key: object) -> Table:
@@ -256,6 +260,7 @@ class Subjects:
         self._free_slots.append(subject.slot)
         subject.table = -1
         self.count -= 1
+        self.cells -= subject.count()
 
     # -- expiry
 
@@ -281,6 +286,19 @@ class Subjects:
             bucket[subject.position] = last
             last.position = subject.position
 
+    def insert(self, subject: Subject, cell: Cell, sequence_min: int) -> None:
+        """Let the subject remember a cell that `new_cell` made."""
+        held = subject.count()
+        subject.insert(cell, sequence_min)
+        self.cells += subject.count() - held - 1
+
+    def drop_aged(self, subject: Subject, now_ms: int, duration_ms: int) -> bool:
+        """Let the subject forget cells that have aged out; False if none is left."""
+        held = subject.count()
+        lives = subject.drop_aged(now_ms, duration_ms)
+        self.cells += subject.count() - held
+        return lives
+
     def expire(self, now_ms: int, subjects_max: int) -> bool:
         """Look at up to `subjects_max` subjects whose time has come. True if more are waiting.
 
@@ -300,7 +318,7 @@ class Subjects:
                 subject = bucket[len(bucket) - 1]
                 table = self._numbered[subject.table]
                 assert table is not None
-                if subject.drop_aged(now_ms, table.duration_ms):
+                if self.drop_aged(subject, now_ms, table.duration_ms):
                     self._unschedule(subject)
                     self._schedule(subject, table, now_ms)
                 else:

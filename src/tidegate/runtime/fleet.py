@@ -61,8 +61,10 @@ class Parts:
             passed=self.engine.passed,
             denied=self.engine.denied,
             from_origin=self.engine.from_origin,
+            denied_from_origin=self.engine.denied_from_origin,
             from_degraded=self.engine.from_degraded,
             subjects=subjects.count,
+            cells=subjects.cells,
             cells_created_by_traffic=subjects.cells_created - by_import,
             cells_created_by_import=by_import,
             subjects_evicted={

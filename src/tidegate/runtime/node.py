@@ -287,7 +287,7 @@ class Node:
             found.append(Health("ledger", ok, detail))
         for breaker in self._breakers():
             state = breaker.state(now_s)
-            found.append(Health(f"breaker {breaker.name}", state == "closed", state))
+            found.append(Health(f"breaker {breaker.name}", state != "open", state))
         return found
 
     def _origin_detail(self) -> str:

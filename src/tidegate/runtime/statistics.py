@@ -32,8 +32,10 @@ class Statistics:
     passed: int
     denied: int
     from_origin: int
+    denied_from_origin: int
     from_degraded: int
     subjects: int
+    cells: int
     cells_created_by_traffic: int
     cells_created_by_import: int
     subjects_evicted: Mapping[str, int]

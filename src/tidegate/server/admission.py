@@ -52,8 +52,6 @@ class Admissions:
         self.auth = Authenticator(sync.view)
         self.request_id = ids.take
         self.now_ms = now_ms
-        # Denials that a read of the origin came before, by all operations. For the metrics.
-        self.denied_from_origin = 0
         self._limiter = limiter
         self._sync = sync
 
@@ -77,16 +75,9 @@ class Admissions:
         if workspace.quota is None:
             return Admission(caller, workspace, b"")
         decision = await self._limiter.limit(workspace.quota, workspace.id)
-        self.count_waited((decision,))
         if not decision.success:
             raise over_quota(decision, now_ms)
         return Admission(caller, workspace, quota_lines(decision, now_ms))
-
-    def count_waited(self, decisions: Iterable[Decision]) -> None:
-        """After decisions that may have waited for the origin."""
-        self.denied_from_origin += sum(
-            1 for decision in decisions if not decision.success and decision.source == "origin"
-        )
 
     async def serve(
         self,

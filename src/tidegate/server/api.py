@@ -186,7 +186,6 @@ class Api:
         test_time_ms = self._test_time_ms(head)
         cost = 1 if call.cost is UNSET else call.cost
         decision = await self._limiter.limit(plan.limit, call.identifier, cost, now_ms=test_time_ms)
-        self._admissions.count_waited((decision,))
         if not head.metrics_off:
             self._note(plan, call.identifier, decision)
         now_ms = self._now_ms() if test_time_ms is None else test_time_ms
@@ -246,7 +245,6 @@ class Api:
             for call, (plan, _) in zip(calls, judgements, strict=True)
         )
         decisions = await self._limiter.limit_many(requests, now_ms=self._test_time_ms(head))
-        self._admissions.count_waited(decisions)
         return self._multi_limit_answer(head, request_id, calls, judgements, decisions, admission.lines)
 
     def _multi_limit_answer(

@@ -140,7 +140,7 @@ class Service:
 
     def snapshot(self) -> Snapshot:
         """The numbers of this process."""
-        own = snapshot_of(self._limiter.statistics(), self._admissions.denied_from_origin)
+        own = snapshot_of(self._limiter.statistics())
         values: dict[Key, float] = dict(own.values)
         for operation in self._http.router.operations:
             for status, count in operation.statuses.items():

@@ -28,22 +28,18 @@ def collect(limiter: HasStatistics) -> Snapshot:
     return snapshot_of(limiter.statistics())
 
 
-def snapshot_of(statistics: Statistics, denied_from_origin: int | None = None) -> Snapshot:
-    """The same, from statistics that are at hand.
-
-    `denied_from_origin` are the denials among the decisions that a read of the origin came before. Who does not
-    know them gets those decisions under outcome=passed as far as so many passed: their sums over outcome and over
-    source are right all the same.
-    """
+def snapshot_of(statistics: Statistics) -> Snapshot:
+    """The same, from statistics that are at hand."""
     values: dict[Key, float] = {
         (entry.name, labels): 0
         for entry in METRICS
         if entry.kind == "counter"
         for labels in entry.known_series()
     }
-    values |= _decisions(statistics, denied_from_origin)
+    values |= _decisions(statistics)
     values |= {
         ("subjects", ()): statistics.subjects,
+        ("cells", ()): statistics.cells,
         ("cells_created_total", ("traffic",)): statistics.cells_created_by_traffic,
         ("cells_created_total", ("import",)): statistics.cells_created_by_import,
         ("strict_activations_total", ()): statistics.strict_activations,
@@ -79,9 +75,8 @@ def snapshot_of(statistics: Statistics, denied_from_origin: int | None = None) -
     return Snapshot(statistics.node_id, values, histograms)
 
 
-def _decisions(statistics: Statistics, denied_from_origin: int | None) -> dict[Key, float]:
-    if denied_from_origin is None:
-        denied_from_origin = max(0, statistics.from_origin - statistics.passed)
+def _decisions(statistics: Statistics) -> dict[Key, float]:
+    denied_from_origin = statistics.denied_from_origin
     passed_from_origin = statistics.from_origin - denied_from_origin
     return {
         ("decisions_total", ("passed", "local")): statistics.passed - passed_from_origin,
