@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from tests.core.nodes import DictOrigin, Node
 from tidegate.core.cells import BLOCKED, CLEAN, PINNED, Table
-from tidegate.core.model import DEGRADED, Limit, Tuning
+from tidegate.core.model import DEGRADED, ORIGIN, Limit, Tuning
 
 SECOND = Limit(10, duration_ms=1_000)
 MINUTE = Limit(10, duration_ms=60_000)
@@ -280,3 +280,40 @@ def test_a_forgotten_subject_knows_that_it_is() -> None:
     node.decide(DAY, "b", 1, T + 1)
     assert subject.table == -1
     assert node.engine.subjects.find(DAY.key, "a") is None
+
+
+# -- counting
+
+
+@given(
+    has_origin=st.booleans(),
+    steps=st.lists(
+        st.tuples(
+            st.sampled_from([SECOND, MINUTE]),
+            st.sampled_from("abcde"),
+            st.integers(-200_000, 200_000),
+            st.booleans(),
+        ),
+        max_size=60,
+    ),
+)
+def test_the_number_of_cells_is_that_of_the_cells_remembered(
+    has_origin: bool, steps: list[tuple[Limit, str, int, bool]]
+) -> None:
+    node = bounded(4, has_origin=has_origin)
+    subjects = node.engine.subjects
+    now_ms = T
+    for limit, identifier, step_ms, expires in steps:
+        now_ms += step_ms
+        node.decide(limit, identifier, 1, now_ms)
+        if expires:
+            subjects.expire(now_ms, 3)
+        assert subjects.cells == sum(len(held.cells()) for held in subjects.slots if held is not None)
+
+
+def test_denials_after_a_read_are_told_apart() -> None:
+    node = Node(has_origin=True, tuning=Tuning())
+    node.engine.decide(DAY, "a", 11, T, ORIGIN)
+    node.engine.decide(DAY, "b", 1, T, ORIGIN)
+    node.engine.decide(DAY, "c", 11, T, DEGRADED)
+    assert (node.engine.from_origin, node.engine.denied_from_origin, node.engine.denied) == (2, 1, 2)
