@@ -14,7 +14,13 @@ from typing import Any, Final, TypeVar
 import click
 
 from tidegate.sim import scenario_report
+from tidegate.sim.accuracy import GROUPS as ACCURACY_GROUPS
+from tidegate.sim.accuracy import cases, measure_all
+from tidegate.sim.accuracy import table as accuracy_table
+from tidegate.sim.capacity import extrapolated, measure_fleet
+from tidegate.sim.capacity import table as fleet_table
 from tidegate.sim.plan import TRAFFIC, Options, draw_plan
+from tidegate.sim.plots import plot_accuracy, plot_fleet
 from tidegate.sim.scenario_files import load_file
 from tidegate.sim.scenario_runner import run_scenario
 from tidegate.sim.world import Report, run_world
@@ -174,3 +180,54 @@ def _world_lines(report: Report, named: Mapping[str, object], alone: bool) -> It
     yield f"  {report.decisions} decisions in {report.virtual_s:.1f} virtual seconds; {report.description}"
     for violation in report.violations:
         yield f"  {violation}"
+
+
+def _plot_option(command: F) -> F:
+    option = click.option(
+        "--plot",
+        "plot_to",
+        type=click.Path(path_type=Path, file_okay=False),
+        help="Write plots (PNG and SVG) into this directory; needs tidegate[plot].",
+    )
+    return option(command)
+
+
+@simulate.command()
+@click.option("--seed", type=click.IntRange(0), default=1, show_default=True, help="Of the offered requests.")
+@click.option(
+    "--group", "groups", multiple=True, type=click.Choice(ACCURACY_GROUPS), help="Only these groups."
+)
+@click.option("--jobs", type=click.IntRange(1), default=2, show_default=True, help="Processes.")
+@_plot_option
+@_json_option
+def accuracy(seed: int, groups: tuple[str, ...], jobs: int, plot_to: Path | None, as_json: bool) -> None:
+    """Measure what is admitted, against one perfect counter, an exact log and the plain scheme.
+
+    "× limit" and the plain scheme's columns are multiples of the limit, admitted in the first window.
+    """
+    chosen = [case for case in cases(seed) if not groups or case.group in groups]
+    results = list(measure_all(chosen, jobs))
+    if plot_to is not None:
+        plot_accuracy(results, plot_to)
+    _answer(as_json, {"results": [one.document() for one in results]}, "\n".join(accuracy_table(results)))
+
+
+@simulate.command()
+@click.option("--seed", type=click.IntRange(0), default=1, show_default=True, help="Of the offered requests.")
+@click.option(
+    "--seconds",
+    type=click.FloatRange(1),
+    default=20,
+    show_default=True,
+    help="Virtual seconds of the reference fleet; a quarter of it for ten times the fleet.",
+)
+@_plot_option
+@_json_option
+def fleet(seed: int, seconds: float, plot_to: Path | None, as_json: bool) -> None:
+    """Measure what the reference fleet costs, and ten times it; compute a hundred times."""
+    reference = measure_fleet(1, seconds, seed)
+    tenfold = measure_fleet(10, seconds / 4, seed)
+    costs = [reference, tenfold, extrapolated(reference, tenfold, 100)]
+    if plot_to is not None:
+        plot_fleet(costs, plot_to)
+    _answer(as_json, {"fleets": [one.document() for one in costs]}, "\n".join(fleet_table(costs)))

@@ -1,0 +1,166 @@
+"""A world in good weather: real nodes, fixed delays, no faults. For measuring rather than proving.
+
+Requests are offered in virtual time, one identifier or many, and whoever offers them learns which were admitted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from random import Random
+from typing import Final, NamedTuple
+
+from tidegate.core.model import Component, Decision, Heard, LedgerRow, Limit, Tuning
+from tidegate.runtime.limiter import AsyncLimiter
+from tidegate.sim.inside import parts_of
+from tidegate.sim.life import QuietStalls
+from tidegate.sim.network import Link, Weather
+from tidegate.sim.plan import EPOCH_MS, Network
+from tidegate.sim.stores import LedgerPort, OriginPort, VirtualLedger, VirtualOrigin
+from tidegate.sim.virtual_time import VirtualClock, VirtualLoop, recorded_errors
+
+__all__ = ["ORIGIN_DELAY_MS", "Fairground", "Offer", "Traffic"]
+
+# One way to an origin in the same region takes up to this long.
+ORIGIN_DELAY_MS: Final = 1
+
+
+class Offer(NamedTuple):
+    """One request: when, to which node, for whom."""
+
+    at_us: int
+    """Microseconds since the world's beginning."""
+    node: int
+    identifier: str = "attacker"
+
+
+class Traffic:
+    """What the nodes sent, as a `Witness` of all of them."""
+
+    def __init__(self) -> None:
+        self.merges = 0
+        self.cells_merged = 0
+        self.reads = 0
+        self.cells_read = 0
+        self.publishes = 0
+        self.rows_published = 0
+        self.ledger_calls = 0
+
+    def sending(self, components: Sequence[Component]) -> None:
+        self.merges += 1
+        self.cells_merged += len(components)
+
+    def merged(
+        self, components: Sequence[Component], before: Sequence[Heard], after: Sequence[Heard]
+    ) -> None:
+        """Nothing to count: it was counted when it was sent."""
+
+    def heard(self, components: Sequence[Component], merged: bool) -> None:
+        if not merged:
+            self.reads += 1
+            self.cells_read += len(components)
+
+    def publishing(self, rows: Sequence[LedgerRow]) -> None:
+        self.publishes += 1
+        self.rows_published += len(rows)
+
+    def touching_ledger(self) -> None:
+        self.ledger_calls += 1
+
+
+class Fairground:
+    """Some regions with some nodes each, in peace. `nodes` says how many, region by region."""
+
+    def __init__(
+        self,
+        nodes: Sequence[int],
+        tuning: Tuning,
+        *,
+        ledger_delay_ms: int,
+        seed: int,
+        start_ms: int = EPOCH_MS,
+        origin_delay_ms: int = ORIGIN_DELAY_MS,
+    ) -> None:
+        self.loop = VirtualLoop()
+        self.clock = VirtualClock(self.loop, start_ms)
+        self.traffic = Traffic()
+        near = Weather(self.loop, Random(f"near {seed}"), Network(delay_ms=origin_delay_ms))
+        far = Weather(self.loop, Random(f"far {seed}"), Network(delay_ms=ledger_delay_ms))
+        self.ledger = VirtualLedger(self.clock, far, 0)
+        self.origins = [VirtualOrigin(self.clock) for _ in nodes]
+        self.limiters: list[AsyncLimiter] = []
+        # The region of each limiter.
+        self.regions: list[int] = []
+        for region, (origin, count) in enumerate(zip(self.origins, nodes, strict=True)):
+            for number in range(count):
+                self.regions.append(region)
+                limiter = AsyncLimiter(
+                    f"region-{region}",
+                    OriginPort(origin, Link(near, origin), self.traffic),
+                    LedgerPort(self.ledger, Link(far, self.ledger), self.traffic),
+                    clock=self.clock,
+                    tuning=tuning,
+                    node_id=f"{region}.{number}",
+                    random=Random(f"node {seed} {region} {number}"),
+                )
+                node = parts_of(limiter).node
+                assert node is not None
+                node.stalls = QuietStalls()
+                self.limiters.append(limiter)
+        # Called every so often in virtual time, for whoever wants to look around.
+        self.look: Callable[[], None] | None = None
+        self.look_every_s = 0.1
+        # By number, because the order of a set would not be the same every time.
+        self._pending: dict[int, asyncio.Task[None]] = {}
+
+    def run(
+        self,
+        limit: Callable[[str], Limit],
+        offers: Iterable[Offer],
+        answered: Callable[[Offer, Decision], None],
+    ) -> None:
+        """Offer everything, and tell of every answer."""
+        with recorded_errors() as errors:
+            self.loop.run_until_complete(self._run(limit, offers, answered))
+            self.loop.close()
+        if errors:
+            raise RuntimeError(f"a node logged: {errors[0]}")
+
+    async def _run(
+        self,
+        limit: Callable[[str], Limit],
+        offers: Iterable[Offer],
+        answered: Callable[[Offer, Decision], None],
+    ) -> None:
+        await asyncio.gather(*(limiter.start() for limiter in self.limiters))
+        looking = self.loop.create_task(self._look())
+        for number, offer in enumerate(offers):
+            wait_s = offer.at_us / 1e6 - self.loop.time()
+            if wait_s > 0:
+                await asyncio.sleep(wait_s)
+            limiter = self.limiters[offer.node]
+            wanted = limit(offer.identifier)
+            decision = limiter.limit_nowait(wanted, offer.identifier)
+            if decision is None:
+                asked = limiter.limit(wanted, offer.identifier)
+                self._pending[number] = self.loop.create_task(self._wait(number, asked, offer, answered))
+            else:
+                answered(offer, decision)
+        await asyncio.gather(*self._pending.values())
+        looking.cancel()
+        await asyncio.gather(*(limiter.stop() for limiter in self.limiters))
+
+    async def _look(self) -> None:
+        while self.look is not None:
+            await asyncio.sleep(self.look_every_s)
+            self.look()
+
+    async def _wait(
+        self,
+        number: int,
+        asked: Awaitable[Decision],
+        offer: Offer,
+        answered: Callable[[Offer, Decision], None],
+    ) -> None:
+        answered(offer, await asked)
+        del self._pending[number]
