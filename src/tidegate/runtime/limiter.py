@@ -365,7 +365,8 @@ class Limiter:
         thread = self._thread
         if thread is None:
             return DEGRADED
-        return ORIGIN if thread.read(needs, 2 * self._fleet.tuning.read_timeout_ms / 1000) else DEGRADED
+        # The read ends by itself; a little later it is the node's thread that gets no time, and nobody waits for that.
+        return ORIGIN if thread.read(needs, 1.1 * self._fleet.tuning.read_timeout_ms / 1000) else DEGRADED
 
     # -- deciding
 

@@ -1,8 +1,11 @@
-"""For tests of Tidegate, and of what is built on it: real servers, and a proxy that hurts.
+"""For tests of Tidegate, and of what is built on it: a clock that obeys, origins and ledgers that fail on command or
+remember what they were asked, real servers, and a proxy that hurts.
 
 The pytest fixtures are a plugin of their own: `pytest_plugins = ["tidegate.testing.fixtures"]`.
 """
 
+from tidegate.testing.clock import ManualClock
+from tidegate.testing.faults import FailingLedger, FailingOrigin, TrackingLedger, TrackingOrigin
 from tidegate.testing.proxy import FaultProxy, Faults, ProxyStatistics
 from tidegate.testing.servers import (
     MariaDBServer,
@@ -18,8 +21,11 @@ from tidegate.testing.servers import (
 )
 
 __all__ = [
+    "FailingLedger",
+    "FailingOrigin",
     "FaultProxy",
     "Faults",
+    "ManualClock",
     "MariaDBServer",
     "MissingBinary",
     "PostgresServer",
@@ -30,5 +36,7 @@ __all__ = [
     "RedisServer",
     "ServerError",
     "ServerProcess",
+    "TrackingLedger",
+    "TrackingOrigin",
     "wait_until",
 ]
