@@ -305,7 +305,7 @@ def test_the_number_of_cells_is_that_of_the_cells_remembered(
     now_ms = T
     for limit, identifier, step_ms, expires in steps:
         now_ms += step_ms
-        node.decide(limit, identifier, 1, now_ms)
+        node.engine.decide(limit, identifier, 1, now_ms)
         if expires:
             subjects.expire(now_ms, 3)
         assert subjects.cells == sum(len(held.cells()) for held in subjects.slots if held is not None)

@@ -9,7 +9,7 @@ import pytest
 from tests.runtime.world import EPOCH_MS, HUNDRED_A_MINUTE, MILLION_AN_HOUR, Region, on_virtual_time, turns
 from tidegate import AsyncLimiter, ConfigurationError, Limiter, Request
 from tidegate.adapters.memory import MemoryLedger, MemoryOrigin
-from tidegate.errors import Closed, DependencyError, RegionMismatch, SchemaMissing
+from tidegate.errors import Closed, DependencyError, InvalidInput, RegionMismatch, SchemaMissing
 from tidegate.testing.clock import ManualClock
 from tidegate.testing.faults import FailingOrigin, TrackingOrigin
 
@@ -270,3 +270,10 @@ async def test_an_adapter_whose_open_fails_in_a_way_of_its_own_is_not_swallowed(
     with pytest.raises(LookupError):
         await limiter.start()
     assert not issubclass(LookupError, (DependencyError, ConfigurationError))
+
+
+def test_a_region_name_that_no_ledger_could_hold_is_refused_at_once() -> None:
+    assert Limiter("ü" * 127, MemoryOrigin())
+    with pytest.raises(InvalidInput) as caught:
+        Limiter("ü" * 128, MemoryOrigin())
+    assert caught.value.field == "region"

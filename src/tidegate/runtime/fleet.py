@@ -18,7 +18,7 @@ from tidegate.adapters.urls import open_ledger, open_origin
 from tidegate.core.engine import Engine, Need
 from tidegate.core.gate import Gate
 from tidegate.core.model import Decision, Limit, Tuning, checked_name
-from tidegate.errors import ConfigurationError
+from tidegate.errors import ConfigurationError, InvalidInput
 from tidegate.ports import Clock, Ledger, Origin
 from tidegate.runtime.forks import INHERITED
 from tidegate.runtime.node import Node
@@ -40,6 +40,18 @@ def _refuse_other_than(field: str, given: object, example: str, methods: Sequenc
         f"{field}: got {given!r:.80}, expected a URL such as {example!r}, or an object with the methods "
         f"{', '.join(methods)}"
     )
+
+
+# What a column of the ledger's primary key holds.
+REGION_BYTES_MAX = 255
+
+
+def checked_region(region: object) -> str:
+    """`region` as the name of a region, or an `InvalidInput`."""
+    name = checked_name("region", region)
+    if len(name.encode("utf-8", "surrogatepass")) > REGION_BYTES_MAX:
+        raise InvalidInput("region", name, f"at most {REGION_BYTES_MAX} bytes in UTF-8")
+    return name
 
 
 @dataclass(frozen=True)
@@ -103,7 +115,7 @@ class Fleet:
             raise ConfigurationError(
                 "region: a limiter with an origin needs the stable name of its region, such as region='fra'"
             )
-        self.region = None if region is None else checked_name("region", region)
+        self.region = None if region is None else checked_region(region)
         self._origin = origin
         self._ledger = ledger
         self.clock: Clock = WallClock() if clock is None else clock
