@@ -564,7 +564,7 @@ def the_own_row_counts_as_foreign() -> None:
         def apply_own_row(
             self: Convergence, subject: Subject, cell: Any, shared: Any, row: LedgerRow, *_rest: Any
         ) -> None:
-            self._apply_foreign_row(subject, cell, shared, row, 0)
+            self._apply_foreign_row(subject, cell, shared, row, 0, 0)
 
         return apply_own_row
 
@@ -618,7 +618,7 @@ def what_is_anticipated_is_stored() -> None:
             subject = self.subjects.find((limit.workspace, limit.namespace, limit.duration_ms), identifier)
             if subject is not None and subject.current.shared is not None and self._anticipates:
                 subject.current.foreign += subject.current.shared.anticipated(
-                    now_ms, self.anticipation_ms_max
+                    now_ms, self.anticipation_ms_max, self.growth_since_ms
                 )
             return original(self, limit, identifier, cost, now_ms, *rest)
 

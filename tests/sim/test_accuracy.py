@@ -1,0 +1,146 @@
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from tidegate.sim.accuracy import GROUPS, Case, cases, measure, table
+from tidegate.sim.capacity import FleetCost, extrapolated, measure_fleet
+from tidegate.sim.capacity import table as fleet_table
+from tidegate.sim.commands import simulate
+from tidegate.sim.fairground import Offer
+from tidegate.sim.plots import plot_accuracy, plot_fleet
+from tidegate.sim.references import admitted_by_log, admitted_by_perfect_counter
+
+CASES = {case.name: case for case in cases()}
+SEEDS = (1, 2, 3)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("nodes", [2, 8])
+def test_nodes_of_one_region_at_twice_the_limit_admit_within_one_percent_of_a_perfect_counter(
+    nodes: int,
+) -> None:
+    measured = measure(replace(CASES[f"{nodes} nodes"], windows=4))
+    assert measured.over_percent <= 1
+    assert measured.under_percent <= 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", SEEDS)
+def test_an_even_spreader_at_20_per_second_in_ten_regions_gets_at_most_5_percent_more(seed: int) -> None:
+    case = CASES["10 regions × 20/s"]
+    assert measure(replace(case, windows=0.3, seed=seed)).of_limit <= 1.05
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", SEEDS)
+def test_an_even_spreader_at_100_per_second_in_ten_regions_gets_at_most_10_percent_more(seed: int) -> None:
+    # It is over after a second; ten are enough to see that nothing is let in later.
+    case = CASES["10 regions × 100/s"]
+    measured = measure(replace(case, windows=0.15, seed=seed))
+    assert measured.of_limit <= 1.10
+    assert min(measured.plain_first_window.values()) > 3 * case.limit, (
+        "the plain scheme lets in several times the limit"
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("each", [20, 100])
+def test_anticipation_costs_less_than_one_percent_when_foreign_traffic_stops(each: int) -> None:
+    measured = measure(CASES[f"9 of 10 regions stop, {each}/s each"])
+    assert measured.under_percent < 1
+
+
+def test_each_mechanism_buys_something() -> None:
+    full = replace(CASES["10 regions × 20/s"], windows=0.5)
+    bare = replace(CASES["and without pressure"], windows=0.5)
+    assert measure(bare).of_limit > measure(full).of_limit + 0.3
+
+
+def test_a_burst_in_one_instant_passes_before_it_is_seen_and_no_more_than_the_limit_in_each_region() -> None:
+    assert measure(CASES["2 regions in one instant"]).admitted == 2 * 200
+
+
+def test_below_the_limit_everything_passes() -> None:
+    case = replace(CASES["load 0.9"], windows=3)
+    measured = measure(case)
+    assert measured.admitted == measured.offered == measured.perfect == measured.log
+
+
+def test_the_same_case_gives_the_same_numbers() -> None:
+    case = Case(
+        "nodes", "small", nodes=3, limit=50, duration_ms=10_000, windows=2, per_second=15, kind="random"
+    )
+    assert measure(case) == measure(case)
+
+
+def test_every_group_has_cases_and_names_are_unique() -> None:
+    assert {case.group for case in cases()} == set(GROUPS)
+    assert len(CASES) == len(cases())
+
+
+def test_the_references_agree_on_a_simple_story() -> None:
+    offers = [Offer(0, 0)] * 5 + [Offer(30_000_000, 0)] * 5 + [Offer(90_000_000, 0)] * 5
+    # At 90 s the first cell still weighs half of 3 for the counter, and nothing is left of it in the log.
+    counter = admitted_by_perfect_counter(offers, 3, 60_000, 0)
+    assert [sum(counter[0:5]), sum(counter[5:10]), sum(counter[10:15])] == [3, 0, 2]
+    log = admitted_by_log(offers, 3, 60_000)
+    assert [sum(log[0:5]), sum(log[5:10]), sum(log[10:15])] == [3, 0, 3]
+
+
+def test_results_are_shown_as_a_table_and_as_plots(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib", reason="plots need the extra `plot`")
+    results = [
+        measure(Case("regions", f"{regions} regions", regions=regions, limit=20, windows=0.2, per_second=4))
+        for regions in (1, 2)
+    ]
+    lines = list(table(results))
+    assert lines[1] == "-- regions"
+    assert lines[2].startswith("1 regions")
+    paths = plot_accuracy(results, tmp_path)
+    assert sorted(path.name for path in paths) == ["accuracy-regions.png", "accuracy-regions.svg"]
+    assert all(path.stat().st_size > 1_000 for path in paths)
+
+
+@pytest.fixture(scope="module")
+def reference() -> FleetCost:
+    return measure_fleet(1, 1.0)
+
+
+@pytest.mark.slow
+def test_the_reference_fleet_is_run_and_costs_something(reference: FleetCost) -> None:
+    assert (reference.nodes, reference.windows, reference.measured) == (33, 24_000, True)
+    assert 3_000 < reference.requests_per_s < 5_000
+    assert 0 < reference.origin_commands_per_s < 3 * reference.requests_per_s
+    assert reference.ledger_rows_written_per_s < reference.requests_per_s / 10, (
+        "few windows come near their limit"
+    )
+    assert reference.memory_mb_per_node > 0
+
+
+@pytest.mark.slow
+def test_a_fleet_too_large_to_run_is_computed_by_the_growth_between_two(
+    reference: FleetCost, tmp_path: Path
+) -> None:
+    tenfold = replace(reference, scale=10, nodes=330, requests_per_s=10 * reference.requests_per_s)
+    computed = extrapolated(reference, tenfold, 100)
+    assert not computed.measured
+    assert computed.nodes == 3_300
+    assert computed.requests_per_s == pytest.approx(100 * reference.requests_per_s, rel=0.01)
+    assert computed.origin_commands_per_s == reference.origin_commands_per_s, (
+        "what did not grow does not grow"
+    )
+    assert list(fleet_table([reference, computed]))[-1].split() == ["measured", "computed"]
+    pytest.importorskip("matplotlib", reason="plots need the extra `plot`")
+    assert [path.name for path in plot_fleet([reference, computed], tmp_path)] == ["fleet.png", "fleet.svg"]
+
+
+def test_accuracy_is_a_command_with_a_table_and_json() -> None:
+    result = CliRunner().invoke(simulate, ["accuracy", "--group", "burst", "--jobs", "1", "--json"])
+    assert result.exit_code == 0
+    names = [one["case"]["name"] for one in json.loads(result.output)["results"]]
+    assert names == ["2 regions in one instant", "10 regions in one instant"]
