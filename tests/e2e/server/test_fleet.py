@@ -81,8 +81,9 @@ def test_a_region_learns_of_the_other_while_both_are_used(fleet: Fleet, workspac
         return not any(results)
 
     eventually(spend, "both regions deny")
-    assert 200 <= accepted < 400, "more than one region's share alone, less than two limits"
-    assert all(not node.call("limit", body("both", limit=200), key).data["success"] for node in nodes)
+    # A guess about the other region may deny a little early; without any knowledge of it there would be two limits.
+    assert 150 <= accepted < 400
+    eventually(lambda: {used(each, key, "both") for each in nodes} == {accepted}, "both know the whole")
 
 
 def test_an_override_and_a_new_key_reach_the_other_nodes_by_the_next_poll(
