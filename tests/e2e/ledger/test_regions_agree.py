@@ -7,6 +7,7 @@ from collections import Counter
 import pytest
 
 from tests.e2e.ledger.world import (
+    BRISK,
     DAY_MS,
     HUNDRED_A_DAY,
     THOUSAND_A_DAY,
@@ -17,7 +18,7 @@ from tests.e2e.ledger.world import (
     until,
     until_all_see,
 )
-from tidegate import AsyncLimiter, Limit
+from tidegate import AsyncLimiter, Limit, Limiter, Tuning
 from tidegate.adapters.clock import WallClock
 from tidegate.testing.servers import RedisServer
 
@@ -243,3 +244,21 @@ async def test_rows_that_are_old_when_a_full_read_meets_them_are_no_lag(world: W
     await world.publish(world.row("ada", "syd", 50))
     await until_all_see([fra], {"ada": 50})
     assert fra.statistics().global_lag_ms["syd"] < 60_000
+
+
+async def test_limiters_for_threads_converge_too(world: World) -> None:
+    """Their loops run in a thread of their own, which a decision has to wake when a cell presses."""
+    tuning = Tuning(**{**BRISK, "publish_interval_ms": 600_000})
+    fra = Limiter("fra", ledger=world.database.url, clock=world.clock, tuning=tuning)
+    iad = Limiter("iad", ledger=world.database.url, clock=world.clock, tuning=tuning)
+    try:
+        for limiter in (fra, iad):
+            await asyncio.to_thread(limiter.start)
+        passed = 0
+        while fra.limit(HUNDRED_A_DAY, "ada"):
+            passed += 1
+        await until(lambda: iad.peek(HUNDRED_A_DAY, "ada").effective == passed == 100, "it has crossed")
+        assert not iad.limit(HUNDRED_A_DAY, "ada")
+    finally:
+        for limiter in (fra, iad):
+            await asyncio.to_thread(limiter.stop)
