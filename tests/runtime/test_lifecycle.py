@@ -273,7 +273,7 @@ async def test_an_adapter_whose_open_fails_in_a_way_of_its_own_is_not_swallowed(
 
 
 def test_a_region_name_that_no_ledger_could_hold_is_refused_at_once() -> None:
-    assert Limiter("ü" * 127, MemoryOrigin())
+    Limiter("ü" * 127, MemoryOrigin()).stop()
     with pytest.raises(InvalidInput) as caught:
         Limiter("ü" * 128, MemoryOrigin())
     assert caught.value.field == "region"

@@ -11,6 +11,7 @@ from tests.runtime.world import HUNDRED_A_MINUTE, MILLION_AN_HOUR, Region, on_vi
 from tidegate import Tuning
 from tidegate.core.model import Component
 from tidegate.runtime.loops import Backoff
+from tidegate.runtime.replay import BREATHS
 
 
 def sizes(arguments: list[object]) -> list[int]:
@@ -76,7 +77,7 @@ async def test_a_command_carries_a_bounded_number_of_cells() -> None:
     node = region.node()
     await node.limiter.start()
     await asyncio.gather(*(node.limiter.limit(MILLION_AN_HOUR, f"user {n}") for n in range(1_130)))
-    await turns()
+    await turns(400)
     found = sizes(node.origin.arguments("merge"))
     assert sum(found) == 1_130
     assert max(found) <= 250
@@ -296,4 +297,28 @@ async def test_after_an_outage_the_first_pulse_ends_the_backoff() -> None:
     assert loop.time() - healed_s <= 1.001
     await turns()
     assert await other.seen("x") == 3
+    await region.stop()
+
+
+@on_virtual_time
+async def test_between_two_full_commands_the_loop_gets_its_turns() -> None:
+    region = Region(replay_cells_max=10)
+    node = region.node()
+    await node.limiter.start()
+    node.faults.hang("merge")
+    await node.accept("first", 1)
+    await node.origin.until("merge", 1)
+    await asyncio.gather(*(node.limiter.limit(MILLION_AN_HOUR, f"user {n}") for n in range(40)))
+    node.faults.heal()
+    gaps, since = [], 0
+    while node.limiter.statistics().origin_dirty_subjects:
+        merges = node.origin.count("merge")
+        await asyncio.sleep(0)
+        since += 1
+        if node.origin.count("merge") > merges:
+            gaps.append(since)
+            since = 0
+    assert sizes(node.origin.arguments("merge")) == [1, 10, 10, 10, 10]
+    assert gaps[0] < 10, "one that is not full is followed at once"
+    assert all(gap >= BREATHS for gap in gaps[1:])
     await region.stop()
