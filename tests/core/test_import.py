@@ -64,12 +64,13 @@ def test_expired_rows_and_rows_of_short_windows_are_ignored() -> None:
 
 
 def test_a_row_from_a_clock_that_runs_ahead_waits_for_its_time_and_pushes_nothing_out() -> None:
-    node = region_of_one()
-    node.decide(LIMIT, "a", 40, T - MINUTE)
-    node.decide(LIMIT, "a", 10, T)
+    node, origin = Node(has_ledger=True), DictOrigin()
+    for now_ms, cost in ((T - MINUTE, 40), (T, 10)):
+        node.limit(LIMIT, "a", cost, now_ms, origin)
+        node.replay(origin, now_ms)
     node.convergence.apply_import([row(90, sequence=1002)], T)
     assert node.decide(LIMIT, "a", 0, T).effective == 10 + 20
-    assert node.decide(LIMIT, "a", 0, T + 2 * MINUTE).effective == 90
+    assert node.limit(LIMIT, "a", 0, T + 2 * MINUTE, origin).effective == 90
 
 
 # -- own rows

@@ -156,6 +156,20 @@ def test_a_subject_goes_by_itself_when_its_newest_cell_has_aged_out() -> None:
     assert (subjects.count, subjects.expired) == (0, 1)
 
 
+def test_a_cell_is_kept_until_three_durations_after_its_start() -> None:
+    """It weighs in no decision any more, but it may still have to be replayed."""
+    node = bounded(10, has_origin=True)
+    sequence = T // 60_000
+    for minute in (0, 1, 3):
+        node.decide(MINUTE, "a", 1, T + minute * 60_000, DEGRADED)
+    node.engine.subjects.expire(T + 4 * 60_000 - 1, 100)
+    kept = sorted(cell.sequence - sequence for cell in node.subject(MINUTE, "a").cells())
+    assert kept == [1, 3]
+    replay = node.convergence.plan_replay(T + 4 * 60_000 - 1, 10)
+    assert replay is not None
+    assert sorted(component.sequence - sequence for component in replay.components) == [1, 3]
+
+
 def test_a_subject_that_lives_on_in_a_newer_cell_is_only_looked_at_again_later() -> None:
     node = Node(has_origin=False)
     for minute in range(20):
