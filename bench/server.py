@@ -98,6 +98,7 @@ class Contestant:
                 watchdog.cancel()
                 return
         watchdog.cancel()
+        self.stop()
         raise SystemExit(f"{self.name} does not start:\n{''.join(said)}")
 
     def stop(self) -> None:
