@@ -94,10 +94,14 @@ def state(node: Node) -> dict[tuple[str, int], tuple[object, ...]]:
                 dict(shared.components or {}),
                 shared.published,
                 shared.acked,
-                shared.heard_at_ms,
-                shared.fresh_until_ms,
-                shared.failed_until_ms,
             )
+            if cell is subject.current:
+                # When an earlier cell was heard decides nothing, and one that was empty then is not remembered.
+                found[subject.identifier, -1] = (
+                    shared.heard_at_ms,
+                    shared.fresh_until_ms,
+                    shared.failed_until_ms,
+                )
     return found
 
 

@@ -95,10 +95,21 @@ class Convergence:
     def apply_read(self, need: Need, heard: Sequence[Heard], now_ms: int) -> None:
         """The origin answered: both cells are as fresh as they can be."""
         for i, answer in enumerate(heard):
-            cell = need.cells[i]
+            cell = self._asked(need, i, answer)
             self._regain(need.subject, cell, answer.component)
             self._hear(need.subject, cell, answer.total - answer.component, now_ms)
             self._check(need.subject, cell, need.acked[i], answer.component)
+
+    def _asked(self, need: Need, index: int, answer: Heard) -> Cell:
+        """The cell that an answer is about. One that was made to ask with is remembered if it holds something."""
+        subject = need.subject
+        cell = need.cells[index]
+        known = subject.cell(cell.sequence)
+        if known is not None:
+            return known
+        if answer.total > 0 and index > 0 and subject.table >= 0:
+            self._engine.subjects.adopt(subject, cell)
+        return cell
 
     def apply_read_failure(self, need: Need, now_ms: int) -> None:
         """The read failed, as known at `now_ms`: decide from memory, and try again no sooner than in a while."""
@@ -196,6 +207,8 @@ class Convergence:
                 return
         blocked = subject.strict_until_ms > now_ms
         self._engine.subjects.move(subject, BLOCKED if blocked else CLEAN, subject.touched_ms)
+        # A million idle subjects are 64 MB of digests; one costs a microsecond when it is needed again.
+        subject.digest = None
 
     def _regain(self, subject: Subject, cell: Cell, component: int) -> None:
         """The origin holds more of ours than we remember: time ran ahead, the cell aged out, and time stepped back.

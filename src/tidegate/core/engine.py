@@ -272,8 +272,8 @@ class Engine:
             reason = COLD if shared.heard_at_ms < 0 else STALE
             previous = subject.cell(sequence - 1)
             if previous is None:
-                previous = self.subjects.new_cell(sequence - 1)
-                self.subjects.insert(subject, previous, sequence - 2)
+                # Only to ask with: it is remembered if the origin knows something of it, and most are empty.
+                previous = Cell(sequence - 1, Shared())
             cells.append(previous)
         elif now_ms >= shared.failed_until_ms:
             reason = STRICT

@@ -286,6 +286,12 @@ class Subjects:
             bucket[subject.position] = last
             last.position = subject.position
 
+    def adopt(self, subject: Subject, cell: Cell) -> None:
+        """Let the subject remember an older cell that was made to ask the origin with."""
+        self.cells_created += 1
+        self.cells += 1
+        self.insert(subject, cell, cell.sequence)
+
     def insert(self, subject: Subject, cell: Cell, sequence_min: int) -> None:
         """Let the subject remember a cell that `new_cell` made."""
         held = subject.count()

@@ -67,9 +67,13 @@ class ReplayLoop:
             if replay is None:
                 self.behind_since_s = None
                 return merged
+            planned_s = loop.time()
             if self.behind_since_s is None:
-                self.behind_since_s = loop.time()
+                self.behind_since_s = planned_s
             await self._send(replay)
+            if len(replay.components) < self._cells_max:
+                # All that was dirty then is told; what is dirty now came later.
+                self.behind_since_s = planned_s
             merged += len(replay.components)
             if len(replay.components) >= self._cells_max:
                 await self._breathe()
