@@ -87,6 +87,8 @@ def state(node: Node) -> dict[tuple[str, int], tuple[object, ...]]:
         for cell in subject.cells():
             shared = cell.shared
             assert shared is not None
+            if cell.total() == 0:
+                continue
             found[subject.identifier, cell.sequence] = (
                 cell.own,
                 cell.others,
@@ -95,9 +97,10 @@ def state(node: Node) -> dict[tuple[str, int], tuple[object, ...]]:
                 shared.published,
                 shared.acked,
             )
-            if cell is subject.current:
-                # When an earlier cell was heard decides nothing, and one that was empty then is not remembered.
-                found[subject.identifier, -1] = (
+            if cell.own:
+                # How fresh the others are decides nothing: one that was empty when it was heard is not remembered,
+                # and one that an import makes is as fresh as the one before it was by then.
+                found[f"{subject.identifier} deadlines", cell.sequence] = (
                     shared.heard_at_ms,
                     shared.fresh_until_ms,
                     shared.failed_until_ms,
