@@ -7,7 +7,7 @@ fields (RateLimit-Limit, -Remaining, -Reset) describe that quota, not the limit 
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable
 from typing import NamedTuple
 
 from tidegate.core.model import Decision
