@@ -15,7 +15,7 @@ from typing import Any, Final
 from tidegate.adapters.memory import MemoryLedger, MemoryOrigin
 from tidegate.core import convergence, engine
 from tidegate.core.cells import PINNED, Subject
-from tidegate.core.convergence import Convergence
+from tidegate.core.convergence import Convergence, Publication
 from tidegate.core.engine import Engine
 from tidegate.core.model import Component, Decision, Heard, LedgerRow, Limit
 from tidegate.core.subjects import Subjects
@@ -207,7 +207,8 @@ def the_replay_loop_waits_before_it_sends() -> None:
 @mutant
 def a_graceful_stop_flushes_nothing() -> None:
     def make(_original: Any) -> Any:
-        async def flush(_self: Node) -> bool:
+        async def flush(self: Node) -> bool:
+            self._engine.dirty.clear()
             return True
 
         return flush
@@ -430,30 +431,29 @@ def a_failed_chunk_is_dropped() -> None:
 @mutant
 def published_is_committed_before_the_chunk_succeeded() -> None:
     def make(original: Any) -> Any:
-        def plan_publish(self: Convergence, *args: Any, **kwargs: Any) -> Any:
-            plan = original(self, *args, **kwargs)
-            for row, cell in () if plan is None else zip(plan.rows, plan.cells, strict=True):
+        def init(self: Publication, found: Any) -> None:
+            original(self, found)
+            for row, cell in zip(self.rows, self.cells, strict=True):
+                assert cell.shared is not None
                 cell.shared.published = row.regional
-            return plan
 
-        return plan_publish
+        return init
 
-    replace(Convergence, "plan_publish", make)
+    replace(Publication, "__init__", make)
 
 
 @mutant
 def rows_go_out_unsorted() -> None:
     def make(original: Any) -> Any:
-        def plan_publish(self: Convergence, *args: Any, **kwargs: Any) -> Any:
-            plan = original(self, *args, **kwargs)
-            if plan is not None:
-                for part in (plan.rows, plan.subjects, plan.cells):
-                    part.reverse()
-            return plan
+        def init(self: Publication, found: Any) -> None:
+            original(self, found)
+            self.rows.reverse()
+            self.subjects.reverse()
+            self.cells.reverse()
 
-        return plan_publish
+        return init
 
-    replace(Convergence, "plan_publish", make)
+    replace(Publication, "__init__", make)
 
 
 @mutant

@@ -26,6 +26,18 @@ def test_a_loop_that_waits_for_nothing_says_so() -> None:
     loop.close()
 
 
+def test_a_task_that_never_lets_time_pass_is_noticed() -> None:
+    loop = VirtualLoop()
+
+    def spin() -> None:
+        loop.call_soon(spin)
+
+    spin()
+    with pytest.raises(StandStill):
+        loop.run_until_complete(asyncio.sleep(1))
+    loop.close()
+
+
 def test_a_clock_has_an_offset_and_a_drift() -> None:
     loop = VirtualLoop()
     clock = VirtualClock(loop, 1_000_000, offset_ms=-250, drift_ppm=1_000)

@@ -217,16 +217,16 @@ def accuracy(seed: int, groups: tuple[str, ...], jobs: int, plot_to: Path | None
 @click.option(
     "--seconds",
     type=click.FloatRange(1),
-    default=20,
+    default=5,
     show_default=True,
-    help="Virtual seconds of the reference fleet; a quarter of it for ten times the fleet.",
+    help="Virtual seconds of requests, in each fleet.",
 )
 @_plot_option
 @_json_option
 def fleet(seed: int, seconds: float, plot_to: Path | None, as_json: bool) -> None:
     """Measure what the reference fleet costs, and ten times it; compute a hundred times."""
     reference = measure_fleet(1, seconds, seed)
-    tenfold = measure_fleet(10, seconds / 4, seed)
+    tenfold = measure_fleet(10, seconds, seed)
     costs = [reference, tenfold, extrapolated(reference, tenfold, 100)]
     if plot_to is not None:
         plot_fleet(costs, plot_to)

@@ -30,8 +30,12 @@ def owned_context(owner: object) -> Context:
     return context
 
 
+# So many turns of the loop in one instant are no work but a circle.
+TURNS_MAX = 100_000
+
+
 class StandStill(RuntimeError):
-    """Everything waits, and no timer is left that could change that."""
+    """Time will never pass again: everything waits without a timer, or something runs in a circle."""
 
 
 class _Jump:
@@ -39,12 +43,19 @@ class _Jump:
 
     def __init__(self) -> None:
         self.now_s = 0.0
+        self._turns = 0
 
     def select(self, timeout_s: float | None) -> list[Any]:
         if timeout_s is None:
             raise StandStill("every task waits, and no timer is left")
         if timeout_s > 0:
             self.now_s += timeout_s
+            self._turns = 0
+        else:
+            self._turns += 1
+            if self._turns > TURNS_MAX:
+                self._turns = 0
+                raise StandStill("some task is always ready, and never lets time pass")
         return []
 
     def close(self) -> None:
