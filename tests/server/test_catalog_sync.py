@@ -201,6 +201,20 @@ async def test_a_workspace_and_a_namespace_have_ceilings(
         await sync.set_override(namespace, "b", 1, 1_000)
 
 
+async def test_a_stop_leaves_the_newest_view_in_the_snapshot(database: Outage, tmp_path: Path) -> None:
+    snapshot = SnapshotFile(tmp_path / "snapshot", "mysql://here")
+    sync = sync_of(database, snapshot)
+    await sync.start()
+    namespace = await sync.create_namespace(workspace_of(sync), "one")
+    await sync.set_override(namespace, "a", 1, 1_000)
+    database.is_down = True
+    await sync.close()
+
+    later = sync_of(database, snapshot)
+    await later.start()
+    assert workspace_of(later).namespaces["one"].matcher.find("a") is not None
+
+
 async def test_a_start_without_the_database_uses_the_snapshot(database: Outage, tmp_path: Path) -> None:
     snapshot = SnapshotFile(tmp_path / "snapshot", "mysql://here")
     sync = sync_of(database, snapshot)

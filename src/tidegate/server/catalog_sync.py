@@ -201,11 +201,14 @@ class CatalogSync:
             logger.warning("the catalog does not answer: %s; going on with what is known", error)
         self.failure = str(error)
 
-    async def _save_snapshot(self) -> None:
+    async def _save_snapshot(self, *, is_last: bool = False) -> None:
         if self._snapshot is None:
             return
         age_s = asyncio.get_running_loop().time() - self._saved_at
-        if age_s < (SNAPSHOT_SPACING_S if self._is_unsaved else SNAPSHOT_CONFIRM_S):
+        if is_last:
+            if not self._is_unsaved:
+                return
+        elif age_s < (SNAPSHOT_SPACING_S if self._is_unsaved else SNAPSHOT_CONFIRM_S):
             return
         self._saved_at = asyncio.get_running_loop().time()
         self._is_unsaved = False
@@ -266,8 +269,10 @@ class CatalogSync:
         return True
 
     async def close(self) -> None:
+        """Leave the newest view behind for the next start, and the database alone."""
         if self._next_poll is not None:
             self._next_poll.cancel()
+        await self._save_snapshot(is_last=True)
         await self._catalog.close()
 
 
