@@ -123,7 +123,10 @@ def test_a_malformed_step_is_refused_with_file_scenario_and_step(
         ('{"schema": 1, "scenarios": [{}]}', "needs a name"),
         ('{"schema": 1, "scenarios": [{"name": "x", "kind": "y"}]}', "kind 'y' is not known"),
         ('{"schema": 1, "scenarios": [{"name": "x", "tuning": {"freshness": 1}}]}', "tuning has no field"),
-        ('{"schema": 1, "scenarios": [{"name": "x", "tuning": {"fresh_ms": true}}]}', "must be a int"),
+        (
+            '{"schema": 1, "scenarios": [{"name": "x", "tuning": {"fresh_ms": true}}]}',
+            "must be a whole number",
+        ),
         ('{"schema": 1, "scenarios": [{"name": "x", "nodes": [{"id": "a"}], "steps": []}]}', "a node is"),
         ('{"schema": 1, "scenarios": [{"name": "x", "kind": "load"}]}', "a load needs nodes_count"),
     ],

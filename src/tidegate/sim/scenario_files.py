@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Final
 
@@ -209,12 +209,14 @@ def _scenario(file: str, number: int, raw: object) -> Scenario:
 def _tuning(place: str, raw: object) -> Tuning:
     if not isinstance(raw, dict):
         raise MalformedScenario(f"{place}: tuning must be an object, not {raw!r}")
-    known = {field.name: field.type for field in fields(Tuning)}
+    # The defaults tell the types: annotations are classes in a compiled core and strings in an interpreted one.
+    known = asdict(Tuning())
     for name, value in raw.items():
         if name not in known:
             raise MalformedScenario(f"{place}: tuning has no field {name!r}")
-        if isinstance(value, bool) != (known[name] == "bool") or not isinstance(value, int):
-            raise MalformedScenario(f"{place}: tuning.{name} must be a {known[name]}, not {value!r}")
+        if type(value) is not type(known[name]):
+            kind = "true or false" if isinstance(known[name], bool) else "a whole number"
+            raise MalformedScenario(f"{place}: tuning.{name} must be {kind}, not {value!r}")
     return Tuning(**({"anticipation": False} | raw))
 
 
