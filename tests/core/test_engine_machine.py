@@ -431,6 +431,7 @@ class EngineMachine(RuleBasedStateMachine):
             assert subjects._buckets[subject.bucket][subject.position] is subject
         assert sum(len(bucket) for bucket in subjects._buckets.values()) == subjects.count
         assert sum(table.count for table in subjects.tables.values()) == subjects.count
+        assert sum(len(subject.cells()) for subject in present.values()) == subjects.cells
 
     @invariant()
     def what_is_not_acknowledged_is_pinned_and_on_its_way(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import threading
 from collections.abc import Callable, Iterator
 from enum import IntEnum, StrEnum
 from typing import Any, NoReturn
@@ -12,7 +13,7 @@ import pytest
 from tidegate.core.engine import Engine, Need
 from tidegate.core.gate import Gate
 from tidegate.core.model import Decision, Limit, Request, Tuning
-from tidegate.errors import InvalidInput, TidegateError
+from tidegate.errors import Closed, InvalidInput, TidegateError
 
 LIMIT = Limit(10, duration_ms=1_000)
 NOW_MS = 1_700_000_000_000
@@ -229,6 +230,34 @@ def test_an_error_shows_a_long_value_short_and_can_be_pickled() -> None:
 
 
 # -- the driver's side of the gate
+
+
+def test_a_gate_that_was_shut_stays_shut_and_so_does_the_same_door_in_a_child(
+    gate: Gate, engine: Engine
+) -> None:
+    assert gate.limit(LIMIT, "a")
+    with gate:
+        gate.shut()
+    lock = threading.RLock()
+    for door in (gate, gate.reopened(lock.acquire, lock.release)):
+        with pytest.raises(Closed):
+            door.limit(LIMIT, "a")
+        with pytest.raises(Closed):
+            door.ask(LIMIT, "a", 1, None)
+        with pytest.raises(Closed):
+            door.decide_many([Request(LIMIT, "a")])
+    assert engine.passed == 1
+    assert lock.acquire(blocking=False), "a refusal lets go of the lock"
+    lock.release()
+
+
+def test_a_door_with_another_lock_leads_to_the_same_engine_and_is_open(gate: Gate) -> None:
+    """In a forked child the old lock may be held by a thread that is gone, in the middle of a decision."""
+    gate.limit(LIMIT, "a", 3)
+    lock = threading.RLock()
+    with gate:
+        child = gate.reopened(lock.acquire, lock.release)
+        assert child.limit(LIMIT, "a", 4).effective == 7
 
 
 def test_the_driver_is_woken_outside_the_lock_when_a_decision_leaves_work() -> None:

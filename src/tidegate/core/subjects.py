@@ -51,7 +51,6 @@ class Subjects:
         "_pinned",
         "_shares",
         "_subjects_max",
-        "_touch_ms",
         "cells",
         "cells_created",
         "count",
@@ -65,7 +64,6 @@ class Subjects:
 
     def __init__(self, tuning: Tuning, shares: bool) -> None:
         self._subjects_max: Final[int] = tuning.subjects_max
-        self._touch_ms: Final[int] = tuning.touch_ms
         self._shares: Final[bool] = shares
         # By (workspace, namespace, duration_ms). The engine looks into it directly; only this class changes it.
         self.tables: Final[dict[object, Table]] = {}
@@ -181,11 +179,6 @@ class Subjects:
         if now_ms > subject.touched_ms:
             subject.touched_ms = now_ms
         self._append(self._queue(queue), subject)
-
-    def touch(self, subject: Subject, now_ms: int) -> None:
-        """The subject was used. Moves it only when that is news."""
-        if now_ms - subject.touched_ms >= self._touch_ms:
-            self.move(subject, subject.queue, now_ms)
 
     # -- the memory bound
 
