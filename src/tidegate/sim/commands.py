@@ -46,6 +46,14 @@ class Simulate(click.Group):
         return super().parse_args(ctx, args)
 
 
+class Unnamed(click.Command):
+    """A command that is called by the name of its group."""
+
+    def format_usage(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        path = ctx.command_path if ctx.parent is None else ctx.parent.command_path
+        formatter.write_usage(path, " ".join(self.collect_usage_pieces(ctx)))
+
+
 def _remember(context: click.Context, _parameter: click.Parameter, value: bool) -> bool:
     context.meta[JSON_KEY] = context.meta.get(JSON_KEY, False) or value
     return value
@@ -86,7 +94,7 @@ class SeedRange(click.ParamType[Sequence[int]]):
         return range(int(first), int(last) + 1)
 
 
-@simulate.command(UNNAMED, hidden=True)
+@simulate.command(UNNAMED, cls=Unnamed, hidden=True)
 @click.argument("files", nargs=-1, type=click.Path(path_type=Path))
 @click.option("--seed", type=click.IntRange(0), help="Run the world of this seed.")
 @click.option("--seeds", type=SeedRange(), help="Run the worlds of these seeds, both ends included.")

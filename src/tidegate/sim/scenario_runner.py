@@ -209,7 +209,9 @@ class Story:
 
     def _do_batch_begin(self, step: Step) -> None:
         # Check and commit are one step: there is nothing between begin and end that anybody could see.
-        self._begun[step.text("handle")] = self._batch(step)
+        answers = self._begun[step.text("handle")] = self._batch(step)
+        if any(name.startswith("expect") for name in step.fields):
+            self._compare(step, answers, [_answer(decision) for decision in answers.decisions])
 
     def _do_batch_end(self, step: Step) -> None:
         answers = self._begun[step.text("handle")]
