@@ -121,6 +121,10 @@ def test_publishing_costs_what_has_changed() -> None:
     same(little_changed, lambda node: node.convergence.plan_publish(T))
 
 
+def test_a_slice_of_a_publish_turn_costs_what_it_is_told_to_take() -> None:
+    same(crowd, lambda node: node.convergence.collect_publish([], T, 50))
+
+
 def test_an_import_costs_what_it_brings() -> None:
     rows = [
         LedgerRow("default", "default", f"id{i}", 60_000, 1000, "iad", 3, 60_000 * 1002) for i in range(20)

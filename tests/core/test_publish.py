@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.core.nodes import PLAIN, DictLedger, DictOrigin, Node
+from tidegate.core.cells import Cell, Subject
 from tidegate.core.convergence import Publication
 from tidegate.core.model import Heard, LedgerRow, Limit, Request, Tuning
 from tidegate.core.windows import publish_threshold
@@ -182,6 +183,44 @@ def test_rows_go_out_in_unique_key_order(asked: list[tuple[str, str, str, int, i
     assert keys == sorted(set(keys))
     for row, subject, cell in zip(publication.rows, publication.subjects, publication.cells, strict=True):
         assert (row.identifier, row.sequence) == (subject.identifier, cell.sequence)
+
+
+@given(st.integers(1, 12), st.integers(1, 5), st.booleans())
+def test_a_turn_in_slices_takes_what_a_turn_at_once_takes(
+    count: int, slice_size: int, pressed_only: bool
+) -> None:
+    at_once, in_slices = regional_node(), regional_node()
+    for node in (at_once, in_slices):
+        for i in range(count):
+            node.decide(LIMIT, f"id{i}", 30 if i % 3 else 1, T)
+    expected = at_once.convergence.plan_publish(T, pressed_only=pressed_only)
+    runs: list[list[tuple[LedgerRow, Subject, Cell]]] = []
+    waiting = in_slices.convergence.subjects_waiting(pressed_only=pressed_only)
+    for start in range(0, waiting, slice_size):
+        runs.append([])
+        in_slices.convergence.collect_publish(
+            runs[-1], T, min(slice_size, waiting - start), pressed_only=pressed_only
+        )
+        rows = [row for row, _, _ in runs[-1]]
+        assert len(rows) <= slice_size and rows == sorted(rows)
+    collected = sorted(row for run in runs for row, _, _ in run)
+    assert collected == ([] if expected is None else expected.rows)
+    assert in_slices.convergence.subjects_waiting(pressed_only=pressed_only) == 0
+
+
+def test_a_refused_row_waits_for_the_next_turn_not_for_the_end_of_this_one() -> None:
+    node = regional_node()
+    for identifier in ("bad", "good"):
+        node.decide(LIMIT, identifier, 50, T)
+    publication = planned(node)
+    node.convergence.set_aside(publication, 0, T)
+    node.convergence.fail_publish(publication, 1, 2)
+    assert node.convergence.subjects_waiting() == 2
+    run: list[tuple[LedgerRow, Subject, Cell]] = []
+    for _ in range(2):
+        node.convergence.collect_publish(run, T, 1)
+    assert [row.identifier for row, _, _ in run] == ["good"]
+    assert node.convergence.subjects_waiting() == 1, "it came back, for later"
 
 
 def test_each_chunk_is_accounted_for_by_itself() -> None:
