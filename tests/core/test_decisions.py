@@ -184,3 +184,26 @@ def test_decisions_are_counted_by_outcome() -> None:
     assert [bool(outcome) for outcome in outcomes] == [True, True, False, False, False]
     assert (node.engine.passed, node.engine.denied) == (2, 3)
     assert node.engine.strict_activations == 1
+
+
+def test_the_same_question_in_the_same_millisecond_gets_the_same_answer() -> None:
+    node = embedded()
+    limit = Limit(10, duration_ms=60_000)
+    node.decide(limit, "a", 8, 60_000)
+    first = node.decide(limit, "a", 5, 61_000)
+    assert node.decide(limit, "a", 5, 61_000) is first
+    # Another cost that comes to the same sum is another question, and so is another time.
+    node.decide(limit, "a", 2, 61_000)
+    assert node.decide(limit, "a", 3, 61_000).retry_after_ms != first.retry_after_ms
+    assert node.decide(limit, "a", 5, 61_001).retry_after_ms != first.retry_after_ms
+
+
+def test_an_answer_given_before_time_stepped_back_is_not_given_again() -> None:
+    node = embedded()
+    limit = Limit(10, duration_ms=60_000)
+    node.decide(limit, "a", 10, 60_000)
+    at_first = node.decide(limit, "a", 1, 61_000).retry_after_ms
+    stepped_back = node.decide(limit, "a", 1, 60_500).retry_after_ms
+    assert at_first is not None
+    assert stepped_back == at_first + 500
+    assert node.decide(limit, "a", 1, 61_000).retry_after_ms == at_first

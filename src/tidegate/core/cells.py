@@ -12,7 +12,7 @@ from __future__ import annotations
 from typing import Final, final
 
 from tidegate.core._native import mypyc_attr
-from tidegate.core.model import subject_digest
+from tidegate.core.model import Decision, subject_digest
 
 __all__ = ["BLOCKED", "CLEAN", "PINNED", "Cell", "Shared", "Subject", "Table"]
 
@@ -131,6 +131,8 @@ class Subject:
         "awaiting",
         "bucket",
         "current",
+        "denial",
+        "denied_cost",
         "digest",
         "identifier",
         "incarnation",
@@ -158,6 +160,10 @@ class Subject:
         self.touched_ms: int = 0
         # After a denial: no decision before this instant without a fresh look at the origin.
         self.strict_until_ms: int = 0
+        # The last denial and the cost it was for, while nothing is shared: within a millisecond, a hammered
+        # subject is told the same again.
+        self.denial: Decision | None = None
+        self.denied_cost: int = 0
         # True while it waits in the replay queue, and in the publish queue.
         self.awaiting: bool = False
         self.publishing: bool = False

@@ -167,6 +167,17 @@ class Engine:
                 effective += carried(before, now_ms - sequence * duration_ms, duration_ms)
         quota = limit.quota
         if effective > quota:
+            denial = subject.denial
+            if (
+                denial is not None
+                and subject.strict_until_ms == now_ms + duration_ms
+                and denial.effective == effective
+                and denial.limit == quota
+                and subject.denied_cost == cost
+            ):
+                # Asked the same in the same millisecond: the same answer, worked out once.
+                self.denied += 1
+                return denial
             return self._deny(subject, current, before, limit, cost, now_ms, effective, 0, source)
 
         regional_age_ms = -1
@@ -401,7 +412,12 @@ class Engine:
                     subject, sequence, current.total() + probable, quota - cost, now_ms, duration_ms
                 )
         if not self._shares:
-            return Decision(False, quota, 0, reset_ms, effective, retry_after_ms, source, -1, -1)
+            denial = Decision(False, quota, 0, reset_ms, effective, retry_after_ms, source, -1, -1)
+            if subject.strict_until_ms == strict_until_ms:
+                # Not after time stepped back: the deadline is what tells at which instant this was said.
+                subject.denial = denial
+                subject.denied_cost = cost
+            return denial
         self._count_source(source)
         if source == ORIGIN:
             self.denied_from_origin += 1
