@@ -117,7 +117,11 @@ class Settlement:
             duration_ms = cell_id.key[2]
             if lives.get(life.node_id, 0) and now_ms + 1_000 < (cell_id.sequence + 3) * duration_ms:
                 digest = subject_digest(*cell_id.key[:2], cell_id.identifier, duration_ms)
-                told = self._component(life, digest, cell_id.sequence)
+                # What the origin acknowledged and lost since, in a failover that no answer could show, was told.
+                told = max(
+                    self._component(life, digest, cell_id.sequence),
+                    life.acknowledged.get((digest, cell_id.sequence), 0),
+                )
                 if (
                     told != lives[life.node_id]
                     and world.clock.now_ms() < (cell_id.sequence + 3) * duration_ms
