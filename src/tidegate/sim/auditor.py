@@ -191,7 +191,7 @@ class Auditor:
     def _check_reading(
         self, life: Life, limit: Limit, identifier: str, decision: Decision, at_ms: int
     ) -> None:
-        """Local memory may be used only while it is fresh, and never after a denial (section 4 of the design)."""
+        """Local memory may be used only while it is fresh, and never after a denial."""
         if decision.source != "local" or life.has_stepped or life.evictions:
             return
         duration_ms = limit.duration_ms

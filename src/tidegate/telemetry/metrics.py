@@ -222,7 +222,7 @@ METRICS: Final[tuple[Metric, ...]] = (
         "More than a few observations above 5 ms: decisions wait behind background work, or the machine is too busy.",
         bounds=BOUNDS_S,
     ),
-    # Beyond section 11 of the design: what an operator of the server asks next.
+    # What an operator of the server asks next.
     Metric(
         "global_rows_set_aside_total",
         "counter",
