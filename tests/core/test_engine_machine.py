@@ -217,12 +217,12 @@ class EngineMachine(RuleBasedStateMachine):
         return DEGRADED
 
     def deliver_read(self, need: Need, heard: list[Heard]) -> None:
+        self.convergence.apply_read(need, heard, self.now_ms)
         if need.subject.table >= 0:
             key = self.key_of(need.subject)
-            for cell, answer in zip(need.cells, heard, strict=True):
-                if need.subject.cell(cell.sequence) is cell:
-                    self.hear(key, cell.sequence, answer.total - answer.component, answer.component)
-        self.convergence.apply_read(need, heard, self.now_ms)
+            for wanted, answer in zip(need.wanted, heard, strict=True):
+                # A previous cell that was made to ask with is remembered from now on, if it holds something.
+                self.hear(key, wanted.sequence, answer.total - answer.component, answer.component)
 
     @rule(batch=st.lists(st.tuples(identifiers, limits, costs), min_size=1, max_size=4))
     def a_batch_comes(self, batch: list[tuple[str, Limit, int]]) -> None:
