@@ -3,6 +3,7 @@ while it matters, and nothing piles up."""
 
 from __future__ import annotations
 
+from tests.core import oracle
 from tests.core.nodes import Node
 from tidegate.core.model import Limit
 
@@ -26,6 +27,20 @@ def test_a_step_back_by_a_cell_counts_in_the_earlier_cell() -> None:
     assert node.cell(SECOND, "a", 999).own == 4
     assert node.cell(SECOND, "a", 1000).own == 5
     assert node.decide(SECOND, "a", 0, T).effective == 9
+
+
+def test_a_denial_told_again_knows_what_a_later_cell_has_counted_meanwhile() -> None:
+    """At a boundary, threads that read the clock just before it come after threads that read it just behind."""
+    node = Node(has_origin=False)
+    node.decide(SECOND, "a", 10, T)
+    node.decide(SECOND, "a", 1, T + 1_900)
+    before = T + 999
+    for cost, accepted_later in ((5, 1), (5, 4)):
+        history = {1000: 10, 1001: accepted_later}
+        denial = node.decide(SECOND, "a", cost, before)
+        assert not denial
+        assert denial.retry_after_ms == oracle.retry_after_ms(history, cost, 10, before, 1_000)
+        assert node.decide(SECOND, "a", 3, T + 1_900)
 
 
 def test_a_subject_that_once_saw_the_far_future_does_not_pile_up_cells() -> None:

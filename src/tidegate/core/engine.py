@@ -174,8 +174,9 @@ class Engine:
                 and denial.effective == effective
                 and denial.limit == quota
                 and subject.denied_cost == cost
+                and subject.sequence == sequence
             ):
-                # Asked the same in the same millisecond: the same answer, worked out once.
+                # Asked the same in the same millisecond, with no later cell: the same answer, worked out once.
                 self.denied += 1
                 return denial
             return self._deny(subject, current, before, limit, cost, now_ms, effective, 0, source)
