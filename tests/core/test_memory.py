@@ -331,3 +331,13 @@ def test_denials_after_a_read_are_told_apart() -> None:
     node.engine.decide(DAY, "b", 1, T, ORIGIN)
     node.engine.decide(DAY, "c", 11, T, DEGRADED)
     assert (node.engine.from_origin, node.engine.denied_from_origin, node.engine.denied) == (2, 1, 2)
+
+
+def test_a_spray_while_the_origin_is_down_fills_no_queue() -> None:
+    node = Node(has_origin=True, has_ledger=True, tuning=Tuning(subjects_max=100, touch_ms=1))
+    for number in range(20_000):
+        node.engine.decide(DAY, f"spray {number}", 3, T + number, DEGRADED)
+    assert node.engine.subjects.count == 100
+    assert len(node.engine.dirty) < 1_000
+    assert len(node.engine.changed) < 1_000
+    assert len(node.engine.pressed) < 1_000

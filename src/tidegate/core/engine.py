@@ -56,6 +56,10 @@ class Need:
         self.acked: Final[list[int]] = [0 if cell.shared is None else cell.shared.acked for cell in cells]
 
 
+# Entries of a queue looked at with each new subject: more than one, so that tidying outruns growth.
+TIDIED_PER_CREATION: Final = 4
+
+
 @final
 class Engine:
     """One node's decisions.
@@ -74,6 +78,7 @@ class Engine:
         "_retry_ms",
         "_shares",
         "_tables",
+        "_tidied",
         "_touch_ms",
         "anticipation_ms_max",
         "denied",
@@ -113,7 +118,9 @@ class Engine:
         self.subjects: Final[Subjects] = Subjects(tuning, has_origin or has_ledger)
         self._tables: Final[dict[object, Table]] = self.subjects.tables
 
-        # Subjects with counts to replay, and with cells to publish, in the order in which they got them.
+        # Where a queue was last tidied.
+        self._tidied: int = 0
+        # Subjects with counts to replay, and with cells to publish, about in the order in which they got them.
         # Filled here, emptied by `Convergence`.
         self.dirty: list[Subject] = []
         self.changed: list[Subject] = []
@@ -233,7 +240,25 @@ class Engine:
         name = checked_name("identifier", identifier)
         subject = self.subjects.create(limit.key, name, sequence, now_ms)
         self.subjects.make_room(now_ms, subject)
+        if self._shares:
+            self._tidy(self.dirty)
+            self._tidy(self.changed)
+            self._tidy(self.pressed)
         return subject
+
+    def _tidy(self, queue: list[Subject]) -> None:
+        """Drop a few forgotten subjects from a queue that nobody empties, as long as what it leads to is down.
+
+        A few with each new subject, at a place that moves along: an attacker who sprays identifiers would otherwise
+        fill the queue with subjects that memory has long given up.
+        """
+        for _ in range(TIDIED_PER_CREATION):
+            if not queue:
+                return
+            self._tidied = (self._tidied + 1) % len(queue)
+            if queue[self._tidied].table < 0:
+                queue[self._tidied] = queue[-1]
+                queue.pop()
 
     def _touch(self, subject: Subject, now_ms: int) -> None:
         if subject.queue == BLOCKED and subject.strict_until_ms <= now_ms:
