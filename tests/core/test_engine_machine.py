@@ -203,7 +203,8 @@ class EngineMachine(RuleBasedStateMachine):
             self.end()
         self.expect(answer, limit, identifier, cost)
         if cost == 0 or not answer:
-            assert len(self.engine.dirty) == dirty
+            # Forgotten subjects may leave the queue meanwhile; nobody comes into it.
+            assert len(self.engine.dirty) <= dirty
         assert self.engine.subjects.count <= SUBJECTS_MAX
 
     def read(self, need: Need, how: str) -> int:
