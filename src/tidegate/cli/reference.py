@@ -2,8 +2,8 @@
 
     python -m tidegate.cli.reference docs/reference
 
-writes config.md, cli.md, metrics.md and exit-codes.md; a test fails when they differ from what is there. Prose that
-no data holds stands here, next to the data that it explains.
+writes config.md, cli.md, errors.md, metrics.md and exit-codes.md; a test fails when they differ from what is there.
+Prose that no data holds stands here, next to the data that it explains.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ import click
 from tidegate.cli.outcomes import EXIT_CODES
 from tidegate.cli.root import COMMANDS, root
 from tidegate.server.config import SETTINGS, Setting
+from tidegate.server.docs_page import ERRORS_PATH
+from tidegate.server.problems import DOCUMENTATION, problems_by_suffix
 from tidegate.telemetry.metrics import METRICS, Metric
 
 __all__ = ["PAGES", "example_toml"]
@@ -261,9 +263,41 @@ def exit_codes_page() -> str:
     return "\n".join(parts) + "\n"
 
 
+def errors_page() -> str:
+    types = problems_by_suffix()
+    rows = [
+        (", ".join(str(row.status) for row in rows), f"[`{suffix}`](#{suffix.replace('/', '')})")
+        for suffix, rows in types.items()
+    ]
+    parts = [
+        MADE,
+        "# Errors of the HTTP API\n",
+        (
+            '`{"meta": {"requestId": …}, "error": {"title", "detail", "status", "type"}}`. `type` is '
+            f"`{DOCUMENTATION}` and one of the paths below. It does not change; titles and details may. A running "
+            f"server has this page at `{ERRORS_PATH}`, and each error at `{ERRORS_PATH}/` and its path.\n"
+        ),
+        (
+            "A denied check is no error: it is a 200 with `success: false` (`passed: false` in a batch). Every 400 has "
+            "`errors`, which may be empty. The content type is `application/json`; `application/problem+json` if "
+            "`Accept` asks for it, and always for 429.\n"
+        ),
+        _table(("status", "type"), rows) + "\n",
+    ]
+    for suffix, problems in types.items():
+        parts.append(f"## {suffix}\n")
+        for problem in problems:
+            parts += [
+                f"**{problem.status} {problem.title}.** {problem.when}\n",
+                f"What to do: {problem.remedy}\n",
+            ]
+    return "\n".join(parts).rstrip("\n") + "\n"
+
+
 PAGES: Final = {
     "config.md": config_page,
     "cli.md": cli_page,
+    "errors.md": errors_page,
     "metrics.md": metrics_page,
     "exit-codes.md": exit_codes_page,
 }

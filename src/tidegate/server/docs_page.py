@@ -1,13 +1,18 @@
-"""The OpenAPI document as one page for people: no script, nothing loaded from elsewhere."""
+"""The OpenAPI document and the error table as pages for people: no script, nothing loaded from elsewhere."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from html import escape
 from typing import Any, Final
 
-__all__ = ["HEADERS", "render"]
+from tidegate.server.problems import Problem
+
+__all__ = ["ERRORS_PATH", "HEADERS", "render", "render_errors"]
+
+# The path of `error.type`: whoever reads one may ask the server at hand instead of the address in it.
+ERRORS_PATH: Final = "/docs/errors"
 
 HEADERS: Final = (
     b"content-type: text/html; charset=utf-8\r\n"
@@ -32,20 +37,50 @@ def render(document: Mapping[str, Any]) -> bytes:
     return "\n".join(_lines(document)).encode()
 
 
+def render_errors(title: str, problems: Mapping[str, Sequence[Problem]]) -> bytes:
+    """A page about errors, by the path of their types: about all of them, or about one."""
+    return "\n".join(_error_lines(title, problems)).encode()
+
+
+def _head(title: str) -> Iterator[str]:
+    yield f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>'
+    yield '<meta name="viewport" content="width=device-width, initial-scale=1">'
+    yield f"<style>{STYLE}</style></head><body><h1>{escape(title)}</h1>"
+
+
 def _lines(document: Mapping[str, Any]) -> Iterator[str]:
     info = document["info"]
-    title = escape(f"{info['title']} {info['version']}")
-    yield f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{title}</title>'
-    yield '<meta name="viewport" content="width=device-width, initial-scale=1">'
-    yield f"<style>{STYLE}</style></head><body><h1>{title}</h1><p>{escape(info['description'])}</p>"
+    yield from _head(f"{info['title']} {info['version']}")
+    yield f"<p>{escape(info['description'])}</p>"
     yield '<p class="soft">Send <code>Authorization: Bearer KEY</code> with every call. '
-    yield 'The same as data: <a href="/openapi.json">/openapi.json</a>.</p><ul>'
+    yield 'The same as data: <a href="/openapi.json">/openapi.json</a>. '
+    yield f'What errors mean: <a href="{ERRORS_PATH}">{ERRORS_PATH}</a>.</p><ul>'
     for path in document["paths"]:
         yield f'<li><a href="#{escape(path)}"><code>{escape(path)}</code></a></li>'
     yield "</ul>"
     for path, methods in document["paths"].items():
         for method, operation in methods.items():
             yield from _operation(document, path, method, operation)
+    yield "</body></html>"
+
+
+def _error_lines(title: str, problems: Mapping[str, Sequence[Problem]]) -> Iterator[str]:
+    yield from _head(title)
+    yield '<p class="soft"><a href="/docs">The API</a>'
+    yield f' · <a href="{ERRORS_PATH}">all errors</a></p>'
+    if len(problems) > 1:
+        yield "<table>"
+        for suffix, rows in problems.items():
+            statuses = ", ".join(str(row.status) for row in rows)
+            link = f'<a href="#{escape(suffix)}"><code>{escape(suffix)}</code></a>'
+            yield f"<tr><td><code>{statuses}</code></td><td>{link}</td></tr>"
+        yield "</table>"
+    for suffix, rows in problems.items():
+        yield f'<h2 id="{escape(suffix)}">{escape(suffix)}</h2>'
+        for row in rows:
+            yield f'<h3><span class="method">{row.status}</span> {escape(row.title)}</h3>'
+            yield f"<p>{_prose(row.when)}</p><p><strong>What to do.</strong> {_prose(row.remedy)}</p>"
+        yield f'<p class="soft"><code>type</code>: <code>{escape(rows[0].type)}</code></p>'
     yield "</body></html>"
 
 

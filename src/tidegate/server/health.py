@@ -1,4 +1,4 @@
-"""What operators ask: /livez, /readyz, /metrics; and the pages /openapi.json and /docs.
+"""What operators ask: /livez, /readyz, /metrics; and the pages /openapi.json, /docs and /docs/errors.
 
 Live means that the process answers. Ready means that it can judge requests: it knows keys, and it is not stopping. A
 dependency that is down makes a node degraded, not unready: decisions go on from memory, and taking all nodes out of
@@ -7,7 +7,8 @@ service because their database is gone would turn a small outage into a large on
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from functools import partial
 from typing import Any, Final
 
 import msgspec
@@ -15,7 +16,7 @@ import msgspec
 from tidegate.runtime.statistics import Health
 from tidegate.server import docs_page, openapi
 from tidegate.server.messages import Head, Route
-from tidegate.server.problems import JSON_LINE, Answer
+from tidegate.server.problems import JSON_LINE, Answer, Problem, problems_by_suffix
 from tidegate.telemetry.metrics import Snapshot
 from tidegate.telemetry.prometheus import CONTENT_TYPE, render
 
@@ -52,12 +53,24 @@ class HealthPages:
         self._docs: bytes | None = None
 
     def routes(self) -> list[Route]:
+        problems = problems_by_suffix()
+        all_errors = partial(self.errors, "Errors", problems)
         return [
             Route("GET", "/livez", "livez", self.livez),
             Route("GET", "/readyz", "readyz", self.readyz),
             Route("GET", "/metrics", "metrics", self.metrics),
             Route("GET", "/openapi.json", "openapi", self.openapi),
             Route("GET", "/docs", "docs", self.docs),
+            Route("GET", docs_page.ERRORS_PATH, "docs", all_errors),
+            *(
+                Route(
+                    "GET",
+                    f"{docs_page.ERRORS_PATH}/{suffix}",
+                    "docs",
+                    partial(self.errors, rows[0].title, {suffix: rows}),
+                )
+                for suffix, rows in problems.items()
+            ),
         ]
 
     def livez(self, head: Head, body: bytes) -> Answer:
@@ -83,3 +96,8 @@ class HealthPages:
         if self._docs is None:
             self._docs = docs_page.render(openapi.document())
         return 200, docs_page.HEADERS, self._docs
+
+    def errors(
+        self, title: str, problems: Mapping[str, Sequence[Problem]], head: Head, body: bytes
+    ) -> Answer:
+        return 200, docs_page.HEADERS, docs_page.render_errors(title, problems)

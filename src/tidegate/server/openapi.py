@@ -13,7 +13,7 @@ from msgspec import UNSET, UnsetType
 from tidegate import __version__
 from tidegate.server.api import MultiLimitData
 from tidegate.server.override_api import OverrideData, Pagination
-from tidegate.server.problems import ErrorBody, FieldError
+from tidegate.server.problems import ErrorBody, FieldError, problems_by_suffix
 from tidegate.server.problems import Meta as AnswerMeta
 from tidegate.server.schema import SCHEMAS
 
@@ -125,7 +125,7 @@ OPERATIONS: Final = (
 )
 
 # What can go wrong before an operation is reached, whichever it is.
-TRANSPORT_STATUSES: Final = (408, 413, 431)
+TRANSPORT_STATUSES: Final = (408, 413, 414, 417, 431, 503)
 
 STATUS_TEXT: Final = {
     400: "The body violates the schema, or the Authorization header is missing or malformed.",
@@ -135,9 +135,12 @@ STATUS_TEXT: Final = {
     408: "The request did not arrive, or was not answered, in time.",
     410: "The namespace has been deleted.",
     413: "The body is too large.",
+    414: "The request target is too long.",
+    417: "The `Expect` header has something other than `100-continue`.",
     429: "The workspace has used its quota of API calls.",
     431: "The headers are too large.",
     500: "A fault of the server. Calls may be repeated.",
+    503: "The server is receiving too many large bodies at once.",
 }
 
 
@@ -158,6 +161,13 @@ def _schemas() -> dict[str, Any]:
     # Absent, never null: clients in other languages refuse null there.
     schemas["ErrorBody"]["properties"]["errors"] = {"type": "array", "items": _ref("FieldError")}
     schemas["FieldError"]["properties"]["fix"] = {"type": "string"}
+    # Examples, not an enumeration: a client must not break when a type is added.
+    schemas["ErrorBody"]["properties"]["type"] = {
+        "type": "string",
+        "format": "uri",
+        "description": "What went wrong, as the address of the page that explains it; `/docs/errors` has them all.",
+        "examples": [problems[0].type for problems in problems_by_suffix().values()],
+    }
     schemas["Error"] = {
         "type": "object",
         "properties": {"meta": _ref("Meta"), "error": _ref("ErrorBody")},

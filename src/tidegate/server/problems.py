@@ -13,12 +13,14 @@ import msgspec
 
 __all__ = [
     "DOCUMENTATION",
+    "PROBLEMS",
     "Answer",
     "FieldError",
     "Problem",
     "Refusal",
     "accepts_problem_json",
     "error_answer",
+    "problems_by_suffix",
 ]
 
 DOCUMENTATION: Final = "https://tidegate.dev/docs/errors/"
@@ -31,48 +33,223 @@ PROBLEM_LINE: Final = b"content-type: application/problem+json\r\n"
 
 
 class Problem(NamedTuple):
-    """One row of the error table."""
+    """One row of the error table. Its prose is what the pages about errors are made of; backquotes mark code."""
 
     status: int
     title: str
     suffix: str
+    when: str
+    """When it is sent."""
+    remedy: str
+    """What to do about it."""
 
     @property
     def type(self) -> str:
         return DOCUMENTATION + self.suffix
 
 
-INVALID_INPUT: Final = Problem(400, "Bad Request", "unkey/application/invalid_input")
-MALFORMED_AUTHORIZATION: Final = Problem(400, "Bad Request", "unkey/authentication/malformed")
-MALFORMED_REQUEST: Final = Problem(400, "Bad Request", "user/bad_request/malformed_request")
-KEY_NOT_FOUND: Final = Problem(401, "Unauthorized", "unkey/authentication/key_not_found")
-INSUFFICIENT_PERMISSIONS: Final = Problem(
-    403, "Insufficient Permissions", "unkey/authorization/insufficient_permissions"
+INVALID_INPUT: Final = Problem(
+    400,
+    "Bad Request",
+    "unkey/application/invalid_input",
+    "The body violates the schema of the operation; or there is no `Authorization` header at all; or, in test mode, "
+    "`X-Test-Time` is no time. `errors` says what is wrong: `location` in the schema, `message`, and where there is "
+    "one a `fix`. The body is looked at before the key: a wrong body with a wrong key is this error.",
+    "Mend what `errors` names; `/openapi.json` has the schemas. Sending the same again gives the same answer.",
 )
-KEY_DISABLED: Final = Problem(403, "Key is disabled", "unkey/authorization/key_disabled")
-WORKSPACE_DISABLED: Final = Problem(403, "Workspace is disabled", "unkey/authorization/workspace_disabled")
-FORBIDDEN: Final = Problem(403, "Forbidden", "unkey/authorization/forbidden")
-ROUTE_NOT_FOUND: Final = Problem(404, "Not Found", "user/bad_request/route_not_found")
-NAMESPACE_NOT_FOUND: Final = Problem(404, "Not Found", "unkey/data/ratelimit_namespace_not_found")
-OVERRIDE_NOT_FOUND: Final = Problem(404, "Not Found", "unkey/data/ratelimit_override_not_found")
-METHOD_NOT_ALLOWED: Final = Problem(405, "Method Not Allowed", "user/bad_request/method_not_allowed")
-REQUEST_TIMEOUT: Final = Problem(408, "Request Timeout", "user/bad_request/request_timeout")
-NAMESPACE_GONE: Final = Problem(410, "Resource Gone", "unkey/data/ratelimit_namespace_gone")
-BODY_TOO_LARGE: Final = Problem(413, "Request Entity Too Large", "user/bad_request/request_body_too_large")
-URI_TOO_LONG: Final = Problem(414, "URI Too Long", "user/bad_request/request_uri_too_long")
-EXPECTATION_FAILED: Final = Problem(417, "Expectation Failed", "user/bad_request/expectation_failed")
+MALFORMED_AUTHORIZATION: Final = Problem(
+    400,
+    "Bad Request",
+    "unkey/authentication/malformed",
+    "There is an `Authorization` header, but it is not `Bearer` (with a capital B), a space and a key.",
+    "Send `Authorization: Bearer KEY` with a key of `tidegate keys create`.",
+)
+MALFORMED_REQUEST: Final = Problem(
+    400,
+    "Bad Request",
+    "user/bad_request/malformed_request",
+    "What arrived is not an HTTP/1.1 request, or one that can be read in two ways: no `Host`, a header field twice "
+    "that may stand only once. The connection is closed.",
+    "`detail` says what the parser met. Look for a proxy that rewrites requests, or for TLS sent to a plain port.",
+)
+KEY_NOT_FOUND: Final = Problem(
+    401,
+    "Unauthorized",
+    "unkey/authentication/key_not_found",
+    "No root key of this server is the one that was sent, or it has been revoked.",
+    "`tidegate keys list --all` shows the first characters of each key and its state. Compare the server too: a key "
+    "belongs to one database.",
+)
+INSUFFICIENT_PERMISSIONS: Final = Problem(
+    403,
+    "Insufficient Permissions",
+    "unkey/authorization/insufficient_permissions",
+    "The key is good but may not do this. `detail` names the permissions of which one would do.",
+    "Make a key with it: `tidegate keys create --permissions A,B`. A new namespace needs "
+    "`ratelimit.*.create_namespace` beside `ratelimit.*.limit`.",
+)
+KEY_DISABLED: Final = Problem(
+    403,
+    "Key is disabled",
+    "unkey/authorization/key_disabled",
+    "The key exists and is switched off in the database.",
+    "Use another key: `tidegate keys create`.",
+)
+WORKSPACE_DISABLED: Final = Problem(
+    403,
+    "Workspace is disabled",
+    "unkey/authorization/workspace_disabled",
+    "The workspace of the key is switched off, and with it all its keys.",
+    "`tidegate workspaces set WORKSPACE --enabled` switches it on again.",
+)
+FORBIDDEN: Final = Problem(
+    403,
+    "Forbidden",
+    "unkey/authorization/forbidden",
+    "The key has expired; or the workspace has as many namespaces, or the namespace as many overrides, as it may.",
+    "`detail` says which. Make a new key, or use fewer names: what varies from caller to caller belongs into "
+    "`identifier`, not into `namespace`.",
+)
+ROUTE_NOT_FOUND: Final = Problem(
+    404,
+    "Not Found",
+    "user/bad_request/route_not_found",
+    "The server has nothing at this path.",
+    "`/docs` lists what there is. Clients want the base URL without `/v2`.",
+)
+NAMESPACE_NOT_FOUND: Final = Problem(
+    404,
+    "Not Found",
+    "unkey/data/ratelimit_namespace_not_found",
+    "An operation on overrides names a namespace that the workspace of the key does not have, or that has been "
+    "deleted. Namespaces of other workspaces do not exist for it.",
+    "Namespaces are made by their first `limit`, never by an override. `tidegate namespaces list` shows them.",
+)
+OVERRIDE_NOT_FOUND: Final = Problem(
+    404,
+    "Not Found",
+    "unkey/data/ratelimit_override_not_found",
+    "`getOverride` found no override that applies, or the key may not read it; `deleteOverride` found none with "
+    "exactly this identifier.",
+    "`listOverrides` shows what is set. To delete a pattern send it as it was set, `*` included. To read, the key "
+    "needs `read_override`.",
+)
+METHOD_NOT_ALLOWED: Final = Problem(
+    405,
+    "Method Not Allowed",
+    "user/bad_request/method_not_allowed",
+    "The path exists, but not for this method. The `Allow` header names those it takes.",
+    "The operations of the API take `POST`.",
+)
+REQUEST_TIMEOUT: Final = Problem(
+    408,
+    "Request Timeout",
+    "user/bad_request/request_timeout",
+    "The request did not arrive completely, or was not answered, within its time. The connection is closed.",
+    "Send it again on a new connection. If it happens often, look at the network, and at the load of the server.",
+)
+NAMESPACE_GONE: Final = Problem(
+    410,
+    "Resource Gone",
+    "unkey/data/ratelimit_namespace_gone",
+    "`limit` or `multiLimit` names a namespace that has been deleted. Nothing was counted, also for other items of the "
+    "batch.",
+    "Use another namespace, or bring it back: `tidegate namespaces restore NAMESPACE`.",
+)
+BODY_TOO_LARGE: Final = Problem(
+    413,
+    "Request Entity Too Large",
+    "user/bad_request/request_body_too_large",
+    "The body is larger than the server takes. The connection is closed.",
+    "Send less: no valid call comes near the bound.",
+)
+URI_TOO_LONG: Final = Problem(
+    414,
+    "URI Too Long",
+    "user/bad_request/request_uri_too_long",
+    "The request target is longer than the server takes. The connection is closed.",
+    "Parameters belong into the body.",
+)
+EXPECTATION_FAILED: Final = Problem(
+    417,
+    "Expectation Failed",
+    "user/bad_request/expectation_failed",
+    "The request has an `Expect` header with something other than `100-continue`. The connection is closed.",
+    "Leave the header out.",
+)
 WORKSPACE_RATE_LIMITED: Final = Problem(
-    429, "Too Many Requests", "user/too_many_requests/workspace_rate_limited"
+    429,
+    "Too Many Requests",
+    "user/too_many_requests/workspace_rate_limited",
+    "The workspace has used its quota of API calls. Never sent for a denied check: that is a 200 with "
+    "`success: false`.",
+    "Wait for as long as `Retry-After` says. `tidegate workspaces set WORKSPACE --quota 1000/minute` changes the "
+    "quota, `--quota none` lifts it.",
 )
 HEADERS_TOO_LARGE: Final = Problem(
-    431, "Request Header Fields Too Large", "user/bad_request/request_headers_too_large"
+    431,
+    "Request Header Fields Too Large",
+    "user/bad_request/request_headers_too_large",
+    "The header fields together are larger, or more, than the server takes. The connection is closed.",
+    "Send fewer: usually they are cookies that were meant for another service.",
 )
-UNEXPECTED_ERROR: Final = Problem(500, "Internal Server Error", "unkey/application/unexpected_error")
+UNEXPECTED_ERROR: Final = Problem(
+    500,
+    "Internal Server Error",
+    "unkey/application/unexpected_error",
+    "A fault of the server.",
+    "The log of the server has the whole story under the `requestId` of the answer. Please report it.",
+)
 # The published clients know 500 for a server's fault, whatever its kind, and repeat the call.
-SERVICE_UNAVAILABLE: Final = Problem(500, "Internal Server Error", "unkey/application/service_unavailable")
-
+SERVICE_UNAVAILABLE: Final = Problem(
+    500,
+    "Internal Server Error",
+    "unkey/application/service_unavailable",
+    "The database is away, and this call needs it: it changes an override, makes a namespace when thousands of new "
+    "ones are waiting already, or comes before the server has ever read its keys. All other checks go on.",
+    "Try again. `/readyz` and `tidegate doctor` say what is down.",
+)
 # Before a request is even understood: this node has no room for it.
-OVERLOADED: Final = Problem(503, "Service Unavailable", "unkey/application/service_unavailable")
+OVERLOADED: Final = Problem(
+    503,
+    "Service Unavailable",
+    "unkey/application/service_unavailable",
+    "The server is receiving too many large bodies at once. Bodies of ordinary calls are never refused for it.",
+    "Try again, or ask another node.",
+)
+
+PROBLEMS: Final = (
+    INVALID_INPUT,
+    MALFORMED_AUTHORIZATION,
+    MALFORMED_REQUEST,
+    KEY_NOT_FOUND,
+    INSUFFICIENT_PERMISSIONS,
+    KEY_DISABLED,
+    WORKSPACE_DISABLED,
+    FORBIDDEN,
+    ROUTE_NOT_FOUND,
+    NAMESPACE_NOT_FOUND,
+    OVERRIDE_NOT_FOUND,
+    METHOD_NOT_ALLOWED,
+    REQUEST_TIMEOUT,
+    NAMESPACE_GONE,
+    BODY_TOO_LARGE,
+    URI_TOO_LONG,
+    EXPECTATION_FAILED,
+    WORKSPACE_RATE_LIMITED,
+    HEADERS_TOO_LARGE,
+    UNEXPECTED_ERROR,
+    SERVICE_UNAVAILABLE,
+    OVERLOADED,
+)
+
+
+def problems_by_suffix() -> dict[str, list[Problem]]:
+    """The error table by type: one type may come with several statuses."""
+    found: dict[str, list[Problem]] = {}
+    for problem in PROBLEMS:
+        found.setdefault(problem.suffix, []).append(problem)
+    return found
 
 
 class FieldError(msgspec.Struct, omit_defaults=True):
