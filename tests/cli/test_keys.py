@@ -10,6 +10,7 @@ import pytest
 
 from tests.cli.conftest import PROGRAM, Invoke, InvokeJSON, Program
 from tidegate.server.auth import digest_of
+from tidegate.server.permissions import ALL_ACTIONS, override_urn
 
 NOW_AND_THEN = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ")
 
@@ -113,36 +114,51 @@ def test_revoking_twice_is_harmless_and_a_revoked_key_does_not_come_back(
 
 
 @pytest.mark.parametrize(
-    "permissions",
+    ("permissions", "value", "step"),
     [
-        "",
-        ",",
-        "limit",
-        "ratelimit.*.everything",
-        "ratelimit.limit",
-        "*",
-        "ratelimit.rlns_1.create_namespace",
-        "ratelimit.*.limit,x",
-        "ratelimit.a b.limit",
+        ("", "none", "ratelimit.*.limit"),
+        (",", "none", "ratelimit.*.limit"),
+        ("limit", "'limit'", "ratelimit.SCOPE.ACTION"),
+        ("*", "'*'", "ratelimit.SCOPE.ACTION"),
+        ("ratelimit.limit", "'ratelimit.limit'", "ratelimit.SCOPE.ACTION"),
+        ("ratelimit..limit", "'ratelimit..limit'", "ratelimit.SCOPE.ACTION"),
+        ("ratelimit.*.limit,x", "'x'", "ratelimit.SCOPE.ACTION"),
+        ("ratelimit.*.everything", "'ratelimit.*.everything'", "set_override"),
+        ("ratelimit.*.*", "'ratelimit.*.*'", "set_override"),
+        ("ratelimit.a b.limit", "'ratelimit.a b.limit'", "tidegate namespaces list"),
+        ("ratelimit.email.send.limit", "'ratelimit.email.send.limit'", "tidegate namespaces list"),
+        ("ratelimit.rlns_1.create_namespace", "'ratelimit.rlns_1.", "ratelimit.*.create_namespace"),
+        ("urn:tidegate:ratelimit:rlns_1", "'urn:tidegate:ratelimit:rlns_1'", "tidegate overrides list"),
+        ("urn:tidegate:ratelimit:*:override:*", "'urn:tidegate:ratelimit:*", "tidegate overrides list"),
     ],
 )
-def test_a_permission_that_means_nothing_is_refused(invoke: Invoke, data_dir: Path, permissions: str) -> None:
+def test_a_permission_that_means_nothing_is_refused_with_the_next_step(
+    invoke: Invoke, data_dir: Path, permissions: str, value: str, step: str
+) -> None:
     result = invoke("keys", "create", "--data-dir", data_dir, "--permissions", permissions)
     assert result.exit_code == 2
     assert "--permissions" in result.stderr
+    assert value in result.stderr
+    assert step in result.stderr
     assert not data_dir.exists()
 
 
-def test_permissions_may_name_a_namespace(invoke_json: InvokeJSON, data_dir: Path) -> None:
+# Every form that the API knows.
+FORMS = [
+    *(f"ratelimit.*.{action}" for action in ALL_ACTIONS),
+    *(f"ratelimit.rlns_Ab1.{action}" for action in ALL_ACTIONS if action != "create_namespace"),
+    override_urn("rlns_Ab1", "rlor_Cd2"),
+]
+
+
+@pytest.mark.parametrize("permission", FORMS)
+def test_every_form_of_a_permission_is_taken(
+    invoke_json: InvokeJSON, data_dir: Path, permission: str
+) -> None:
     made = invoke_json(
-        "keys",
-        "create",
-        "--data-dir",
-        data_dir,
-        "--permissions",
-        " ratelimit.rlns_Ab1.limit , ratelimit.rlns_Ab1.limit",
+        "keys", "create", "--data-dir", data_dir, "--permissions", f" {permission} , {permission}"
     )
-    assert made["permissions"] == ["ratelimit.rlns_Ab1.limit"]
+    assert made["permissions"] == [permission]
 
 
 @pytest.mark.parametrize("moment", ["2001-01-01", "yesterday", "5", "0s"])

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple, Self
 from tidegate.adapters.catalogs import open_catalog
 from tidegate.ports import Catalog, KeyRow, WorkspaceRow
 from tidegate.server.auth import digest_of, hint_of, new_key
-from tidegate.server.first_start import PERMISSIONS
+from tidegate.server.permissions import ALL
 
 TIMEOUT_S = 30.0
 # The longest window that a request may ask for: no test meets its end by accident.
@@ -188,7 +188,7 @@ class TidegateServer:
     def put_workspace(self, row: WorkspaceRow) -> None:
         self.with_catalog(lambda catalog: catalog.put_workspace(row, timeout_s=TIMEOUT_S))
 
-    def key(self, workspace_id: str, permissions: Sequence[str] = PERMISSIONS, **changes: Any) -> Key:
+    def key(self, workspace_id: str, permissions: Sequence[str] = ALL, **changes: Any) -> Key:
         key = new_key()
         row = KeyRow(
             f"key_{os.getpid()}_{next(_numbers)}",

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from tests.server.harness import MONTH_MS, TIMEOUT_S, Reply, TidegateServer, Workspace, eventually
+from tidegate.server.permissions import override_urn
 
 INT64_MAX = 2**63 - 1
 
@@ -132,6 +133,30 @@ def test_get_without_the_permission_looks_exactly_like_no_override(
         return re.sub(rb"req_[A-Za-z0-9]+", b"req_", reply.body)
 
     assert ask("secret") == ask("nobody")
+
+
+def test_a_grant_on_one_override_reads_this_one_and_nothing_else(
+    server: TidegateServer, ready: Workspace
+) -> None:
+    namespace_id = ready.namespace_id("api")
+    override_id = set_override(ready, "premium_*", 9).data["overrideId"]
+    set_override(ready, "other", 1)
+    key = server.key(ready.id, [override_urn(namespace_id, override_id)]).secret
+
+    def status(operation: str, identifier: str, **fields: int) -> int:
+        body = {"namespace": "api", "identifier": identifier} | fields
+        return server.call(operation, body, key).status
+
+    found = server.call("getOverride", {"namespace": "api", "identifier": "premium_7"}, key)
+    assert found.data["overrideId"] == override_id
+    assert status("getOverride", "other") == 404
+    assert status("deleteOverride", "premium_*") == 403
+    assert status("setOverride", "premium_*", limit=1, duration=1_000) == 403
+    assert status("limit", "premium_7", limit=1, duration=1_000) == 403
+    assert server.call("listOverrides", {"namespace": "api"}, key).status == 403
+    elsewhere = server.key(ready.id, [override_urn("rlns_other1234", override_id)]).secret
+    body = {"namespace": "api", "identifier": "premium_7"}
+    assert server.call("getOverride", body, elsewhere).status == 404
 
 
 def test_a_grant_for_one_override_reads_that_one_only(server: TidegateServer, ready: Workspace) -> None:

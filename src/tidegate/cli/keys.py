@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
@@ -12,25 +11,14 @@ from tidegate.cli.catalogs import Place, all_rows, catalog_options, find_workspa
 from tidegate.cli.databases import run
 from tidegate.cli.durations import DURATION
 from tidegate.cli.outcomes import answer, json_option
+from tidegate.errors import InvalidInput
+from tidegate.server.permissions import ALL, checked_permission
 
 if TYPE_CHECKING:
     from tidegate.ports import CatalogChanges, KeyRow
 
 __all__ = ["keys"]
 
-ACTIONS: Final = (
-    "limit",
-    "create_namespace",
-    "set_override",
-    "read_override",
-    "delete_override",
-)
-# Named by the API, used by none of its operations yet.
-ACTIONS_RESERVED: Final = ("read_namespace", "update_namespace", "delete_namespace", "list_overrides")
-PERMISSION: Final = re.compile(
-    rf"ratelimit\.(\*|[A-Za-z0-9_]{{1,64}})\.({'|'.join(ACTIONS + ACTIONS_RESERVED)})"
-)
-ALL: Final = tuple(f"ratelimit.*.{action}" for action in ACTIONS)
 # What the rate limit SDKs need, and no more.
 DEFAULT: Final = ("ratelimit.*.limit", "ratelimit.*.create_namespace")
 
@@ -48,18 +36,13 @@ class Permissions(click.ParamType[tuple[str, ...]]):
         wanted = [part.strip() for part in str(value).split(",") if part.strip()]
         if wanted == ["all"]:
             return ALL
-        for part in wanted:
-            if PERMISSION.fullmatch(part) is None:
-                self.fail(
-                    f"{part!r} is no permission: write ratelimit.SCOPE.ACTION, SCOPE * or a namespace id, "
-                    f"ACTION one of {', '.join(ACTIONS)}; or all",
-                    param,
-                    ctx,
-                )
-            if part.endswith(".create_namespace") and part != "ratelimit.*.create_namespace":
-                self.fail(f"{part!r}: a namespace that does not exist has no id: use *", param, ctx)
+        try:
+            for part in wanted:
+                checked_permission(part)
+        except InvalidInput as error:
+            self.fail(str(error), param, ctx)
         if not wanted:
-            self.fail("at least one permission", param, ctx)
+            self.fail("permissions: got none, expected at least one, such as ratelimit.*.limit", param, ctx)
         return tuple(dict.fromkeys(wanted))
 
 
@@ -131,7 +114,7 @@ def keys() -> None:
     default=",".join(DEFAULT),
     show_default=True,
     metavar="A,B",
-    help="ratelimit.SCOPE.ACTION, separated by commas; `all` for everything.",
+    help="ratelimit.SCOPE.ACTION, or the URN of an override, separated by commas; `all` for everything.",
 )
 @click.option("--name", default="", help="For people: who or what uses it.")
 @click.option("--expires", "expires_at_ms", type=MOMENT, help="30d, or a date such as 2027-01-01.")

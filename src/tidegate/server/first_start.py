@@ -18,16 +18,11 @@ from tidegate.ports import Catalog, KeyRow, WorkspaceRow
 from tidegate.server.auth import digest_of, hint_of, new_key
 from tidegate.server.config import ServerConfig
 from tidegate.server.ids import IdSource
+from tidegate.server.permissions import ALL
 
 __all__ = ["FirstKey", "announce", "create_key", "make_directory", "prepare"]
 
 TIMEOUT_S: Final = 30.0
-
-# Everything that the API can do.
-PERMISSIONS: Final = tuple(
-    f"ratelimit.*.{action}"
-    for action in ("limit", "create_namespace", "set_override", "read_override", "delete_override")
-)
 
 
 class FirstKey(NamedTuple):
@@ -58,9 +53,7 @@ async def prepare(config: ServerConfig) -> FirstKey | None:
         await catalog.open(timeout_s=TIMEOUT_S)
         if (await catalog.changes(0, timeout_s=TIMEOUT_S)).keys:
             return None
-        return FirstKey(
-            await create_key(catalog, config.workspace, PERMISSIONS, "first start"), config.workspace
-        )
+        return FirstKey(await create_key(catalog, config.workspace, ALL, "first start"), config.workspace)
     finally:
         await catalog.close()
 

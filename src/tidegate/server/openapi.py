@@ -98,7 +98,8 @@ OPERATIONS: Final = (
         "getOverride",
         "Get the override that applies to an identifier",
         "Literal match first, then the pattern that would apply. Without the permission to read, the answer is the "
-        "same as if there were none. Needs `ratelimit.*.read_override` or `ratelimit.<namespace_id>.read_override`.",
+        "same as if there were none. Needs `ratelimit.*.read_override`, `ratelimit.<namespace_id>.read_override` or "
+        "`urn:tidegate:ratelimit:<namespace_id>:override:<override_id>`.",
         "OverrideBody",
         _ref("OverrideData"),
         (400, 401, 403, 404, 429, 500),

@@ -18,6 +18,7 @@ from tidegate.server.catalog import Caller, NamespaceView
 from tidegate.server.catalog_sync import CatalogSync
 from tidegate.server.messages import Handler, Head, Route
 from tidegate.server.overrides import Override
+from tidegate.server.permissions import override_urn
 from tidegate.server.problems import (
     JSON_LINE,
     NAMESPACE_NOT_FOUND,
@@ -39,7 +40,7 @@ from tidegate.server.schema import (
     decode_set_override,
 )
 
-__all__ = ["OverrideApi", "override_urn"]
+__all__ = ["OverrideApi"]
 
 ENCODE: Final = msgspec.json.Encoder().encode
 
@@ -64,11 +65,6 @@ class Envelope(msgspec.Struct):
     meta: Meta
     data: Any
     pagination: Pagination | UnsetType = UNSET
-
-
-def override_urn(namespace_id: str, override_id: str) -> str:
-    """The grant that lets a key read this one override and nothing else."""
-    return f"urn:tidegate:ratelimit:{namespace_id}:override:{override_id}"
 
 
 class OverrideApi:
