@@ -27,6 +27,7 @@ def body_of(operation: str) -> Any:
 def test_without_an_authorization_header_the_input_is_invalid(server: TidegateServer, operation: str) -> None:
     reply = server.call(operation, body_of(operation), None)
     assert (reply.status, reply.problem) == (400, "unkey/application/invalid_input")
+    assert f"POST request for '/v2/ratelimit.{operation}'" in reply.error["detail"]
     assert len(reply.error["errors"]) == 1
 
 

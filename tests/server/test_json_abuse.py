@@ -43,6 +43,8 @@ def refused(reply: Reply) -> str:
         VALID.replace(b"10", b"1e400"),
         VALID.replace(b"10", b"1e999999999"),
         VALID.replace(b"10", b"1e-999999999"),
+        VALID.replace(b"10", b"1e99999999999999999999"),
+        VALID.replace(b"10", b"-1e-99999999999999999999"),
         VALID.replace(b"10", b"9223372036854775808.0"),
         VALID.replace(b'"user"', b'"us\ner"'),
         VALID.replace(b'"user"', b'"us\\qer"'),
@@ -64,6 +66,8 @@ def test_a_number_that_is_whole_is_an_integer_however_it_is_written(
     )
     exact = workspace.call("limit", VALID.replace(b"10", b"9.223372036854775807e18"))
     assert exact.data["limit"] == 2**63 - 1
+    look = VALID[:-1] + b',"cost":0e50}'
+    assert workspace.call("limit", look).data["remaining"] == workspace.call("limit", look).data["remaining"]
     twice = VALID.replace(b"10", number)[:-1] + b',"limit":10}'
     assert "twice" in refused(workspace.call("limit", twice))
     refused(workspace.call("limit", VALID.replace(b"10", number).replace(b"user", b"\\ud800")))

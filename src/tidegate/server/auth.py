@@ -115,7 +115,7 @@ class Authenticator:
         if value is None:
             raise Refusal(
                 INVALID_INPUT,
-                "The request has no Authorization header",
+                f"POST request for '/v2/ratelimit.{head.operation.name}' has no Authorization header",
                 errors=[
                     FieldError(
                         "/security/bearerAuth",

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping
-from decimal import Decimal
+from decimal import Decimal, InvalidOperation
 from itertools import islice
 from typing import Annotated, Any, Final, Generic, TypeVar
 
@@ -225,9 +225,12 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def _number(text: str) -> int | float:
     """A number with a point or an exponent: an int if it is one, exactly."""
-    exact = Decimal(text)
+    try:
+        exact = Decimal(text)
+    except InvalidOperation:
+        return float("nan")  # an exponent of more than 18 digits: no number of ours, and nobody's
     # Far beyond 64 bits it is out of bounds anyway, and as an int it could fill the memory.
-    if abs(exact.adjusted()) < 30 and exact == exact.to_integral_value():
+    if not exact or (abs(exact.adjusted()) < 30 and exact == exact.to_integral_value()):
         return int(exact)
     return float(exact)
 
