@@ -66,6 +66,33 @@ def test_the_type_of_a_real_error_leads_to_its_page(server: TidegateServer, work
         assert reply.error["title"] in server.get(path).body.decode()
 
 
+@pytest.mark.parametrize("header", [{}, {"Authorization": ""}, {"Authorization": "Basic eA=="}])
+def test_no_header_and_a_wrong_one_are_two_errors_and_both_have_their_page(
+    server: TidegateServer, header: dict[str, str]
+) -> None:
+    body = {"namespace": "a", "identifier": "b", "limit": 1, "duration": 1_000}
+    problem = server.call("limit", body, None, **header).problem
+    assert problem == ("unkey/authentication/malformed" if header else "unkey/application/invalid_input")
+    assert problem in SUFFIXES
+
+
+def test_the_table_holds_nothing_that_is_never_sent() -> None:
+    # Named by other descriptions of the API. No header at all is invalid input here, and who has hung up reads nothing.
+    assert not {"unkey/authentication/missing", "user/bad_request/client_closed_request"}.intersection(
+        SUFFIXES
+    )
+    server_source = "".join(
+        file.read_text(encoding="utf-8")
+        for file in sorted(Path(problems.__file__).parent.glob("*.py"))
+        if file.name != "problems.py"
+    )
+    for name, value in vars(problems).items():
+        if isinstance(value, Problem):
+            assert re.search(rf"\b(Refusal|_stop|_refuse)\(\s*{name}\b", server_source), (
+                f"nothing sends {name}"
+            )
+
+
 def test_the_page_about_the_api_leads_to_the_page_about_its_errors(server: TidegateServer) -> None:
     assert f'href="{docs_page.ERRORS_PATH}"' in server.get("/docs").body.decode()
     assert server.get("/docs/errors/unkey/no/such_error").status == 404
