@@ -7,6 +7,7 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -27,6 +28,16 @@ def cli(*arguments: str) -> Any:
         [sys.executable, "-m", "tidegate.cli", *arguments], check=True, capture_output=True, text=True
     )
     return json.loads(done.stdout)
+
+
+def run_cli(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "tidegate.cli", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+        check=False,
+    )
 
 
 def children(pid: int) -> list[int]:
@@ -53,6 +64,70 @@ def test_the_first_start_makes_one_key_shows_it_once_and_its_curl_line_works(tmp
         assert json.loads(answer.stdout)["data"]["success"] is True
         assert server.stop() == 0
         assert "tg_" not in server.rest_of_announcement(), "the second start shows no key"
+
+
+def test_first_starts_that_fail_do_not_cost_the_key(tmp_path: Path) -> None:
+    folder = tmp_path / "data"
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        listen = f"127.0.0.1:{taken.getsockname()[1]}"
+        for _ in range(2):
+            failed = run_cli("serve", "--data-dir", str(folder), "--listen", listen)
+            assert (failed.returncode, failed.stdout) == (2, "")
+    with TidegateServer(data_dir=folder) as server:
+        assert server.stop() == 0
+        (key,) = set(re.findall(r"tg_[A-Za-z0-9]{32}", server.rest_of_announcement()))
+        server.start()
+        assert server.call("limit", BODY, key).status == 200
+        assert server.stop() == 0
+        assert "tg_" not in server.rest_of_announcement(), "it was shown once"
+    states = [
+        found["state"] for found in cli("keys", "list", "--data-dir", str(folder), "--all", "--json")["keys"]
+    ]
+    assert sorted(states) == ["active", "revoked", "revoked"], "keys that nobody has seen are good for nobody"
+
+
+def test_a_key_made_after_a_failed_first_start_is_the_only_one(tmp_path: Path) -> None:
+    folder = tmp_path / "data"
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        listen = f"127.0.0.1:{taken.getsockname()[1]}"
+        assert run_cli("serve", "--data-dir", str(folder), "--listen", listen).returncode == 2
+    made = cli("keys", "create", "--data-dir", str(folder), "--json")
+    with TidegateServer(data_dir=folder) as server:
+        assert server.stop() == 0
+        assert "tg_" not in server.rest_of_announcement()
+    active = cli("keys", "list", "--data-dir", str(folder), "--json")["keys"]
+    assert [found["id"] for found in active] == [made["id"]]
+
+
+def test_what_a_server_and_the_keys_command_keep_on_disk_is_for_their_user_only(tmp_path: Path) -> None:
+    folder = tmp_path / "data"
+    folder.mkdir(mode=0o755)
+    with TidegateServer(data_dir=folder) as server:
+        assert server.workspace().call("limit", BODY).status == 200
+        files = {path.name: path.stat().st_mode & 0o777 for path in folder.iterdir()}
+    assert {"tidegate.db", "origin.db"} <= set(files)
+    assert set(files.values()) == {0o600}, files
+    other = tmp_path / "other"
+    other.mkdir(mode=0o755)
+    cli("keys", "create", "--data-dir", str(other), "--json")
+    assert {path.stat().st_mode & 0o777 for path in other.iterdir()} == {0o600}
+
+
+def test_with_json_the_first_start_is_told_as_one_json_line(tmp_path: Path) -> None:
+    with TidegateServer("--json", data_dir=tmp_path / "data") as server:
+        told = json.loads(server.announcement)
+        assert told["url"] == server.url and told["data_dir"] == str(tmp_path / "data")
+        assert server.call("limit", BODY, told["key"]).status == 200
+        answer = subprocess.run(["bash", "-c", told["curl"]], check=True, capture_output=True, text=True)
+        assert json.loads(answer.stdout)["data"]["success"] is True
+        assert server.stop() == 0
+        assert server.rest_of_announcement() == ""
+        assert all(json.loads(line)["level"] for line in server.log.splitlines())
+        assert told["key"] not in server.log
 
 
 def test_a_key_made_before_the_first_start_is_used_and_none_is_made(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ there yet. Servers notice what was written by themselves.
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -67,8 +68,12 @@ async def opened_catalog(place: Place, *, create: bool = False) -> AsyncIterator
         )
     if place.is_embedded and create:
         # What lies in it (digests of keys, counts of identifiers) is nobody else's business.
-        place.data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
-        await migrate(place.url, timeout_s=place.timeout_s)
+        before = os.umask(0o077)
+        try:
+            place.data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+            await migrate(place.url, timeout_s=place.timeout_s)
+        finally:
+            os.umask(before)
     catalog = open_catalog(place.url)
     try:
         await catalog.open(timeout_s=place.timeout_s)

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Final
 
 import click
+import msgspec
 
 from tidegate.cli.outcomes import ExitCode, json_option
 from tidegate.cli.settings import setting_options
@@ -28,15 +29,17 @@ def serve(load_settings: Callable[[], Loaded], as_json: bool) -> ExitCode:
     """Run the rate limit server.
 
     Without options it keeps everything in ./tidegate-data and needs nothing else; the first start prints a root key.
-    SIGTERM stops it gracefully, SIGHUP reads keys and log level again. --json is the same as --log-format json.
+    SIGTERM stops it gracefully, SIGHUP reads keys and log level again. --json is the same as --log-format json: one
+    JSON object a line; on stdout where the server is (and the first key), on stderr the log.
     """
     from tidegate.server.service import run
     from tidegate.telemetry.logging import configure
 
     loaded = load_settings()
     config = loaded.config
-    line_format = "json" if as_json else config.log.format
-    configure(config.log.level, line_format, secrets=config.secrets)
+    if as_json:
+        config = msgspec.structs.replace(config, log=msgspec.structs.replace(config.log, format="json"))
+    configure(config.log.level, config.log.format, secrets=config.secrets)
     for warning in loaded.warnings:
         logging.getLogger("tidegate.config").warning("%s", warning)
 

@@ -1,10 +1,14 @@
 """What happens once, before the first request: the embedded files are made, and with them the first root key.
 
 A shared database is never changed here: `tidegate migrate` and `tidegate keys create` do that, when somebody says so.
+Law: a start that fails after the key was made (the port is taken, say) does not cost the key. It was never shown, so
+the next start makes another.
 """
 
 from __future__ import annotations
 
+import json
+import os
 import shlex
 import socket
 import time
@@ -23,6 +27,8 @@ from tidegate.server.permissions import ALL
 __all__ = ["FirstKey", "announce", "create_key", "make_directory", "prepare"]
 
 TIMEOUT_S: Final = 30.0
+# In the data directory from before a first key is made until it has been shown. Holds the ids of such keys.
+NOT_SHOWN_FILE: Final = "first-key-not-shown"
 
 
 class FirstKey(NamedTuple):
@@ -34,6 +40,8 @@ class FirstKey(NamedTuple):
 
 def make_directory(config: ServerConfig) -> None:
     """For this user only: digests of keys and counts of identifiers are nobody else's business."""
+    # Also where somebody made the directory, open to all: what this process makes in it is not.
+    os.umask(os.umask(0o077) | 0o077)
     directory = Path(config.data_dir)
     try:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -44,21 +52,34 @@ def make_directory(config: ServerConfig) -> None:
 
 
 async def prepare(config: ServerConfig) -> FirstKey | None:
-    """Make or update the embedded database; make a key if there has never been one."""
+    """Make or update the embedded database; make a key if there has never been one that anybody has seen."""
     if config.ledger is not None:
         return None
     await migrate(config.catalog_url, timeout_s=TIMEOUT_S)
     catalog = open_catalog(config.catalog_url)
     try:
         await catalog.open(timeout_s=TIMEOUT_S)
-        if (await catalog.changes(0, timeout_s=TIMEOUT_S)).keys:
+        not_shown = Path(config.data_dir) / NOT_SHOWN_FILE
+        unseen = not_shown.read_text(encoding="ascii").split() if not_shown.exists() else []
+        keys = (await catalog.changes(0, timeout_s=TIMEOUT_S)).keys
+        for row in keys:
+            if row.id in unseen and row.revoked_at_ms is None:
+                revoked = row._replace(revoked_at_ms=time.time_ns() // 1_000_000)
+                await catalog.put_key(revoked, timeout_s=TIMEOUT_S)
+        if any(row.id not in unseen for row in keys):
+            not_shown.unlink(missing_ok=True)
             return None
-        return FirstKey(await create_key(catalog, config.workspace, ALL, "first start"), config.workspace)
+        key_id = f"key_{IdSource().take()}"
+        not_shown.write_text("\n".join([*unseen, key_id]), encoding="ascii")
+        key = await create_key(catalog, config.workspace, ALL, "first start", key_id)
+        return FirstKey(key, config.workspace)
     finally:
         await catalog.close()
 
 
-async def create_key(catalog: Catalog, workspace_id: str, permissions: tuple[str, ...], name: str) -> str:
+async def create_key(
+    catalog: Catalog, workspace_id: str, permissions: tuple[str, ...], name: str, key_id: str
+) -> str:
     """A new key of a workspace, which is made if it is not there."""
     rows = await catalog.changes(0, timeout_s=TIMEOUT_S)
     if all(workspace.id != workspace_id for workspace in rows.workspaces):
@@ -67,7 +88,7 @@ async def create_key(catalog: Catalog, workspace_id: str, permissions: tuple[str
         )
     key = new_key()
     row = KeyRow(
-        f"key_{IdSource().take()}",
+        key_id,
         workspace_id,
         digest_of(key),
         name,
@@ -83,17 +104,19 @@ async def create_key(catalog: Catalog, workspace_id: str, permissions: tuple[str
 
 
 def announce(out: IO[str], config: ServerConfig, bound: socket.socket, first: FirstKey | None) -> None:
-    """Tell people where the server is, and at the first start how to use it."""
+    """Tell people where the server is, and at the first start how to use it; with JSON logs, as one JSON line."""
     host, port = bound.getsockname()[:2]
     scheme = "https" if config.tls.cert is not None else "http"
     shown = f"[{host}]" if ":" in host else host
     url = f"{scheme}://{shown}:{port}"
-    lines = [f"Tidegate is listening on {url}"]
+    document = {"message": f"Tidegate is listening on {url}", "url": url}
+    lines = [document["message"]]
     if config.ledger is None:
-        lines.append(f"Its data is in {Path(config.data_dir).resolve()}")
+        document["data_dir"] = str(Path(config.data_dir).resolve())
+        lines.append(f"Its data is in {document['data_dir']}")
     if first is not None:
-        callable_url = url.replace("0.0.0.0", "127.0.0.1").replace("[::]", "[::1]")  # noqa: S104 - an address shown
-        body = '{"namespace": "demo", "identifier": "user_1", "limit": 10, "duration": 60000}'
+        curl = _curl(config, url, first.key)
+        document |= {"workspace": first.workspace, "key": first.key, "curl": curl.replace("\\\n", "")}
         lines += [
             "",
             f"This is the root key of workspace {first.workspace!r}. It is shown only now:",
@@ -102,9 +125,24 @@ def announce(out: IO[str], config: ServerConfig, bound: socket.socket, first: Fi
             "",
             "Try it:",
             "",
-            f"    curl -s {callable_url}/v2/ratelimit.limit -H 'Content-Type: application/json' \\",
-            f"      -H 'Authorization: Bearer {first.key}' -d {shlex.quote(body)}",
+            *(f"    {line}" for line in curl.splitlines()),
             "",
         ]
-    out.write("\n".join(lines) + "\n")
+    out.write(json.dumps(document) + "\n" if config.log.format == "json" else "\n".join(lines) + "\n")
     out.flush()
+    if first is not None:
+        (Path(config.data_dir) / NOT_SHOWN_FILE).unlink(missing_ok=True)
+
+
+def _curl(config: ServerConfig, url: str, key: str) -> str:
+    """A line for a shell of this machine, on two lines."""
+    callable_url = url.replace("0.0.0.0", "127.0.0.1").replace("[::]", "[::1]")  # noqa: S104 - an address shown
+    body = '{"namespace": "demo", "identifier": "user_1", "limit": 10, "duration": 60000}'
+    trust = ""
+    if config.tls.cert is not None:
+        # Often signed by itself or by nobody whom curl knows.
+        trust = f" --cacert {shlex.quote(str(Path(config.tls.cert).resolve()))}"
+    return (
+        f"curl -s{trust} {callable_url}/v2/ratelimit.limit -H 'Content-Type: application/json' \\\n"
+        f"  -H 'Authorization: Bearer {key}' -d {shlex.quote(body)}"
+    )
