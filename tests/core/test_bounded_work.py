@@ -130,3 +130,10 @@ def test_an_import_costs_what_it_brings() -> None:
         LedgerRow("default", "default", f"id{i}", 60_000, 1000, "iad", 3, 60_000 * 1002) for i in range(20)
     ]
     same(crowd, lambda node: node.convergence.apply_import(rows, T))
+
+
+def test_a_replay_passes_over_so_many_that_have_aged_and_no_more() -> None:
+    same(
+        lambda count: crowd(count, dirty=True),
+        lambda node: node.convergence.plan_replay(T + 3_600_000, 50, 100),
+    )

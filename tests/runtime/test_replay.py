@@ -1,17 +1,20 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from itertools import pairwise
 from random import Random
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.runtime.world import HUNDRED_A_MINUTE, MILLION_AN_HOUR, Region, on_virtual_time, turns
-from tidegate import Tuning
-from tidegate.core.model import Component
+from tests.runtime.world import HUNDRED_A_MINUTE, MILLION_AN_HOUR, Region, clock, on_virtual_time, turns
+from tidegate import AsyncLimiter, Tuning
+from tidegate.adapters.memory import MemoryOrigin
+from tidegate.core.model import Component, Heard
 from tidegate.runtime.loops import Backoff
-from tidegate.runtime.replay import BREATHS
+from tidegate.runtime.replay import BREATHS, SLICE_CELLS
+from tidegate.testing.faults import TrackingOrigin
 
 
 def sizes(arguments: list[object]) -> list[int]:
@@ -321,4 +324,74 @@ async def test_between_two_full_commands_the_loop_gets_its_turns() -> None:
     assert sizes(node.origin.arguments("merge")) == [1, 10, 10, 10, 10]
     assert gaps[0] < 10, "one that is not full is followed at once"
     assert all(gap >= BREATHS for gap in gaps[1:])
+    await region.stop()
+
+
+class SlowOrigin(MemoryOrigin):
+    """Takes its time for every merge."""
+
+    merge_s = 0.0
+
+    async def merge(self, components: Sequence[Component], *, timeout_s: float) -> list[Heard]:
+        await asyncio.sleep(self.merge_s)
+        return await super().merge(components, timeout_s=timeout_s)
+
+
+@on_virtual_time
+async def test_with_an_interval_counts_are_told_together_and_each_within_it() -> None:
+    loop = asyncio.get_running_loop()
+    slow = SlowOrigin(clock=clock())
+    slow.merge_s = 0.2
+    origin = TrackingOrigin(slow)
+    async with AsyncLimiter("fra", origin, clock=clock(), tuning=Tuning(replay_interval_ms=900)) as limiter:
+        await limiter.limit(MILLION_AN_HOUR, "x")
+        await origin.until("merge", 1)
+        assert loop.time() == 0.0, "after a quiet moment nothing waits"
+        accepted_at = [0.0]
+        for _ in range(400):
+            await asyncio.sleep(0.01)
+            await limiter.limit(MILLION_AN_HOUR, "x")
+            accepted_at.append(loop.time())
+        told = [
+            (call.began_s + 0.2, owns(call.argument)[0]) for call in origin.calls if call.operation == "merge"
+        ]
+        for count, at_s in enumerate(accepted_at[:300], 1):
+            assert min(told_s for told_s, own in told if own >= count) - at_s <= 0.9 + 0.011
+        assert len(told) <= 2 + 4 / (0.9 - 0.2)
+
+
+@on_virtual_time
+async def test_a_turn_ends_with_what_was_dirty_when_it_began() -> None:
+    slow = SlowOrigin(clock=clock())
+    origin = TrackingOrigin(slow)
+    tuning = Tuning(replay_cells_max=10, replay_interval_ms=60_000)
+    async with AsyncLimiter("fra", origin, clock=clock(), tuning=tuning) as limiter:
+        slow.merge_s = 0.1
+        await asyncio.gather(*(limiter.limit(MILLION_AN_HOUR, f"user {n}") for n in range(25)))
+        for n in range(1_000):
+            await asyncio.sleep(0.01)
+            await limiter.limit(MILLION_AN_HOUR, f"later {n}")
+        assert sizes(origin.arguments("merge")) == [10, 10, 10], "only the last command is filled up"
+        slow.merge_s = 0.0
+    assert sum(sizes(origin.arguments("merge"))) == 1_025
+
+
+@on_virtual_time
+async def test_a_large_command_is_planned_in_slices_and_a_stop_between_two_of_them_forgets_nothing() -> None:
+    region = Region(replay_cells_max=10_000)
+    node, other = region.node(), region.node()
+    await node.limiter.start()
+    node.faults.hang("merge")
+    await node.accept("first")
+    await node.origin.until("merge", 1)
+    await asyncio.gather(*(node.limiter.limit(MILLION_AN_HOUR, f"user {n}") for n in range(1_000)))
+    node.faults.heal()
+    left = [1_000]
+    while left[-1] > SLICE_CELLS:
+        await asyncio.sleep(0)
+        left.append(node.limiter.statistics().origin_dirty_subjects)
+    assert max(before - after for before, after in pairwise(left)) <= SLICE_CELLS
+    assert node.origin.count("merge") == 1, "the command waits for all its slices"
+    await node.limiter.stop()
+    assert [await other.seen(f"user {n}") for n in range(0, 1_000, 99)] == [1] * 11
     await region.stop()

@@ -138,13 +138,16 @@ class Convergence:
 
     # -- replay
 
-    def plan_replay(self, now_ms: int, cells_max: int) -> Replay | None:
-        """The next dirty cells, oldest first; None when there are none. Each must be applied or failed."""
+    def plan_replay(self, now_ms: int, cells_max: int, subjects_max: int = 1_000_000_000) -> Replay | None:
+        """The next dirty cells, oldest first; None when there are none. Each must be applied or failed.
+
+        Looks at the first `subjects_max` in the queue at most: some may have aged, or be forgotten.
+        """
         engine = self._engine
         replay = Replay()
         taken = 0
         for subject in engine.dirty:
-            if len(replay.cells) >= cells_max:
+            if len(replay.cells) >= cells_max or taken >= subjects_max:
                 break
             taken += 1
             subject.awaiting = False
@@ -252,6 +255,11 @@ class Convergence:
     def sweeping(self) -> bool:
         """A sweep is under way: call `sweep` until it is done."""
         return self._sweep_at >= 0
+
+    @property
+    def dirty_subjects(self) -> int:
+        """How many subjects wait for a replay."""
+        return len(self._engine.dirty)
 
     @property
     def has_dirty(self) -> bool:

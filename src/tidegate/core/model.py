@@ -298,6 +298,9 @@ class Tuning:
     rollover_grace_ms: int = 1_000
     # Cells carried by one merge command: about 1 ms of a Redis server's time.
     replay_cells_max: int = 250
+    # A count is told within about this time, and not at once: 0 for at once. For an origin in a file on the same
+    # core, where telling each count alone would cost more than deciding it.
+    replay_interval_ms: int = 0
     replay_timeout_ms: int = 1_000
     # Backoff of a failing loop, doubled from first to last, with full jitter.
     backoff_first_ms: int = 100

@@ -1,8 +1,9 @@
 """The replay loop: own counts to the origin, as a group commit.
 
-As soon as there are dirty cells they are sent; what gets dirty meanwhile goes next. There is no timer and no queue
-that could overflow: what is not acknowledged simply stays in its cell. Merging is idempotent, so whatever failed,
-timed out or was cut off is sent again. After a wipe of the origin the cells are swept, in slices, and merged again.
+As soon as there are dirty cells they are sent; what gets dirty meanwhile goes next. There is no timer (but for an
+origin that is a file of our own, see `Tuning.replay_interval_ms`) and no queue that could overflow: what is not
+acknowledged simply stays in its cell. Merging is idempotent, so whatever failed, timed out or was cut off is sent
+again. After a wipe of the origin the cells are swept, in slices, and merged again.
 """
 
 from __future__ import annotations
@@ -22,6 +23,9 @@ __all__ = ["ReplayLoop"]
 
 # Slots looked at in one slice of a sweep: well below a millisecond.
 SWEEP_SLOTS: Final = 1_000
+# Cells planned or acknowledged in one slice, and dirty subjects looked at for them: below half a millisecond.
+SLICE_CELLS: Final = 250
+SLICE_SUBJECTS: Final = 1_000
 # Turns of the event loop between two full commands. A command of 250 cells costs about 0.8 ms of it, a busy turn of
 # decisions some 0.06 ms: replay then takes about a quarter at most, however fast the origin answers.
 BREATHS: Final = 40
@@ -37,6 +41,7 @@ class ReplayLoop:
         self._gate = gate
         self._convergence = convergence
         self._cells_max = tuning.replay_cells_max
+        self._interval_s = tuning.replay_interval_ms / 1000
         self._timeout_s = tuning.replay_timeout_ms / 1000
         self._backoff = backoff
         self._woken = asyncio.Event()
@@ -57,26 +62,23 @@ class ReplayLoop:
         self._hopeful.set()
 
     async def run_once(self) -> int:
-        """Send everything that is dirty now, chunk by chunk. Returns the cells merged; raises what failed."""
+        """Send what is dirty now, command by command; what gets dirty meanwhile goes next. Returns the cells merged,
+        raises what failed."""
+        await self._sweep()
+        began_s = asyncio.get_running_loop().time()
+        waiting = self._convergence.dirty_subjects
+        if waiting and self.behind_since_s is None:
+            self.behind_since_s = began_s
         merged = 0
-        loop = asyncio.get_running_loop()
-        while True:
-            await self._sweep()
-            with self._gate:
-                replay = self._convergence.plan_replay(self._gate.now_ms(), self._cells_max)
-            if replay is None:
-                self.behind_since_s = None
-                return merged
-            planned_s = loop.time()
-            if self.behind_since_s is None:
-                self.behind_since_s = planned_s
-            await self._send(replay)
-            if len(replay.components) < self._cells_max:
-                # All that was dirty then is told; what is dirty now came later.
-                self.behind_since_s = planned_s
-            merged += len(replay.components)
-            if len(replay.components) >= self._cells_max:
+        while waiting > 0:
+            taken, cells = await self._send(waiting)
+            waiting -= taken
+            merged += cells
+            if cells >= self._cells_max:
                 await self._breathe()
+        # All that was dirty then is told; what is dirty now came later.
+        self.behind_since_s = began_s if self._convergence.has_dirty else None
+        return merged
 
     async def _sweep(self) -> None:
         while self._convergence.sweeping:
@@ -90,33 +92,68 @@ class ReplayLoop:
         for _ in range(BREATHS):
             await asyncio.sleep(0)
 
-    async def _send(self, replay: Replay) -> None:
-        acknowledged = False
+    async def _send(self, waiting: int) -> tuple[int, int]:
+        """One command with as much as it carries of the subjects that wait: how many of them, and how many cells.
+
+        Planned and acknowledged in slices, with turns of the event loop between them.
+        """
+        convergence, gate = self._convergence, self._gate
+        slices: list[Replay] = []
+        taken = cells = told = 0
         try:
+            while taken < waiting and cells < self._cells_max:
+                if slices:
+                    await asyncio.sleep(0)
+                with gate:
+                    dirty = convergence.dirty_subjects
+                    replay = convergence.plan_replay(
+                        gate.now_ms(), min(SLICE_CELLS, self._cells_max - cells), SLICE_SUBJECTS
+                    )
+                    taken += dirty - convergence.dirty_subjects
+                if replay is not None:
+                    slices.append(replay)
+                    cells += len(replay.components)
+            if not slices:
+                return taken, 0
+            components = [component for each in slices for component in each.components]
             answers = await self.calls.through(
                 ["replay"],
-                lambda timeout_s: self._origin.merge(replay.components, timeout_s=timeout_s),
+                lambda timeout_s: self._origin.merge(components, timeout_s=timeout_s),
                 self._timeout_s,
             )
-            with self._gate:
-                self._convergence.apply_replay(replay, answers, self._gate.now_ms())
-            acknowledged = True
-            self.cells_merged += len(answers)
+            start = 0
+            for replay in slices:
+                if start:
+                    await asyncio.sleep(0)
+                end = start + len(replay.components)
+                with gate:
+                    convergence.apply_replay(replay, answers[start:end], gate.now_ms())
+                start = end
+                told += 1
+            self.cells_merged += cells
         finally:
-            if not acknowledged:
-                with self._gate:
-                    self._convergence.fail_replay(replay)
+            if told < len(slices):
+                with gate:
+                    for replay in slices[told:]:
+                        convergence.fail_replay(replay)
+        return taken, cells
 
     async def run(self) -> None:
         """The loop, until cancelled."""
         while True:
             try:
-                await self.run_once()
+                began_s = asyncio.get_running_loop().time()
+                merged = await self.run_once()
                 self._backoff.succeeded()
             except DependencyError:
                 self._hopeful.clear()
                 await wait_for_event(self._hopeful, self._backoff.pause_s())
                 continue
+            if merged and self._interval_s > 0:
+                # What is accepted now waits for this pause and the next turn, while this one took as long as that
+                # will: all of it fits into the interval. After a quiet moment nothing waits at all.
+                took_s = asyncio.get_running_loop().time() - began_s
+                await asyncio.sleep(max(0.0, self._interval_s - 2 * took_s))
             await self._sleep()
 
     async def _sleep(self) -> None:

@@ -38,7 +38,6 @@ from tidegate.server.ids import IdSource
 from tidegate.server.listener import HttpServer, bind
 from tidegate.server.messages import Head, Router
 from tidegate.server.override_api import OverrideApi
-from tidegate.server.pacing import PacedOrigin
 from tidegate.server.problems import Answer, Refusal, error_answer
 from tidegate.server.snapshot import SnapshotFile
 from tidegate.telemetry.collecting import snapshot_of
@@ -55,11 +54,14 @@ REGION_DEFAULT: Final = "default"
 # What a stop keeps back for the last flush, whatever the connections do.
 FLUSH_RESERVE_S: Final = 2.5
 TOP_MAX: Final = 20
-# How often the embedded file is written under load. A crash costs this and the time of writing: less than a second.
-EMBEDDED_TURN_S: Final = 0.6
-# Cells in one transaction. Keys are digests, so that every 250 cells touch nearly every page of the table: with fewer
-# and larger transactions each page is written once instead of eight times.
-EMBEDDED_CELLS_MAX: Final = 2_000
+# Within this time a count is in the embedded file, or a little later when writing has just become slow: a crash costs
+# less than a second of them.
+EMBEDDED_INTERVAL_MS: Final = 800
+# Cells in one transaction. Keys are digests, so that every 250 cells touch nearly every page of the table: in one large
+# transaction each page is written once.
+EMBEDDED_CELLS_MAX: Final = 10_000
+# Now and then SQLite waits for the disk. That is no reason to give up a transaction and begin it again.
+EMBEDDED_TIMEOUT_MS: Final = 5_000
 # What a node that is alone has read once stays true: nobody else counts. Were a second process started on the same
 # files, the two would still learn from each other with every turn of writing.
 EMBEDDED_FRESH_MS: Final = 600_000
@@ -181,11 +183,11 @@ def _limiter(config: ServerConfig) -> AsyncLimiter:
         # Nobody else counts in the file: it is there for the next start.
         tuning = Tuning(
             replay_cells_max=EMBEDDED_CELLS_MAX,
+            replay_interval_ms=EMBEDDED_INTERVAL_MS,
+            replay_timeout_ms=EMBEDDED_TIMEOUT_MS,
             fresh_ms=EMBEDDED_FRESH_MS,
             rollover_grace_ms=EMBEDDED_FRESH_MS,
         )
-        file = open_origin(config.origin_url)
-        origin = PacedOrigin(file, turn_s=EMBEDDED_TURN_S, cells_max=EMBEDDED_CELLS_MAX)
     if config.tracing:
         from tidegate.telemetry.otel import traced_ledger, traced_origin
 

@@ -12,7 +12,7 @@ import os
 import secrets
 import sqlite3
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
 from tidegate.adapters.clock import WallClock
@@ -39,33 +39,36 @@ SCHEMA: Final = (
     """,
 )
 
-# The arguments of a call: :digests are 16 bytes each, one after the other, and :cells is a JSON array of
-# [sequence, writer, own, expires_at_ms], both in the order of the call. Answers come back in that order because a
-# LEFT JOIN walks its left side in the order in which json_each yields it.
-ASKED: Final = """
-    (SELECT substr(:digests, key * 16 + 1, 16) AS digest, json_extract(value, '$[0]') AS sequence,
-            json_extract(value, '$[1]') AS writer
-       FROM json_each(:cells)) AS asked
+# The arguments of a call. Cells that share all but subject and count, which most do, are told as one group: :groups
+# is a JSON array of [sequence, writer, expires_at_ms, first, [own, …]], and :digests holds 16 bytes for each cell, in
+# the same order. Decoding a value of its own for every cell would cost more than looking the cell up. Answers come
+# back in that order because a join walks its left side in the order in which json_each yields it. "LIMIT -1" keeps a
+# group from being decoded again for each of its cells ("AS MATERIALIZED" is too new for some systems' SQLite).
+CELLS: Final = """
+    WITH groups AS (
+        SELECT json_extract(value, '$[0]') AS sequence, json_extract(value, '$[1]') AS writer,
+               json_extract(value, '$[2]') AS expires_at_ms, json_extract(value, '$[3]') AS first,
+               json_extract(value, '$[4]') AS owns
+          FROM json_each(:groups) LIMIT -1
+    ), cells AS (
+        SELECT substr(:digests, (groups.first + item.key) * 16 + 1, 16) AS digest, groups.sequence, groups.writer,
+               item.value AS own, groups.expires_at_ms
+          FROM groups, json_each(groups.owns) AS item
+    )
 """
-COMPONENTS: Final = f"""
-    SELECT json_group_array(coalesce(held.own, 0)) FROM {ASKED}
-      LEFT JOIN origin_components AS held
-        ON held.digest = asked.digest AND held.sequence = asked.sequence AND held.writer = asked.writer
-       AND held.expires_at_ms > :now_ms
-"""
-TOTALS: Final = f"""
-    SELECT json_group_array(
-        (SELECT coalesce(sum(held.own), 0) FROM origin_components AS held
-          WHERE held.digest = asked.digest AND held.sequence = asked.sequence
-            AND (held.expires_at_ms > :now_ms OR :expired_too))
-    ) FROM {ASKED}
+# Two numbers for each cell: the sum of its components, and that of the asking writer.
+HELD: Final = f"""{CELLS}
+    SELECT '[' || group_concat(
+        (SELECT coalesce(sum(held.own), 0) || ',' ||
+                coalesce(sum(CASE WHEN held.writer = cells.writer THEN held.own END), 0)
+           FROM origin_components AS held
+          WHERE held.digest = cells.digest AND held.sequence = cells.sequence AND held.expires_at_ms > :after_ms)
+    ) || ']' FROM cells
 """
 # "WHERE true" keeps the parser from taking ON CONFLICT for the condition of a join.
-MERGE: Final = """
+MERGE: Final = f"""{CELLS}
     INSERT INTO origin_components (digest, sequence, writer, own, expires_at_ms)
-    SELECT substr(:digests, key * 16 + 1, 16), json_extract(value, '$[0]'), json_extract(value, '$[1]'),
-           json_extract(value, '$[2]'), json_extract(value, '$[3]')
-      FROM json_each(:cells) WHERE true
+    SELECT digest, sequence, writer, own, expires_at_ms FROM cells WHERE true
         ON CONFLICT (digest, sequence, writer) DO UPDATE SET own = excluded.own WHERE excluded.own > own
 """
 FORGET_EXPIRED: Final = """
@@ -74,6 +77,11 @@ FORGET_EXPIRED: Final = """
          WHERE expires_at_ms <= :now_ms ORDER BY expires_at_ms LIMIT :rows_max)
 """
 
+# Cells told in one statement. Between two of them the interpreter lock is held to prepare the next: a third of a
+# millisecond, however many cells a transaction has.
+STATEMENT_CELLS: Final = 500
+# What had expired before it was merged is answered, and not kept.
+BEFORE_ALL_MS: Final = -1
 # Expired components deleted by each merge, for every one merged: more than one, or a backlog would never shrink.
 FORGOTTEN_PER_MERGED: Final = 2
 FORGOTTEN_MIN: Final = 100
@@ -90,22 +98,60 @@ def _prepare(connection: sqlite3.Connection) -> None:
             connection.execute(statement)
 
 
-def _arguments(components: Sequence[Component], now_ms: int) -> dict[str, bytes | str | int]:
-    return {
-        "digests": b"".join([one.digest for one in components]),
-        "cells": json.dumps(
-            [(one.sequence, one.writer, one.own, one.expires_at_ms) for one in components],
-            separators=(",", ":"),
-        ),
-        "now_ms": now_ms,
-    }
+class _Statement:
+    """Some components of a call, as the arguments of a statement."""
+
+    __slots__ = ("_arguments", "_order")
+
+    def __init__(self, components: Sequence[Component]) -> None:
+        found: dict[tuple[int, str, int], list[int]] = {}
+        for position, (_, sequence, writer, _, expires_at_ms) in enumerate(components):
+            found.setdefault((sequence, writer, expires_at_ms), []).append(position)
+        # Where each cell, in the order of the groups, stands in the call.
+        self._order = [position for positions in found.values() for position in positions]
+        groups: list[tuple[int, str, int, int, list[int]]] = []
+        first = 0
+        for key, positions in found.items():
+            groups.append((*key, first, [components[position].own for position in positions]))
+            first += len(positions)
+        self._arguments = {
+            "digests": b"".join([components[position].digest for position in self._order]),
+            "groups": json.dumps(groups, separators=(",", ":")),
+        }
+
+    def held(self, connection: sqlite3.Connection, after_ms: int) -> list[tuple[int, int]]:
+        """(total, the writer's component) of each cell that expires after `after_ms`, in the order of the call."""
+        row = connection.execute(HELD, self._arguments | {"after_ms": after_ms}).fetchone()
+        numbers: list[int] = json.loads(row[0])
+        answers = zip(numbers[::2], numbers[1::2], strict=True)
+        return [answer for _, answer in sorted(zip(self._order, answers, strict=True))]
+
+    def merge(self, connection: sqlite3.Connection) -> None:
+        connection.execute(MERGE, self._arguments)
 
 
-def _numbers(
-    connection: sqlite3.Connection, query: str, arguments: Mapping[str, bytes | str | int]
-) -> list[int]:
-    numbers: list[int] = json.loads(connection.execute(query, arguments).fetchone()[0])
-    return numbers
+def _statements(components: Sequence[Component]) -> Iterator[_Statement]:
+    for start in range(0, len(components), STATEMENT_CELLS):
+        yield _Statement(components[start : start + STATEMENT_CELLS])
+
+
+def _merge(connection: sqlite3.Connection, components: Sequence[Component], now_ms: int) -> list[Heard]:
+    """Totals after the merge, each writer's component before it."""
+    statements: list[_Statement] = []
+    before: list[tuple[int, int]] = []
+    for statement in _statements(components):
+        statements.append(statement)
+        before += statement.held(connection, now_ms)
+    for statement in statements:
+        statement.merge(connection)
+    if len({(one.digest, one.sequence) for one in components}) == len(components):
+        return [
+            Heard(total - held + max(held, one.own), held)
+            for (total, held), one in zip(before, components, strict=True)
+        ]
+    # A cell that stands twice in one call: only another look tells its total.
+    after = [answer for each in statements for answer in each.held(connection, BEFORE_ALL_MS)]
+    return [Heard(total, held) for (total, _), (_, held) in zip(after, before, strict=True)]
 
 
 class SQLiteOrigin:
@@ -128,14 +174,17 @@ class SQLiteOrigin:
     async def read(self, wanted: Sequence[Component], *, timeout_s: float) -> list[Heard]:
         if not wanted:
             return []
-        arguments = _arguments(wanted, self._clock.now_ms()) | {"expired_too": False}
+        now_ms = self._clock.now_ms()
 
         def work(connection: sqlite3.Connection) -> list[Heard]:
-            connection.execute("BEGIN")  # both answers from one state of the file
-            totals = _numbers(connection, TOTALS, arguments)
-            components = _numbers(connection, COMPONENTS, arguments)
+            connection.execute("BEGIN")  # all answers from one state of the file
+            answers = [
+                Heard(total, held)
+                for each in _statements(wanted)
+                for total, held in each.held(connection, now_ms)
+            ]
             connection.execute("COMMIT")
-            return list(map(Heard, totals, components))
+            return answers
 
         answers = await self._file.run(work, timeout_s=timeout_s)
         self._cells_read += len(wanted)
@@ -144,19 +193,14 @@ class SQLiteOrigin:
     async def merge(self, components: Sequence[Component], *, timeout_s: float) -> list[Heard]:
         if not components:
             return []
-        arguments = _arguments(components, self._clock.now_ms()) | {
-            # What had expired before it was merged is answered, and not kept.
-            "expired_too": True,
-            "rows_max": max(FORGOTTEN_MIN, FORGOTTEN_PER_MERGED * len(components)),
-        }
+        now_ms = self._clock.now_ms()
+        forgotten_max = max(FORGOTTEN_MIN, FORGOTTEN_PER_MERGED * len(components))
 
         def work(connection: sqlite3.Connection) -> list[Heard]:
             with transaction(connection):
-                before = _numbers(connection, COMPONENTS, arguments)
-                connection.execute(MERGE, arguments)
-                totals = _numbers(connection, TOTALS, arguments)
-                connection.execute(FORGET_EXPIRED, arguments)
-            return list(map(Heard, totals, before))
+                answers = _merge(connection, components, now_ms)
+                connection.execute(FORGET_EXPIRED, {"now_ms": now_ms, "rows_max": forgotten_max})
+            return answers
 
         answers = await self._file.run(work, timeout_s=timeout_s)
         self._cells_merged += len(components)
