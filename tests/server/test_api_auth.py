@@ -49,6 +49,7 @@ def test_an_unknown_key_is_401(server: TidegateServer, operation: str) -> None:
     assert (reply.status, reply.problem) == (401, "unkey/authentication/key_not_found")
     assert reply.error["title"] == "Unauthorized"
     assert "errors" not in reply.error
+    assert reply.headers["www-authenticate"] == "Bearer"
 
 
 def test_whitespace_around_the_token_is_trimmed(workspace: Workspace) -> None:

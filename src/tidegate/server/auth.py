@@ -107,7 +107,8 @@ class Authenticator:
 
     @staticmethod
     def not_found() -> Refusal:
-        return Refusal(KEY_NOT_FOUND, "The key was not found.")
+        # RFC 9110, 15.5.2: a 401 says which scheme would do.
+        return Refusal(KEY_NOT_FOUND, "The key was not found.", headers=b"www-authenticate: Bearer\r\n")
 
     @staticmethod
     def _digest(head: Head) -> bytes:
