@@ -125,3 +125,16 @@ def test_the_commented_lines_of_the_example_are_right_too(tmp_path: Path) -> Non
     assert config.region == "fra"
     assert config.ledger is not None
     assert config.tls.key is not None
+
+
+def test_a_misspelt_variable_is_told_beside_the_fault_that_it_caused(
+    invoke: Invoke, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TIDEGATE_REGIO", "fra")
+    monkeypatch.setenv("TIDEGATE_LEDGER", "mysql://u@h/db")
+    text = invoke("config", "check").output
+    assert "did you mean TIDEGATE_REGION?" in text and "fault: region" in text
+    document = json.loads(invoke("config", "check", "--json").output)
+    assert len(document["warnings"]) == 1
+    checks = json.loads(invoke("doctor", "--json").output)["checks"]
+    assert [check["status"] for check in checks] == ["warn", "fail"]

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import json
+import resource
 import socket
 import subprocess
 import sys
@@ -9,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.cli.conftest import Invoke, InvokeJSON
+from tests.cli.conftest import PROGRAM, Invoke, InvokeJSON
 from tidegate.testing.servers import RedisServer
 
 SECRET = "S3cretHunter2"
@@ -37,7 +39,7 @@ def test_an_embedded_server_that_never_ran_is_well(invoke_json: InvokeJSON, tmp_
     document = invoke_json("doctor", "--data-dir", tmp_path / "data", "--listen", "127.0.0.1:0")
     assert document["ok"] is True
     found = statuses(document)
-    for check in ("config", "data dir", "origin", "ledger", "listen"):
+    for check in ("config", "data dir", "origin", "ledger", "listen", "region", "clock"):
         assert found[check] == ["ok"], check
     assert "core" in found
     assert not (tmp_path / "data").exists()
@@ -68,6 +70,8 @@ def test_faults_of_the_configuration_are_findings(invoke: Invoke, invoke_json: I
     document = invoke_json("doctor", "--workers", "many", "--ledger", f"mysql://u:{SECRET}@h/db", exit_code=2)
     assert statuses(document) == {"config": ["fail", "fail"]}
     assert all(finding["next_step"] for finding in document["checks"])
+    assert "'many'" in document["checks"][0]["detail"]
+    assert "expected a whole number from 1 to 256" in document["checks"][0]["detail"]
     assert SECRET not in invoke("doctor", "--ledger", f"mysql://u:{SECRET}@h/db").output
 
 
@@ -87,6 +91,7 @@ def test_dependencies_that_are_down_fail_and_hide_their_passwords(
     found = findings(document)
     assert [finding["status"] for finding in found["origin"] + found["ledger"]] == ["fail", "fail"]
     assert "from memory" in found["origin"][0]["next_step"]
+    assert found["ledger"][0]["detail"].count("mysql://") == 1, "the URL is said once"
     text = invoke(*arguments).output
     assert SECRET not in text
     assert "-> start it" in text
@@ -104,6 +109,19 @@ def test_too_few_open_files_are_a_warning(invoke_json: InvokeJSON) -> None:
     document = invoke_json("doctor", "--http-connections-max", "1000000")
     assert statuses(document)["descriptors"] == ["warn"]
     assert "ulimit -n" in findings(document)["descriptors"][0]["next_step"]
+
+
+def test_a_low_soft_limit_of_open_files_is_none_since_a_server_raises_it() -> None:
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    command = [*PROGRAM, "doctor", "--json", "--http-connections-max", "300"]
+    done = subprocess.run(
+        ["bash", "-c", 'ulimit -Sn 256 && exec "$0" "$@"', *command],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    )
+    assert findings(json.loads(done.stdout))["descriptors"][0]["detail"] == f"{hard} open files allowed"
 
 
 @pytest.fixture(scope="module")
@@ -140,6 +158,40 @@ def test_tls_files_must_belong_together_and_the_key_must_be_secret(
     assert statuses(missing)["tls"] == ["fail"]
 
 
+@pytest.mark.parametrize("command", ["config check", "serve"])
+def test_tls_files_that_cannot_be_used_are_faults_that_name_field_value_and_next_step(
+    invoke: Invoke, certificate: tuple[Path, Path], tmp_path: Path, command: str
+) -> None:
+    cert, key = certificate
+    missing = tmp_path / "none.pem"
+    start: list[str | Path] = [*command.split(), "--data-dir", tmp_path / "data", "--listen", "127.0.0.1:0"]
+    for field, arguments in (
+        ("tls.cert", ("--tls-cert", missing, "--tls-key", key)),
+        ("tls.key", ("--tls-cert", cert, "--tls-key", missing)),
+        ("tls.cert", ("--tls-cert", key, "--tls-key", key)),
+    ):
+        result = invoke(*start, *arguments)
+        assert result.exit_code == 2
+        assert (
+            f"{field}: got '{dict(zip(('tls.cert', 'tls.key'), arguments[1::2], strict=True))[field]}'"
+            in (result.output)
+        )
+        assert "Next: " in result.output
+    assert not (tmp_path / "data").exists()
+
+
+def test_an_encrypted_tls_key_is_a_fault_and_no_question_to_the_terminal(
+    invoke: Invoke, invoke_json: InvokeJSON, certificate: tuple[Path, Path], tmp_path: Path
+) -> None:
+    cert, key = certificate
+    locked = tmp_path / "locked.pem"
+    command = ["openssl", "pkey", "-in", str(key), "-aes128", "-passout", "pass:secret", "-out", str(locked)]
+    subprocess.run(command, check=True, capture_output=True)
+    assert "without a password" in invoke("config", "check", "--tls-cert", cert, "--tls-key", locked).output
+    document = invoke_json("doctor", "--tls-cert", cert, "--tls-key", locked, exit_code=2)
+    assert statuses(document)["tls"] == ["fail"]
+
+
 def test_a_missing_driver_is_named_with_its_extra(tmp_path: Path) -> None:
     program = (
         "import sys; sys.modules['hiredis'] = None; from tidegate.cli import main\n"
@@ -174,6 +226,9 @@ def test_an_origin_of_another_region_fails(invoke_json: InvokeJSON, fresh_redis:
 
 
 def test_without_a_region_nothing_is_claimed(invoke_json: InvokeJSON, fresh_redis: RedisServer) -> None:
-    assert statuses(invoke_json("doctor", "--origin", fresh_redis.url))["origin"] == ["ok"]
+    document = invoke_json("doctor", "--origin", fresh_redis.url)
+    assert statuses(document)["origin"] == ["ok"]
+    assert statuses(document)["region"] == ["warn"], "a server would call itself default here"
+    assert "'default'" in findings(document)["region"][0]["detail"]
     # Had that claimed it, this would be a mismatch.
     assert statuses(invoke_json("doctor", "--region", "fra", "--origin", fresh_redis.url))["region"] == ["ok"]

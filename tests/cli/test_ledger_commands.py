@@ -141,9 +141,10 @@ def test_cleanup_every_goes_on_until_it_is_told_to_stop(invoke: Invoke, tmp_path
     assert rounds[1]["cutoff_ms"] > rounds[0]["cutoff_ms"]
 
 
-def test_cleanup_every_survives_a_ledger_that_is_down(tmp_path: Path) -> None:
+@pytest.mark.parametrize("more", [[], ["--json"]])
+def test_cleanup_every_survives_a_ledger_that_is_down(more: list[str]) -> None:
     process = subprocess.Popen(
-        [*PROGRAM, "cleanup", "--ledger", "mysql://u:S3cretHunter2@127.0.0.1:1/db", "--every", "1s"],
+        [*PROGRAM, "cleanup", "--ledger", "mysql://u:S3cretHunter2@127.0.0.1:1/db", "--every", "1s", *more],
         stderr=subprocess.PIPE,
         text=True,
     )
@@ -153,6 +154,8 @@ def test_cleanup_every_survives_a_ledger_that_is_down(tmp_path: Path) -> None:
     process.communicate(timeout=30)
     assert process.returncode == 0
     assert all("trying again in 1 s" in line and "S3cretHunter2" not in line for line in lines)
+    if more:
+        assert all(json.loads(line)["error"]["type"] for line in lines)
 
 
 def test_cleanup_every_ends_when_trying_again_cannot_help(tidegate: Program, tmp_path: Path) -> None:

@@ -200,6 +200,7 @@ def test_a_traceback_is_shown_masked_to_who_asks_for_it(invoke: Invoke, broken: 
         ["limit", "--json", "a"],
         ["limit", "a", "b", "nonsense", "--key", "k", "--json"],
         ["limit", "a", "b", "1/s", "--nonsense", "--json"],
+        ["limit", "a", "b", "1/s", "--key", "k", "--url", "http://127.0.0.1:1", "--json"],
         ["keys", "list", "--json"],
         ["serve", "--workers", "many", "--json"],
     ],
@@ -208,9 +209,23 @@ def test_an_error_is_json_when_json_was_asked_for(invoke: Invoke, arguments: lis
     result = invoke(*arguments)
     assert result.exit_code == 2
     error = json.loads(result.stderr)["error"]
-    assert error["type"]
+    assert error["type"] and "Click" not in error["type"], "words of ours, not of a library"
     assert error["message"]
     assert result.stdout == ""
+
+
+def test_an_interruption_is_json_too_when_json_was_asked_for(
+    invoke: Invoke, broken: list[BaseException]
+) -> None:
+    broken.append(KeyboardInterrupt())
+    result = invoke("broken", "--json")
+    assert result.exit_code == 130
+    assert json.loads(result.stderr)["error"]["type"] == "Interrupted"
+
+
+def test_the_help_tells_every_exit_code_that_commands_choose(invoke: Invoke) -> None:
+    text = " ".join(invoke("--help").output.split())
+    assert "1 the answer is no (limit and multi-limit: denied; simulate: failed)" in text
 
 
 def test_a_reader_that_goes_away_is_no_denial(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import click
 
 from tidegate.cli.databases import ledger_options, opened_ledger, run
 from tidegate.cli.durations import DURATION
-from tidegate.cli.outcomes import answer, json_option
+from tidegate.cli.outcomes import answer, complain, json_option
 from tidegate.errors import DependencyError
 from tidegate.ports import Ledger
 from tidegate.telemetry.secrets import mask
@@ -38,8 +38,8 @@ BATCH_ROWS: Final = 5_000
 def cleanup(url: str, timeout_s: float, every_ms: int | None, grace_ms: int, as_json: bool) -> None:
     """Delete rows of the ledger that no decision can use any more.
 
-    Once, or with --every until SIGTERM or Ctrl-C; then a ledger that is down is reported and tried again. One such
-    process is enough for all regions; several do no harm.
+    Once, or with --every until SIGTERM or Ctrl-C; then a ledger that is down is reported and tried again, and --json
+    answers with one document a round. One such process is enough for all regions; several do no harm.
     """
     run(
         _once(url, timeout_s, grace_ms, as_json)
@@ -86,7 +86,11 @@ async def _for_ever(url: str, timeout_s: float, grace_ms: int, every_ms: int, as
                 await work
         except DependencyError as error:
             # Only what may pass by itself: a missing schema or a wrong password ends the program.
-            click.echo(f"error: {mask(str(error))}; trying again in {every_ms / 1000:g} s", err=True)
+            complain(
+                as_json,
+                type(error).__name__,
+                f"{mask(str(error))}; trying again in {every_ms / 1000:g} s",
+            )
         stop.cancel()
         with suppress(TimeoutError):
             await asyncio.wait_for(stopped.wait(), every_ms / 1000)

@@ -37,6 +37,14 @@ class Answer(NamedTuple):
         return self.document["data"]
 
 
+class ServerRefused(click.ClickException):
+    """The server answered with an error, told in its own words."""
+
+
+class NoAnswer(click.ClickException):
+    """No server there, or none that speaks the API."""
+
+
 class Client:
     """One server, one key."""
 
@@ -77,7 +85,7 @@ class Client:
             payload = response.read()
         except (OSError, http.client.HTTPException) as error:
             reason = "timed out" if isinstance(error, TimeoutError) else (str(error) or type(error).__name__)
-            raise click.ClickException(
+            raise NoAnswer(
                 f"no answer from {self._shown}: {reason}; is a server running there? (--url, TIDEGATE_URL)"
             ) from error
         finally:
@@ -85,11 +93,11 @@ class Client:
         try:
             document = json.loads(payload)
         except (ValueError, RecursionError) as error:
-            raise click.ClickException(
+            raise NoAnswer(
                 f"{self._shown} answered {response.status} with something that is no JSON; is that a Tidegate server?"
             ) from error
         if response.status != http.HTTPStatus.OK or not isinstance(document, dict) or "data" not in document:
-            raise click.ClickException(self._refusal(response.status, document))
+            raise ServerRefused(self._refusal(response.status, document))
         return Answer(document, {name.lower(): value for name, value in response.getheaders()})
 
     def _connect(self) -> http.client.HTTPConnection:

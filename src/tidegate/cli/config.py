@@ -10,6 +10,7 @@ import click
 from tidegate.cli.outcomes import ExitCode, answer, json_option
 from tidegate.cli.settings import setting_options
 from tidegate.server.config import SETTINGS, ConfigFaults, Loaded, Setting
+from tidegate.server.config_load import check_certificate
 from tidegate.telemetry.secrets import mask
 
 __all__ = ["config"]
@@ -24,12 +25,22 @@ def config() -> None:
 @setting_options
 @json_option
 def check(load_settings: Callable[[], Loaded], as_json: bool) -> ExitCode:
-    """Say whether the configuration is right; exits 2 and names every fault if it is not."""
+    """Say whether the configuration is right; exits 2 and names every fault if it is not.
+
+    It opens no connection (`tidegate doctor` does), but looks whether the TLS files are there and belong together.
+    """
     try:
         loaded = load_settings()
+        check_certificate(loaded)
     except ConfigFaults as error:
-        document = {"ok": False, "faults": [fault._asdict() for fault in error.faults], "warnings": []}
-        answer(as_json, document, "\n".join(f"fault: {fault}" for fault in error.faults))
+        document = {
+            "ok": False,
+            "faults": [fault._asdict() for fault in error.faults],
+            "warnings": list(error.warnings),
+        }
+        # A misspelt variable is often why something else is missing.
+        lines = [f"warning: {warning}" for warning in error.warnings]
+        answer(as_json, document, "\n".join([*lines, *(f"fault: {fault}" for fault in error.faults)]))
         return ExitCode.ERROR
     lines = [f"warning: {warning}" for warning in loaded.warnings]
     answer(as_json, {"ok": True, "faults": [], "warnings": list(loaded.warnings)}, "\n".join([*lines, "ok"]))

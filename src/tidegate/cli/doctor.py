@@ -117,13 +117,15 @@ def check_descriptors(config: ServerConfig) -> Iterator[Finding]:
         import resource
     except ModuleNotFoundError:
         return
-    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    # A server raises its soft limit to the hard one by itself.
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = config.http.connections_max + DESCRIPTORS_OWN
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        step = f"ulimit -n {wanted}, or a lower --http-connections-max"
-        yield Finding("descriptors", "warn", f"{soft} open files allowed, {wanted} may be needed", step)
+    if hard != resource.RLIM_INFINITY and hard < wanted:
+        step = f"ulimit -n {wanted} (LimitNOFILE= in a unit), or a lower --http-connections-max"
+        yield Finding("descriptors", "warn", f"{hard} open files allowed, {wanted} may be needed", step)
     else:
-        yield Finding("descriptors", "ok", f"{soft} open files allowed")
+        allowed = "any number of" if hard == resource.RLIM_INFINITY else hard
+        yield Finding("descriptors", "ok", f"{allowed} open files allowed")
 
 
 def check_tls(config: ServerConfig) -> Iterator[Finding]:
@@ -131,9 +133,11 @@ def check_tls(config: ServerConfig) -> Iterator[Finding]:
     if config.tls.cert is None or config.tls.key is None:
         return
     try:
-        ssl.create_default_context(ssl.Purpose.CLIENT_AUTH).load_cert_chain(config.tls.cert, config.tls.key)
-    except (OSError, ssl.SSLError) as error:
-        step = "give PEM files that belong together as --tls-cert and --tls-key"
+        # An encrypted key would make OpenSSL ask the terminal for its password.
+        context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+        context.load_cert_chain(config.tls.cert, config.tls.key, password=lambda: "")
+    except (OSError, ValueError) as error:  # ssl.SSLError is an OSError
+        step = "give PEM files that belong together as --tls-cert and --tls-key, the key without a password"
         yield Finding("tls", "fail", f"{config.tls.cert}, {config.tls.key}: {error}", step)
         return
     yield Finding("tls", "ok", f"{config.tls.cert} and its key")
@@ -153,8 +157,11 @@ def check_origin(config: ServerConfig) -> Iterator[Finding]:
     if config.origin is None and not (Path(config.data_dir) / ORIGIN_FILE).exists():
         yield Finding("origin", "ok", "a SQLite file in the data dir; the first start makes it")
         return
+    # The file of an embedded server belongs to its only region. Any other origin may be somebody's: without a name
+    # nothing is claimed.
+    region = config.region_name if config.origin is None else config.region
     try:
-        offset_ms = run(_ask_origin(url, config.region))
+        offset_ms = run(_ask_origin(url, region))
     except MissingExtra as error:
         yield Finding("origin", "fail", str(error), f"pip install 'tidegate[{error.extra}]'")
     except RegionMismatch as error:
@@ -162,12 +169,20 @@ def check_origin(config: ServerConfig) -> Iterator[Finding]:
         yield Finding("region", "fail", str(error), step)
     except TidegateError as error:
         step = "start it, or correct --origin; meanwhile decisions are made from memory"
-        yield Finding("origin", "fail", f"{shown}: {mask(str(error))}", step)
+        yield Finding("origin", "fail", _about(shown, error), step)
     else:
         yield Finding("origin", "ok", f"{shown} answers")
+        if config.origin is None:
+            return
         if offset_ms is not None:
-            yield Finding("region", "ok", f"the origin belongs to {config.region}")
+            yield Finding("region", "ok", f"the origin belongs to {region}")
             yield _clock("origin", offset_ms)
+        else:
+            detail = (
+                f"no name: a server takes this origin for region {config.region_name!r}, and is refused where it "
+                "belongs to another; the clock was not compared"
+            )
+            yield Finding("region", "warn", detail, "name the region with --region")
 
 
 async def _ask_origin(url: str, region: str | None) -> float | None:
@@ -189,6 +204,13 @@ async def _ask_origin(url: str, region: str | None) -> float | None:
         await origin.close()
 
 
+def check_embedded(config: ServerConfig) -> Iterator[Finding]:
+    """What there is to say about regions and clocks where nothing is shared."""
+    if config.origin is None and config.ledger is None:
+        yield Finding("region", "ok", f"{config.region_name}, the only one: no ledger is set")
+        yield Finding("clock", "ok", "nothing is shared with another machine: no clock to compare with")
+
+
 def check_ledger(config: ServerConfig) -> Iterator[Finding]:
     """Does the database answer, is its schema the one that this version needs, and who else is there?"""
     url = config.catalog_url
@@ -203,7 +225,7 @@ def check_ledger(config: ServerConfig) -> Iterator[Finding]:
         return
     except TidegateError as error:
         step = "start it, or correct --ledger; meanwhile each region counts for itself"
-        yield Finding("ledger", "fail", f"{shown}: {mask(str(error))}", step)
+        yield Finding("ledger", "fail", _about(shown, error), step)
         return
     yield Finding("ledger", "ok", f"{shown} answers")
     if held < newest:
@@ -255,6 +277,12 @@ async def _ask_ledger(url: str) -> tuple[LedgerOverview, float]:
         return overview, (now_ms + after_ms) / 2 - overview.clock_ms
 
 
+def _about(shown: str, error: TidegateError) -> str:
+    """Most errors of a dependency begin with its URL; then it need not be said twice."""
+    text = mask(str(error))
+    return text if text.startswith(shown) else f"{shown}: {text}"
+
+
 def _clock(of: str, offset_ms: float) -> Finding:
     detail = f"{offset_ms:+.0f} ms from the clock of the {of}"
     if abs(offset_ms) > CLOCK_OFFSET_WARN_MS:
@@ -270,6 +298,7 @@ CHECKS: Final[tuple[Callable[[ServerConfig], Iterator[Finding]], ...]] = (
     check_tls,
     check_origin,
     check_ledger,
+    check_embedded,
 )
 
 
@@ -297,9 +326,13 @@ def doctor(load_settings: Callable[[], Loaded], as_json: bool) -> ExitCode:
     try:
         loaded = load_settings()
     except ConfigFaults as error:
-        findings = [
+        findings = [Finding("config", "warn", warning) for warning in error.warnings]
+        findings += [
             Finding(
-                "config", "fail", f"{fault.field}: got {fault.value} from {fault.source}", fault.next_step
+                "config",
+                "fail",
+                f"{fault.field}: got {fault.value} from {fault.source}, expected {fault.expected}",
+                fault.next_step,
             )
             for fault in error.faults
         ]

@@ -19,7 +19,7 @@ import click
 from tidegate.errors import TidegateError
 from tidegate.telemetry.secrets import mask
 
-__all__ = ["EXIT_CODES", "JSON_KEY", "ExitCode", "answer", "fail", "json_option"]
+__all__ = ["EXIT_CODES", "JSON_KEY", "ExitCode", "answer", "complain", "fail", "json_option"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -42,7 +42,8 @@ EXIT_CODES: Final = {
     ExitCode.DENIED: "It worked, and the answer is no: `limit` or `multi-limit` was denied; with `simulate`, a "
     "scenario or a world failed. Nothing else exits with 1.",
     ExitCode.ERROR: "An error: wrong usage, a faulty configuration, a server that refuses or cannot be reached, "
-    "a check of `doctor` or `config check` that failed. The message on stderr says what and what to do next.",
+    "a check of `doctor` or `config check` that failed. The message says what and what to do next: on stderr; of those "
+    "two checks, whose answer it is, on stdout.",
     ExitCode.INTERRUPTED: "Interrupted with Ctrl-C (SIGINT) before it was done.",
     ExitCode.BROKEN_PIPE: "Whoever read the output stopped reading.",
 }
@@ -70,21 +71,33 @@ def fail(context: click.Context, error: BaseException) -> ExitCode:
         # Nobody listens: also not to the complaint that Python would write when it flushes at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return ExitCode.BROKEN_PIPE
-    if isinstance(error, KeyboardInterrupt | EOFError | click.Abort):
-        click.echo("interrupted", err=True)
-        return ExitCode.INTERRUPTED
     as_json = bool(context.meta.get(JSON_KEY))
+    if isinstance(error, KeyboardInterrupt | EOFError | click.Abort):
+        if as_json:
+            complain(as_json, "Interrupted", "interrupted")
+        else:
+            click.echo("interrupted", err=True)
+        return ExitCode.INTERRUPTED
     if isinstance(error, click.UsageError) and not as_json:
         error.show()
         return ExitCode.ERROR
     if os.environ.get("TIDEGATE_DEBUG"):
         click.echo(mask("".join(traceback.format_exception(error))), err=True, nl=False)
-    message = mask(_message(error))
+    complain(as_json, _kind(error), mask(_message(error)))
+    return ExitCode.ERROR
+
+
+def complain(as_json: bool, kind: str, message: str) -> None:
+    """What went wrong, on stderr. Whoever calls it has masked the message."""
     if as_json:
-        click.echo(json.dumps({"error": {"type": type(error).__name__, "message": message}}), err=True)
+        click.echo(json.dumps({"error": {"type": kind, "message": message}}), err=True)
     else:
         click.echo(f"error: {message}", err=True)
-    return ExitCode.ERROR
+
+
+def _kind(error: BaseException) -> str:
+    # What a command says for itself; the library's word for it would tell a program nothing.
+    return "Failed" if type(error) is click.ClickException else type(error).__name__
 
 
 def _message(error: BaseException) -> str:

@@ -118,5 +118,5 @@ def _show_version(context: click.Context, _parameter: click.Parameter, wanted: b
 def root() -> None:
     """Tidegate: a rate limiter that decides from local memory and converges across nodes and regions.
 
-    Exit codes: 0 ok, 1 denied (limit and multi-limit), 2 error.
+    Exit codes: 0 ok; 1 the answer is no (limit and multi-limit: denied; simulate: failed); 2 error.
     """

@@ -32,10 +32,12 @@ def serve(load_settings: Callable[[], Loaded], as_json: bool) -> ExitCode:
     SIGTERM stops it gracefully, SIGHUP reads keys and log level again. --json is the same as --log-format json: one
     JSON object a line; on stdout where the server is (and the first key), on stderr the log.
     """
+    from tidegate.server.config_load import check_certificate
     from tidegate.server.service import run
     from tidegate.telemetry.logging import configure
 
     loaded = load_settings()
+    check_certificate(loaded)
     config = loaded.config
     if as_json:
         config = msgspec.structs.replace(config, log=msgspec.structs.replace(config.log, format="json"))
@@ -44,7 +46,9 @@ def serve(load_settings: Callable[[], Loaded], as_json: bool) -> ExitCode:
         logging.getLogger("tidegate.config").warning("%s", warning)
 
     def reload() -> ServerConfig:
-        return load_settings().config
+        again = load_settings()
+        check_certificate(again)
+        return again.config
 
     try:
         return ExitCode.OK if run(config, reload=reload) == 0 else ExitCode.ERROR

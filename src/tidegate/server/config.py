@@ -253,14 +253,15 @@ class Fault(NamedTuple):
 
 
 class ConfigFaults(ConfigurationError):
-    """The configuration cannot be used. `faults` holds every fault that was found."""
+    """The configuration cannot be used. `faults` holds every fault that was found, `warnings` what else was odd."""
 
-    def __init__(self, faults: tuple[Fault, ...]) -> None:
+    def __init__(self, faults: tuple[Fault, ...], warnings: tuple[str, ...] = ()) -> None:
         super().__init__("\n".join(str(fault) for fault in faults))
         self.faults = faults
+        self.warnings = warnings
 
-    def __reduce__(self) -> tuple[type[ConfigFaults], tuple[tuple[Fault, ...]]]:
-        return ConfigFaults, (self.faults,)
+    def __reduce__(self) -> tuple[type[ConfigFaults], tuple[tuple[Fault, ...], tuple[str, ...]]]:
+        return ConfigFaults, (self.faults, self.warnings)
 
 
 @dataclass(frozen=True)

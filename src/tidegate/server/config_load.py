@@ -35,7 +35,7 @@ from tidegate.server.config import (
 )
 from tidegate.telemetry.secrets import mask
 
-__all__ = ["load", "load_values"]
+__all__ = ["check_certificate", "load", "load_values"]
 
 # A name that the environment may hold without being a setting of the server.
 OTHER_VARIABLES: Final = frozenset(
@@ -214,7 +214,7 @@ def load(
     converted = reading.convert()
     reading.check_together(converted)
     if reading.faults:
-        raise ConfigFaults(tuple(reading.faults))
+        raise ConfigFaults(tuple(reading.faults), tuple(reading.warnings))
     tree: dict[str, Any] = {}
     for path, value in converted.items():
         section, _, name = path.rpartition(".")
@@ -224,6 +224,33 @@ def load(
     if built["test_mode"]:
         reading.warnings.append("test_mode is on: whoever can call the API can choose the time of a request")
     return Loaded(ServerConfig(**built), reading.sources, tuple(reading.warnings))
+
+
+def check_certificate(loaded: Loaded) -> None:
+    """Raises `ConfigFaults` unless the TLS files are there and belong together: what only this machine can tell."""
+    tls = loaded.config.tls
+    if tls.cert is None or tls.key is None:
+        return
+    import ssl
+
+    faults = []
+    for path, file in (("tls.cert", tls.cert), ("tls.key", tls.key)):
+        try:
+            Path(file).read_bytes()
+        except OSError as error:
+            expected = f"a PEM file that this user can read ({error.strerror})"
+            step = "name another file, or give this user the right to read it"
+            faults.append(Fault(path, repr(file), loaded.sources[path], expected, step))
+    if not faults:
+        try:
+            # An encrypted key would make OpenSSL ask the terminal for its password.
+            ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(tls.cert, tls.key, password=lambda: "")
+        except (OSError, ValueError) as error:  # ssl.SSLError is an OSError
+            expected = f"a certificate chain in PEM to which the key in {tls.key} belongs ({error})"
+            step = "give PEM files that belong together as tls.cert and tls.key, the key without a password"
+            faults.append(Fault("tls.cert", repr(tls.cert), loaded.sources["tls.cert"], expected, step))
+    if faults:
+        raise ConfigFaults(tuple(faults), loaded.warnings)
 
 
 def load_values(
