@@ -222,13 +222,14 @@ def test_the_pages_for_operators(server: TidegateServer) -> None:
 
 
 def test_the_page_for_people_loads_nothing_from_elsewhere(server: TidegateServer) -> None:
-    page = server.get("/docs")
-    text = page.body.decode()
-    assert page.headers["content-type"] == "text/html; charset=utf-8"
-    assert page.headers["content-security-policy"].startswith("default-src 'none'")
+    for path in ("/docs", "/docs/errors"):
+        page = server.get(path)
+        assert page.headers["content-type"] == "text/html; charset=utf-8"
+        assert page.headers["content-security-policy"].startswith("default-src 'none'")
+        assert re.findall(r'(?:src|href)="(?!#|/[a-z])', page.body.decode()) == []
+    text = server.get("/docs").body.decode()
     for path in server.get("/openapi.json").json["paths"]:
         assert path in text
-    assert re.findall(r'(?:src|href)="(?!#|/openapi\.json)', text) == []
     assert "<script" not in text
 
 
