@@ -235,8 +235,10 @@ class Catalog(Protocol):
 
     One number, the catalog version, is raised by every writing transaction, under a lock that is held until the
     commit; each row it writes carries that number. So versions become visible in the order of their numbers, and
-    `changes(since)` can never miss a transaction that commits late. Rows are never deleted, only marked: a
-    reader that was away sees the mark. Names and identifiers are compared byte for byte, whatever they hold.
+    `changes(since)` can never miss a transaction that commits late. Rows are marked before they are deleted: a
+    reader that was away sees the mark. One that was away until the row itself was purged finds `purged_version`
+    above the version it had reached, and must read everything. Names and identifiers are compared byte for byte,
+    whatever they hold.
     """
 
     async def open(self, *, timeout_s: float) -> None:
@@ -248,6 +250,15 @@ class Catalog(Protocol):
 
     async def changes(self, since: int, *, timeout_s: float) -> CatalogChanges:
         """Rows written after version `since` (0: all), marked ones included, a bounded number an answer."""
+
+    async def purged_version(self, *, timeout_s: float) -> int:
+        """The highest version of a row that was purged, 0 if none was. Ask after `changes`: if it is above the
+        `since` of that reading, a mark may have been missed."""
+
+    async def purge(self, cutoff_ms: int, *, timeout_s: float) -> int:
+        """Delete for good a bounded number of overrides and keys that were deleted or revoked before `cutoff_ms`;
+        how many went, 0 when none is left. Namespaces stay, because a deleted one is told from one that never was;
+        and so does the key that was written last, because a catalog without keys is a new one."""
 
     async def put_workspace(self, row: WorkspaceRow, *, timeout_s: float) -> WorkspaceRow:
         """Create or replace the workspace `row.id`; answers the row as stored."""

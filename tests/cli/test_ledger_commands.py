@@ -13,8 +13,10 @@ from pathlib import Path
 import pytest
 
 from tests.cli.conftest import PROGRAM, Invoke, InvokeJSON, Program
+from tidegate.adapters.catalogs import open_catalog
 from tidegate.adapters.urls import open_ledger
 from tidegate.core.model import LedgerRow
+from tidegate.ports import OverrideRow
 
 HOUR_MS = 3_600_000
 
@@ -125,6 +127,60 @@ def test_cleanup_deletes_what_has_expired_and_says_how_much(
     assert invoke("cleanup", "--ledger", url).stdout.startswith("deleted 0 rows")
     shown = invoke_json("ledger", "--ledger", url)
     assert (shown["rows"], shown["expired_rows"]) == (1, 0)
+
+
+def test_cleanup_purges_what_was_deleted_or_revoked_long_ago(
+    invoke: Invoke, invoke_json: InvokeJSON, url: str
+) -> None:
+    invoke("migrate", "--ledger", url)
+    old, new, live = (invoke_json("keys", "create", "--ledger", url)["id"] for _ in range(3))
+    mark_deleted(url, old, days=31)
+    mark_deleted(url, new, days=29)
+
+    def left() -> tuple[set[str], list[str]]:
+        keys = invoke_json("keys", "list", "--all", "--ledger", url)["keys"]
+        return {key["id"] for key in keys}, overrides_left(url)
+
+    assert invoke_json("cleanup", "--ledger", url, "--purge-after", "40d")["purged"] == 0
+    assert left() == ({old, new, live}, sorted([old, new]))
+    assert invoke_json("cleanup", "--ledger", url)["purged"] == 2
+    assert left() == ({new, live}, [new])
+    assert "purged 0 overrides and keys" in invoke("cleanup", "--ledger", url).stdout
+    assert invoke_json("cleanup", "--ledger", url, "--purge-after", "1d")["purged"] == 2
+    assert left() == ({live}, [])
+
+
+def mark_deleted(url: str, key_id: str, *, days: int) -> None:
+    """Revoke a key, and set and delete an override of the same name, so many days ago."""
+    moment_ms = time.time_ns() // 1_000_000 - days * 24 * HOUR_MS
+
+    async def work() -> None:
+        catalog = open_catalog(url)
+        await catalog.open(timeout_s=10)
+        keys = (await catalog.changes(0, timeout_s=10)).keys
+        for held in [row for row in keys if row.id == key_id]:
+            await catalog.put_key(held._replace(revoked_at_ms=moment_ms), timeout_s=10)
+        # The last word on keys is about one that lives.
+        alive = [row for row in keys if row.id != key_id and row.revoked_at_ms is None]
+        await catalog.put_key(alive[0], timeout_s=10)
+        await catalog.set_override(
+            OverrideRow("rlor_" + key_id, "rlns_x", key_id, 1, 1_000, None), timeout_s=10
+        )
+        await catalog.delete_override("rlns_x", key_id, deleted_at_ms=moment_ms, timeout_s=10)
+        await catalog.close()
+
+    asyncio.run(work())
+
+
+def overrides_left(url: str) -> list[str]:
+    async def work() -> list[str]:
+        catalog = open_catalog(url)
+        await catalog.open(timeout_s=10)
+        rows = (await catalog.changes(0, timeout_s=10)).overrides
+        await catalog.close()
+        return sorted(row.identifier for row in rows)
+
+    return asyncio.run(work())
 
 
 def test_cleanup_every_goes_on_until_it_is_told_to_stop(invoke: Invoke, tmp_path: Path) -> None:

@@ -54,6 +54,17 @@ class TestSQLiteCatalog(CatalogContract):
         assert sorted(set(whole.namespaces)) == sorted(stored_namespaces)
         assert sorted(set(whole.overrides)) == sorted(stored_overrides)
 
+    async def test_a_purge_goes_in_bounded_steps(
+        self, catalog: Catalog, workspace_id: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(catalog_sql, "PURGE_ROWS", 3)
+        home = await catalog.create_namespace(namespace(workspace_id, "n"), timeout_s=TIMEOUT_S)
+        for number in range(7):
+            await catalog.set_override(override(home.id, str(number)), timeout_s=TIMEOUT_S)
+            await catalog.delete_override(home.id, str(number), deleted_at_ms=1, timeout_s=TIMEOUT_S)
+        assert [await catalog.purge(2, timeout_s=TIMEOUT_S) for _ in range(4)] == [3, 3, 1, 0]
+        assert (await all_changes(catalog)).overrides == []
+
 
 async def test_a_file_without_the_schema_names_the_command_that_makes_it(tmp_path: Path) -> None:
     catalog = SQLiteCatalog(tmp_path / "empty.db")

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +10,9 @@ import pytest
 from tidegate.adapters.catalogs import open_catalog
 from tidegate.adapters.migrations import migrate
 from tidegate.errors import DependencyUnavailable
-from tidegate.ports import Catalog, NamespaceRow, OverrideRow, WorkspaceRow
+from tidegate.ports import Catalog, KeyRow, NamespaceRow, OverrideRow, WorkspaceRow
 from tidegate.server import catalog_sync
+from tidegate.server.auth import digest_of
 from tidegate.server.catalog import CatalogView, WorkspaceView
 from tidegate.server.catalog_sync import CatalogSync
 from tidegate.server.ids import IdSource, namespace_id
@@ -30,6 +31,8 @@ class Outage:
         self.is_down = False
         self.calls: list[str] = []
         self.asked = asyncio.Event()
+        # Something that happens just before the next call of that name.
+        self.before: tuple[str, Callable[[], Awaitable[None]]] | None = None
 
     def __getattr__(self, name: str) -> Any:
         method = getattr(self.inner, name)
@@ -41,6 +44,8 @@ class Outage:
             self.asked.set()
             if self.is_down:
                 raise DependencyUnavailable("the database is away")
+            if self.before is not None and self.before[0] == name:
+                await self.before[1]()
             return await method(*args, **kwargs)
 
         return call
@@ -60,7 +65,11 @@ async def database(tmp_path: Path) -> AsyncIterator[Outage]:
     await catalog.close()
 
 
-def sync_of(database: Outage, snapshot: SnapshotFile | None = None) -> CatalogSync:
+def key_row(key: str) -> KeyRow:
+    return KeyRow("key_" + key, "w", digest_of(key), "", "", (), 1, None, True, None)
+
+
+def sync_of(database: Outage, snapshot: SnapshotFile | None = None, *, purges: bool = False) -> CatalogSync:
     return CatalogSync(
         database,
         CatalogView(),
@@ -68,6 +77,7 @@ def sync_of(database: Outage, snapshot: SnapshotFile | None = None) -> CatalogSy
         now_ms=lambda: NOW_MS,
         snapshot=snapshot,
         snapshot_age_max_ms=60_000,
+        purges=purges,
     )
 
 
@@ -182,6 +192,118 @@ async def test_a_database_that_was_restored_from_a_copy_is_read_anew(
     assert sync.reloads == 2
     assert sync.view.version == await database.inner.version(timeout_s=TIMEOUT_S)
     assert "later" in workspace_of(sync).namespaces
+
+
+async def purge_all(database: Outage) -> None:
+    while await database.inner.purge(NOW_MS + 1, timeout_s=TIMEOUT_S):
+        pass
+
+
+async def test_a_purge_costs_a_node_that_was_awake_nothing_and_frees_its_memory(database: Outage) -> None:
+    sync = sync_of(database)
+    await sync.start()
+    namespace = await sync.create_namespace(workspace_of(sync), "one")
+    await sync.set_override(namespace, "a", 1, 1_000)
+    await sync.set_override(namespace, "b", 1, 1_000)
+    await sync.delete_override(namespace, "a")
+    await sync.run_once()
+    assert [row.identifier for row in namespace.overrides()] == ["a", "b"]
+    await purge_all(database)
+    await sync.run_once()
+    assert sync.reloads == 1, "the one of its start"
+    assert [row.identifier for row in namespace.overrides()] == ["b"]
+    database.calls.clear()
+    await sync.run_once()
+    assert database.calls == ["version"]
+
+
+async def test_a_node_that_slept_while_marks_were_purged_reads_everything(database: Outage) -> None:
+    sleeper, other = sync_of(database), sync_of(database)
+    await other.start()
+    namespace = await other.create_namespace(workspace_of(other), "one")
+    await other.set_override(namespace, "a", 1, 1_000)
+    for name in ("revoked", "kept"):
+        await database.inner.put_key(key_row(name), timeout_s=TIMEOUT_S)
+    await sleeper.start()
+    assert sleeper.view.caller(digest_of("revoked")) is not None
+    await other.delete_override(namespace, "a")
+    await database.inner.put_key(key_row("revoked")._replace(revoked_at_ms=1), timeout_s=TIMEOUT_S)
+    await database.inner.put_key(key_row("kept"), timeout_s=TIMEOUT_S)
+    await purge_all(database)
+    await sleeper.run_once()
+    assert sleeper.reloads == 2
+    assert sleeper.view.caller(digest_of("revoked")) is None, "the mark was never seen, and is not needed"
+    assert sleeper.view.caller(digest_of("kept")) is not None
+    assert workspace_of(sleeper).namespaces["one"].matcher.find("a") is None
+
+
+@pytest.mark.parametrize("reads", ["changes", "purged_version"])
+async def test_a_purge_in_the_middle_of_a_reading_is_noticed(database: Outage, reads: str) -> None:
+    sync, other = sync_of(database), sync_of(database)
+    await other.start()
+    namespace = await other.create_namespace(workspace_of(other), "one")
+    await other.set_override(namespace, "a", 1, 1_000)
+    await sync.start()
+    await other.create_namespace(workspace_of(other), "two")
+
+    strikes = []
+
+    async def strike() -> None:
+        strikes.append(database.before)
+        database.before = None
+        await other.delete_override(namespace, "a")
+        await purge_all(database)
+
+    database.before = (reads, strike)
+    await sync.run_once()
+    assert len(strikes) == 1
+    assert workspace_of(sync).namespaces["one"].matcher.find("a") is None
+    assert "two" in workspace_of(sync).namespaces
+
+
+async def test_a_purge_in_the_middle_of_a_full_reading_is_noticed(database: Outage) -> None:
+    sync, other = sync_of(database), sync_of(database)
+    await other.start()
+    namespace = await other.create_namespace(workspace_of(other), "one")
+    await other.set_override(namespace, "a", 1, 1_000)
+
+    strikes = []
+
+    async def strike() -> None:
+        # The rows have been read by now; the override was live in them.
+        strikes.append(database.before)
+        database.before = None
+        await other.delete_override(namespace, "a")
+        await purge_all(database)
+
+    database.before = ("purged_version", strike)
+    await sync.start()
+    assert len(strikes) == 1
+    assert workspace_of(sync).namespaces["one"].matcher.find("a") is None
+
+
+async def test_the_node_that_owns_the_catalog_purges_it(
+    database: Outage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(catalog_sync, "PURGE_AGE_MS", 0)
+    monkeypatch.setattr(catalog_sync, "PURGE_INTERVAL_S", 0.0)
+    for purges in (False, True):
+        sync = sync_of(database, purges=purges)
+        await sync.start()
+        namespace = await sync.create_namespace(workspace_of(sync), "one")
+        await sync.set_override(namespace, "a", 1, 1_000)
+        await database.inner.delete_override(namespace.id, "a", deleted_at_ms=NOW_MS - 1, timeout_s=TIMEOUT_S)
+        await sync.run_once()
+        left = (await database.inner.changes(0, timeout_s=TIMEOUT_S)).overrides
+        assert [row.identifier for row in left] == ([] if purges else ["a"])
+
+
+async def test_looking_for_what_can_be_purged_is_rare(database: Outage) -> None:
+    sync = sync_of(database, purges=True)
+    await sync.start()
+    for _ in range(5):
+        await sync.run_once()
+    assert database.calls.count("purge") == 1
 
 
 async def test_a_workspace_and_a_namespace_have_ceilings(

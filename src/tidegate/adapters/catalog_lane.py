@@ -28,13 +28,20 @@ class LaneCatalog(Generic[SessionType]):
         self._spell = spell
 
     async def open(self, *, timeout_s: float) -> None:
-        await self.version(timeout_s=timeout_s)
+        # From the table that came last: whoever has it has all of them.
+        await self.purged_version(timeout_s=timeout_s)
 
     async def version(self, *, timeout_s: float) -> int:
         return await self._read(catalog_sql.read_version(), timeout_s)
 
     async def changes(self, since: int, *, timeout_s: float) -> CatalogChanges:
         return await self._read(catalog_sql.changes(since), timeout_s)
+
+    async def purged_version(self, *, timeout_s: float) -> int:
+        return await self._read(catalog_sql.read_purged_version(), timeout_s)
+
+    async def purge(self, cutoff_ms: int, *, timeout_s: float) -> int:
+        return await self._write(lambda: catalog_sql.purge(cutoff_ms), timeout_s)
 
     async def put_workspace(self, row: WorkspaceRow, *, timeout_s: float) -> WorkspaceRow:
         return await self._write(lambda: catalog_sql.put_workspace(row), timeout_s)

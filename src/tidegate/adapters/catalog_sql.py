@@ -28,14 +28,19 @@ __all__ = [
     "delete_override",
     "dollars",
     "find_namespace",
+    "purge",
     "put_key",
     "put_workspace",
+    "read_purged_version",
     "read_version",
     "set_override",
 ]
 
 # Rows of each table in one answer of `changes`: a few megabytes, and a fraction of a second.
 ROWS_MAX: Final = 10_000
+
+# Rows of each table that one purge deletes. All other writers wait for it: a few milliseconds.
+PURGE_ROWS: Final = 500
 
 
 class Statement(NamedTuple):
@@ -154,6 +159,13 @@ def find_namespace(name_digest: bytes) -> Script[NamespaceRow | None]:
         f"SELECT {NAMESPACE_COLUMNS} FROM ratelimit_namespaces WHERE name_digest = ?", (name_digest,)
     )
     return namespace_row(rows[0]) if rows else None
+
+
+def read_purged_version() -> Script[int]:
+    rows = yield Statement("SELECT version FROM ratelimit_catalog_purged WHERE id = 1")
+    if not rows:
+        raise SchemaMissing("the catalog has no purged version; run: tidegate migrate --ledger URL")
+    return int(rows[0][0])
 
 
 # Writing. Each runs in one transaction.
@@ -278,3 +290,39 @@ def delete_override(namespace_id: str, identifier: str, deleted_at_ms: int) -> S
     sql = "UPDATE ratelimit_overrides SET deleted_at = ?, version = ? WHERE id = ?"
     yield Statement(sql, (deleted_at_ms, version, encode_name(held.id)))
     return held._replace(deleted_at_ms=deleted_at_ms, version=version)
+
+
+# What is marked, and how.
+MARKS: Final = (("ratelimit_overrides", "deleted_at"), ("ratelimit_keys", "revoked_at"))
+
+
+def purge(cutoff_ms: int) -> Script[int]:
+    # Marks are looked for before the writers' lock is taken: no index leads to them, and nobody is to wait for a scan.
+    found: list[list[int]] = []
+    for table, marked_at in MARKS:
+        rows = yield Statement(
+            f"SELECT version FROM {table} WHERE {marked_at} < ? LIMIT {PURGE_ROWS}", (cutoff_ms,)
+        )
+        found.append([int(row[0]) for row in rows])
+    ((newest_key,),) = yield Statement("SELECT MAX(version) FROM ratelimit_keys")
+    found[1] = [version for version in found[1] if version != newest_key]
+    if not any(found):
+        raise Unchanged(0)
+    yield from _next_version()
+    purged: list[int] = []
+    for (table, marked_at), versions in zip(MARKS, found, strict=True):
+        # Always of one length, so that it stays one prepared statement. Looked at once more: under the lock nothing
+        # changes, but until then one may have come back to life.
+        listed = (versions or [0]) * PURGE_ROWS
+        places = ", ".join("?" * PURGE_ROWS)
+        chosen = f"FROM {table} WHERE version IN ({places}) AND {marked_at} < ?"
+        args = (*listed[:PURGE_ROWS], cutoff_ms)
+        gone = yield Statement(f"SELECT version {chosen}", args)
+        if gone:
+            yield Statement(f"DELETE {chosen}", args)
+            purged += [int(row[0]) for row in gone]
+    if not purged:
+        raise Unchanged(0)
+    sql = "UPDATE ratelimit_catalog_purged SET version = ? WHERE id = 1 AND version < ?"
+    yield Statement(sql, (max(purged), max(purged)))
+    return len(purged)

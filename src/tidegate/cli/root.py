@@ -37,7 +37,11 @@ COMMANDS: Final[dict[str, Entry]] = {
     "namespaces": Entry("tidegate.cli.namespaces", "namespaces", "List, delete and restore namespaces."),
     "workspaces": Entry("tidegate.cli.workspaces", "workspaces", "List workspaces, set API quotas."),
     "migrate": Entry("tidegate.cli.migrate", "migrate", "Create or upgrade the schema of a ledger."),
-    "cleanup": Entry("tidegate.cli.cleanup", "cleanup", "Delete expired rows of a ledger, once or for ever."),
+    "cleanup": Entry(
+        "tidegate.cli.cleanup",
+        "cleanup",
+        "Delete expired rows and old marks of a database, once or for ever.",
+    ),
     "ledger": Entry(
         "tidegate.cli.ledger", "ledger", "Show regions, rows, lag and hottest cells of a ledger."
     ),

@@ -56,10 +56,11 @@ class NamespaceView:
             self.row = row
             self.is_deleted = row.deleted_at_ms is not None
 
-    def put(self, row: OverrideRow) -> None:
+    def put(self, row: OverrideRow) -> bool:
+        """Take the row, unless a newer one is held; whether it was taken."""
         held = self._overrides.get(row.identifier)
         if held is not None and held.version > row.version:
-            return
+            return False
         self._overrides[row.identifier] = row
         self._sorted = None
         self.token = object()
@@ -68,6 +69,13 @@ class NamespaceView:
         else:
             self.matcher.discard(row.identifier)
         self.has_overrides = len(self.matcher) > 0
+        return True
+
+    def forget(self, identifier: str, version: int) -> None:
+        """Drop the mark that was put with `version`: nobody can bring an older row any more."""
+        held = self._overrides.get(identifier)
+        if held is not None and held.version == version:
+            del self._overrides[identifier]
 
     def page(self, cursor: str, size: int) -> tuple[list[Override], str | None]:
         """(overrides by id from `cursor` on, the id that begins the next page)."""
@@ -172,6 +180,8 @@ class CatalogView:
         # may bring them first.
         self._homeless: dict[str, list[NamespaceView]] = {}
         self._orphans: dict[str, list[OverrideRow]] = {}
+        # The versions of marked overrides, by namespace id and identifier: what `forget` walks, instead of all rows.
+        self._marks: dict[tuple[str, str], int] = {}
 
     def become(self, other: CatalogView) -> None:
         """Take over everything that `other` holds, in one step; `other` is not used any more."""
@@ -185,6 +195,7 @@ class CatalogView:
         self._namespaces = other._namespaces
         self._homeless = other._homeless
         self._orphans = other._orphans
+        self._marks = other._marks
         self.epoch += 1
 
     def caller(self, digest: bytes) -> Caller | None:
@@ -232,7 +243,7 @@ class CatalogView:
             return held
         self._namespaces[row.id] = held = NamespaceView(row)
         for override in self._orphans.pop(row.id, ()):
-            held.put(override)
+            self._put_override(held, override)
         workspace = self.workspaces.get(row.workspace_id)
         if workspace is None:
             self._homeless.setdefault(row.workspace_id, []).append(held)
@@ -248,7 +259,25 @@ class CatalogView:
         if namespace is None:
             self._orphans.setdefault(row.namespace_id, []).append(row)
         else:
-            namespace.put(row)
+            self._put_override(namespace, row)
+
+    def _put_override(self, namespace: NamespaceView, row: OverrideRow) -> None:
+        if namespace.put(row) and row.deleted_at_ms is not None:
+            self._marks[namespace.id, row.identifier] = row.version
+
+    def forget(self, version: int) -> None:
+        """Drop the marks up to `version`, which the database has purged: memory is not to grow with what is gone."""
+        for (namespace_id, identifier), marked in list(self._marks.items()):
+            if marked <= version:
+                del self._marks[namespace_id, identifier]
+                namespace = self._namespaces.get(namespace_id)
+                if namespace is not None:
+                    namespace.forget(identifier, marked)
+        gone = [
+            row.id for row in self._keys.values() if row.revoked_at_ms is not None and row.version <= version
+        ]
+        for key_id in gone:
+            del self._keys[key_id]
 
     def export(self) -> CatalogChanges:
         """All rows, as `apply` takes them."""

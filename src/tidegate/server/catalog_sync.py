@@ -45,6 +45,11 @@ NAMESPACES_MAX: Final = 100_000
 OVERRIDES_MAX: Final = 100_000
 # Namespaces that may wait for the database to come back.
 PENDING_MAX: Final = 10_000
+# How long after its deletion an override, and after its revocation a key, is purged by the node that owns the catalog:
+# long enough for people to ask what has become of it.
+PURGE_AGE_MS: Final = 30 * 86_400_000
+# How often to look for them.
+PURGE_INTERVAL_S: Final = 3_600.0
 
 
 class CatalogSync:
@@ -59,14 +64,17 @@ class CatalogSync:
         now_ms: Callable[[], int],
         snapshot: SnapshotFile | None = None,
         snapshot_age_max_ms: int = 0,
+        purges: bool = False,
         random: Random | None = None,
     ) -> None:
+        """`purges`: this node owns the catalog, and nobody else will delete for good what has been gone for long."""
         self.view = view
         self._catalog = catalog
         self._ids = ids
         self._now_ms = now_ms
         self._snapshot = snapshot
         self._snapshot_age_max_ms = snapshot_age_max_ms
+        self._purges = purges
         self._random = random or Random()
         # The view holds something: what the database said, or the snapshot.
         self.is_loaded = False
@@ -78,6 +86,9 @@ class CatalogSync:
         self._turn = asyncio.Lock()
         self._polled_at = float("-inf")
         self._saved_at = float("-inf")
+        self._purged_at = float("-inf")
+        # Marks up to this version are not held any more.
+        self._forgotten = 0
         self._is_unsaved = False
         # Namespaces that were created here while the database was away, by (workspace, name).
         self._pending: dict[tuple[str, str], NamespaceRow] = {}
@@ -158,16 +169,16 @@ class CatalogSync:
         self.polls += 1
         version = await self._catalog.version(timeout_s=POLL_TIMEOUT_S)
         if not self._is_current or version < self.view.version:
-            await self._reload()
+            await self._reload(version)
         elif version > self.view.version:
-            for changes in await self._changes(self.view.version):
-                self.view.apply(changes)
-            self._is_unsaved = True
+            await self._catch_up(version)
         if self.failure is not None:
             logger.warning("the catalog answers again")
             self.failure = None
         if self._pending:
             await self._write_pending()
+        if self._purges:
+            await self._purge()
         await self._save_snapshot()
 
     async def _changes(self, since: int) -> list[CatalogChanges]:
@@ -179,12 +190,39 @@ class CatalogSync:
                 return parts
             since = changes.version
 
-    async def _reload(self) -> None:
-        """Read everything into a new view, and swap: a database that was restored from a copy may hold less."""
-        fresh = CatalogView()
-        for changes in await self._changes(0):
-            fresh.apply(changes)
-            await asyncio.sleep(0)
+    async def _catch_up(self, version: int) -> None:
+        """Read what has changed. `version` is the catalog's, from before."""
+        since = self.view.version
+        parts = await self._changes(since)
+        # Asked for last: a mark that was purged while we read is missing too.
+        purged = await self._catalog.purged_version(timeout_s=POLL_TIMEOUT_S)
+        if purged > since:
+            logger.warning("away for so long that marks of what is gone have been purged; reading everything")
+            await self._reload(version)
+            return
+        for changes in parts:
+            self.view.apply(changes)
+        if purged != self._forgotten:
+            self.view.forget(purged)
+            self._forgotten = purged
+        self._is_unsaved = True
+
+    async def _reload(self, version: int) -> None:
+        """Read everything into a new view, and swap: a database that was restored from a copy may hold less.
+
+        `version` is the catalog's, from before: what was marked since and purged already may have been read unmarked,
+        and then all is read once more.
+        """
+        while True:
+            fresh = CatalogView()
+            for changes in await self._changes(0):
+                fresh.apply(changes)
+                await asyncio.sleep(0)
+            purged = await self._catalog.purged_version(timeout_s=POLL_TIMEOUT_S)
+            if purged <= version:
+                break
+            version = await self._catalog.version(timeout_s=POLL_TIMEOUT_S)
+        self._forgotten = purged
         for (workspace_id, name), row in self._pending.items():
             workspace = fresh.workspaces.get(workspace_id)
             if workspace is not None and name not in workspace.by_name:
@@ -194,6 +232,17 @@ class CatalogSync:
         self.is_loaded = True
         self._is_current = True
         self._is_unsaved = True
+
+    async def _purge(self) -> None:
+        loop = asyncio.get_running_loop()
+        if loop.time() - self._purged_at < PURGE_INTERVAL_S:
+            return
+        self._purged_at = loop.time()
+        purged = 0
+        while gone := await self._catalog.purge(self._now_ms() - PURGE_AGE_MS, timeout_s=WRITE_TIMEOUT_S):
+            purged += gone
+        if purged:
+            logger.info("purged %s overrides and keys that were deleted or revoked long ago", purged)
 
     def _failed(self, error: Exception) -> None:
         self.poll_errors += 1

@@ -100,6 +100,8 @@ class Service:
             if is_shared
             else None,
             snapshot_age_max_ms=config.snapshot_age_max_s * 1000,
+            # `tidegate cleanup` does it for all nodes of a shared one.
+            purges=not is_shared,
         )
         self._admissions = Admissions(self._limiter, self._sync, self._ids, now_ms)
         self._api = Api(self._limiter, self._sync, self._admissions, test_mode=config.test_mode)

@@ -30,7 +30,7 @@ class SQLiteCatalog:
         await self._file.run(self._check_schema, timeout_s=timeout_s)
 
     def _check_schema(self, connection: sqlite3.Connection) -> None:
-        sql = "SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = 'ratelimit_overrides'"
+        sql = "SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = 'ratelimit_catalog_purged'"
         if connection.execute(sql).fetchone() is None:
             path = self._file.path
             raise SchemaMissing(f"{path}: has no catalog; run: tidegate migrate --ledger sqlite:///{path}")
@@ -40,6 +40,12 @@ class SQLiteCatalog:
 
     async def changes(self, since: int, *, timeout_s: float) -> CatalogChanges:
         return await self._read(catalog_sql.changes(since), timeout_s)
+
+    async def purged_version(self, *, timeout_s: float) -> int:
+        return await self._read(catalog_sql.read_purged_version(), timeout_s)
+
+    async def purge(self, cutoff_ms: int, *, timeout_s: float) -> int:
+        return await self._write(catalog_sql.purge(cutoff_ms), timeout_s)
 
     async def put_workspace(self, row: WorkspaceRow, *, timeout_s: float) -> WorkspaceRow:
         return await self._write(catalog_sql.put_workspace(row), timeout_s)

@@ -289,6 +289,95 @@ class CatalogContract:
         assert sorted(seen.values()) == sorted(written)
         assert len(written) == 45
 
+    async def test_what_was_marked_before_the_cutoff_is_purged_and_nothing_else(
+        self, catalog: Catalog, workspace_id: str
+    ) -> None:
+        here = await catalog.create_namespace(namespace(workspace_id, "here"), timeout_s=TIMEOUT_S)
+        gone = await catalog.create_namespace(namespace(workspace_id, "gone"), timeout_s=TIMEOUT_S)
+        await catalog.delete_namespace(gone.id, deleted_at_ms=1, timeout_s=TIMEOUT_S)
+        kept = [
+            await catalog.set_override(override(here.id, "live"), timeout_s=TIMEOUT_S),
+            await catalog.set_override(override(gone.id, "live in a deleted one"), timeout_s=TIMEOUT_S),
+        ]
+        for home, identifier, deleted_at_ms in [(here, "old", 99), (gone, "old", 1), (here, "new", 100)]:
+            await catalog.set_override(override(home.id, identifier), timeout_s=TIMEOUT_S)
+            marked = await catalog.delete_override(
+                home.id, identifier, deleted_at_ms=deleted_at_ms, timeout_s=TIMEOUT_S
+            )
+            assert marked is not None
+            if identifier == "new":
+                kept.append(marked)
+        rows = [key(workspace_id)._replace(revoked_at_ms=moment) for moment in (99, 100, None)]
+        keys = [await catalog.put_key(row, timeout_s=TIMEOUT_S) for row in rows]
+        expired = await catalog.put_key(key(workspace_id)._replace(expires_at_ms=1), timeout_s=TIMEOUT_S)
+
+        while await catalog.purge(100, timeout_s=TIMEOUT_S):
+            pass
+        left = await all_changes(catalog)
+        assert [row for row in left.overrides if row.namespace_id in (here.id, gone.id)] == kept
+        assert [row for row in left.keys if row.workspace_id == workspace_id] == [*keys[1:], expired]
+        again = await catalog.create_namespace(namespace(workspace_id, "gone"), timeout_s=TIMEOUT_S)
+        assert (again.id, again.deleted_at_ms) == (gone.id, 1), "a deleted namespace is told for ever"
+        before = await catalog.version(timeout_s=TIMEOUT_S)
+        assert await catalog.purge(100, timeout_s=TIMEOUT_S) == 0
+        assert await catalog.version(timeout_s=TIMEOUT_S) == before, "nothing to do leaves no trace"
+
+    async def test_what_was_purged_can_be_made_anew(self, catalog: Catalog, workspace_id: str) -> None:
+        home = await catalog.create_namespace(namespace(workspace_id, "n"), timeout_s=TIMEOUT_S)
+        first = await catalog.set_override(override(home.id, "x"), timeout_s=TIMEOUT_S)
+        await catalog.delete_override(home.id, "x", deleted_at_ms=1, timeout_s=TIMEOUT_S)
+        while await catalog.purge(2, timeout_s=TIMEOUT_S):
+            pass
+        missing = await catalog.delete_override(home.id, "x", deleted_at_ms=1, timeout_s=TIMEOUT_S)
+        assert missing is None
+        second = await catalog.set_override(override(home.id, "x"), timeout_s=TIMEOUT_S)
+        assert second.id != first.id
+        assert second in (await all_changes(catalog)).overrides
+
+    async def test_the_purged_version_tells_readers_that_have_not_seen_the_mark_and_no_others(
+        self, catalog: Catalog, workspace_id: str
+    ) -> None:
+        home = await catalog.create_namespace(namespace(workspace_id, "n"), timeout_s=TIMEOUT_S)
+        live = await catalog.set_override(override(home.id, "x"), timeout_s=TIMEOUT_S)
+        while await catalog.purge(2, timeout_s=TIMEOUT_S):
+            pass
+        assert await catalog.purged_version(timeout_s=TIMEOUT_S) < live.version
+        marked = await catalog.delete_override(home.id, "x", deleted_at_ms=1, timeout_s=TIMEOUT_S)
+        assert marked is not None
+        assert await catalog.purge(2, timeout_s=TIMEOUT_S) == 1
+        purged = await catalog.purged_version(timeout_s=TIMEOUT_S)
+        assert live.version < purged <= marked.version, "who has read as far as the mark has missed nothing"
+        assert await catalog.version(timeout_s=TIMEOUT_S) > purged, "others notice that something happened"
+
+    async def test_the_key_that_was_written_last_is_never_purged(
+        self, catalog: Catalog, workspace_id: str
+    ) -> None:
+        first = await catalog.put_key(key(workspace_id)._replace(revoked_at_ms=1), timeout_s=TIMEOUT_S)
+        while await catalog.purge(2, timeout_s=TIMEOUT_S):
+            pass
+        assert first in (await all_changes(catalog)).keys
+        second = await catalog.put_key(key(workspace_id)._replace(revoked_at_ms=1), timeout_s=TIMEOUT_S)
+        while await catalog.purge(2, timeout_s=TIMEOUT_S):
+            pass
+        left = (await all_changes(catalog)).keys
+        assert second in left
+        assert first not in left
+
+    async def test_a_purge_never_takes_what_comes_back_to_life_at_the_same_moment(
+        self, catalog: Catalog, open_catalog: OpenCatalog, workspace_id: str
+    ) -> None:
+        cleaner = await open_catalog()
+        home = await catalog.create_namespace(namespace(workspace_id, "n"), timeout_s=TIMEOUT_S)
+        for _ in range(10):
+            await catalog.set_override(override(home.id, "x"), timeout_s=TIMEOUT_S)
+            await catalog.delete_override(home.id, "x", deleted_at_ms=1, timeout_s=TIMEOUT_S)
+            stored, _ = await asyncio.gather(
+                catalog.set_override(override(home.id, "x"), timeout_s=TIMEOUT_S),
+                cleaner.purge(2, timeout_s=TIMEOUT_S),
+            )
+            rows = (await all_changes(catalog)).overrides
+            assert [row for row in rows if row.namespace_id == home.id] == [stored]
+
     async def test_it_counts_its_statements_and_connections(self, catalog: Catalog) -> None:
         before = catalog.statistics()["statements"]
         await catalog.version(timeout_s=TIMEOUT_S)

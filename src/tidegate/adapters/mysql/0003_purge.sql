@@ -1,0 +1,9 @@
+-- One row: the highest catalog version of a row that has been deleted for good. A reader that had not seen that version
+-- cannot know what it has missed, and reads everything anew.
+CREATE TABLE IF NOT EXISTS ratelimit_catalog_purged (
+    id      INT    NOT NULL,
+    version BIGINT NOT NULL,
+    PRIMARY KEY (id)
+) ENGINE = InnoDB;
+
+INSERT IGNORE INTO ratelimit_catalog_purged (id, version) VALUES (1, 0);
