@@ -12,6 +12,7 @@ from tidegate.core.model import Component, Heard
 from tidegate.errors import DependencyUnavailable
 from tidegate.telemetry import Collector, collect, render
 from tidegate.telemetry.metrics import METRICS, Snapshot, metric
+from tidegate.testing import ManualClock
 
 EMAILS = Limit("3/minute", namespace="email")
 NOON_MS = 1_700_000_000_000
@@ -75,6 +76,16 @@ async def test_a_node_of_a_fleet_tells_of_its_origin_and_ledger() -> None:
     missing = {entry.name for entry in METRICS} - named - NOT_OF_A_LIMITER
     # Only told once there is another region, or a pulse of the origin.
     assert missing <= {"global_lag_seconds", "clock_offset_seconds"}
+
+
+@pytest.mark.parametrize("ahead_ms", [-250, 0, 250])
+async def test_the_clock_offset_tells_how_far_this_node_is_ahead_of_its_origin(ahead_ms: int) -> None:
+    mine, theirs = ManualClock(NOON_MS + ahead_ms), ManualClock(NOON_MS)
+    async with AsyncLimiter("fra", MemoryOrigin(clock=theirs), clock=mine) as limiter:
+        node = limiter._parts.node
+        assert node is not None and node.pulse is not None
+        await node.pulse.run_once()
+        assert collect(limiter).values["clock_offset_seconds", ()] == ahead_ms / 1000
 
 
 class DownOrigin(MemoryOrigin):

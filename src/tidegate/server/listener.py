@@ -9,6 +9,7 @@ import asyncio
 import logging
 import socket
 import ssl
+import time
 from collections.abc import Callable
 from email.utils import formatdate
 from typing import Final
@@ -20,6 +21,7 @@ from tidegate.server.ids import IdSource
 from tidegate.server.messages import Router, status_line
 from tidegate.server.problems import Answer, Refusal, error_answer
 from tidegate.server.reader import Intake
+from tidegate.server.request_log import RequestLog
 
 __all__ = ["HttpServer", "bind"]
 
@@ -57,6 +59,11 @@ def bind(host: str, port: int, *, shared: bool) -> socket.socket:
     return bound
 
 
+def _address(bound: socket.socket) -> str:
+    host, port = bound.getsockname()[:2]
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
 class HttpServer:
     """Serves `router` on one listening socket. Made, started and drained in one event loop."""
 
@@ -71,6 +78,7 @@ class HttpServer:
     ) -> None:
         self.loop = asyncio.get_running_loop()
         self.router = router
+        self._log = RequestLog(router, time.monotonic)
         self.ids = ids
         self.wheel = Wheel(TICK_S)
         self.header_ticks = self.wheel.ticks(config.header_timeout_s)
@@ -104,6 +112,7 @@ class HttpServer:
         self._ticked_at = self.loop.time()
         self._tick()
         self._accept_more()
+        logger.info("listening on %s", _address(bound))
 
     # Connections in.
 
@@ -178,6 +187,7 @@ class HttpServer:
         while self._ticked_at + TICK_S <= now:
             self._ticked_at += TICK_S
             self.wheel.run_once()
+        self._log.follow_level()
         date_s = int(self._wall_time())
         if date_s != self._date_s:
             self._date_s = date_s
@@ -195,7 +205,12 @@ class HttpServer:
     # Refusals of the transport, which no operation has seen.
 
     def refuse(self, accept: bytes, refusal: Refusal, request_id: str) -> Answer:
-        return error_answer(refusal, request_id, accept)
+        answer = error_answer(refusal, request_id, accept)
+        if logger.isEnabledFor(logging.DEBUG):
+            logger.debug(
+                "refused %d: %s", answer[0], refusal.detail, extra={"request_id": "req_" + request_id}
+            )
+        return answer
 
     # The end.
 

@@ -26,7 +26,8 @@ from tidegate.telemetry.metrics import Snapshot
 
 __all__ = ["CANNOT_START", "main"]
 
-logger = logging.getLogger(__name__)
+# By name: run as a program this module is called __main__, whose level nobody sets.
+logger = logging.getLogger("tidegate.server.worker")
 
 # The exit code that tells the supervisor not to try again.
 CANNOT_START: Final = 78

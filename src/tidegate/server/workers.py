@@ -16,6 +16,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Final
 
+import msgspec
+
 from tidegate.server.config import ServerConfig
 from tidegate.server.control import Line, ToSupervisor, ToWorker
 from tidegate.server.first_start import FirstKey, announce
@@ -104,6 +106,10 @@ class Supervisor:
         while not self._stopping.is_set():
             started_at = loop.time()
             worker = await self._start(bound)
+            if self._stopping.is_set():
+                # It came after the others had been told.
+                with suppress(ProcessLookupError):
+                    worker.process.terminate()
             code = await self._attend(worker)
             if self._stopping.is_set():
                 return
@@ -221,6 +227,9 @@ class Supervisor:
                 logger.exception("the configuration cannot be read again; going on with the old one")
                 return
             set_level(level)
+            # Also for workers that are started later, in place of one that died.
+            log = msgspec.structs.replace(self._config.log, level=level)
+            self._config = msgspec.structs.replace(self._config, log=log)
         for worker in self._workers:
             worker.line.send(ToWorker(reload=True, log_level=level))
 

@@ -65,7 +65,8 @@ def snapshot_of(statistics: Statistics) -> Snapshot:
     for name, state in statistics.breaker_states.items():
         values["breaker_state", (name,)] = state
     if statistics.clock_offset_ms is not None:
-        values["clock_offset_seconds", ()] = statistics.clock_offset_ms / 1000
+        # The statistics tell how far the origin is ahead; an operator of this node wants to know how far this node is.
+        values["clock_offset_seconds", ()] = -statistics.clock_offset_ms / 1000
     histograms: dict[Key, HistogramValue] = {
         ("origin_latency_seconds", (operation,)): _histogram(histogram)
         for operation, histogram in statistics.origin_latency.items()

@@ -195,7 +195,7 @@ METRICS: Final[tuple[Metric, ...]] = (
     Metric(
         "global_lag_seconds",
         "gauge",
-        "How old the newest row of another region was when it was imported.",
+        "How old the newest row of a region was when it was imported; this region's own rows come back too.",
         "Above 15 s for a region that has traffic: it does not publish, or the ledger's replica is behind.",
         ("region",),
         across="max",

@@ -71,7 +71,8 @@ class Renderer:
         for entry in METRICS:
             if entry.series_max is not None and len(lines[entry.name]) > entry.series_max:
                 lines[entry.name] = self._largest(entry, merged)
-        page = "".join(self._heads[name] + "".join(series) for name, series in lines.items() if series)
+        # Also without a series a metric is named: who looks for it learns that it is there, and what it means.
+        page = "".join(self._heads[name] + "".join(series) for name, series in lines.items())
         # A label may hold a lone surrogate, which no scraper would take.
         return page.encode("utf-8", "backslashreplace")
 
@@ -132,7 +133,7 @@ class Collector:
             yield Family(self._family_name(entry), entry.help, entry.kind)
 
     def collect(self) -> Iterator[MetricFamily]:
-        """One family for each metric that has series."""
+        """One family for each metric."""
         from prometheus_client.core import Metric as Family
 
         merged = merge(self._source())
@@ -150,7 +151,7 @@ class Collector:
                 families[name].add_sample(f"{entry.full_name}_bucket", {**labels, "le": upper}, so_far)
             families[name].add_sample(f"{entry.full_name}_sum", labels, histogram.total)
             families[name].add_sample(f"{entry.full_name}_count", labels, so_far)
-        yield from (family for family in families.values() if family.samples)
+        yield from families.values()
 
     @staticmethod
     def _family_name(entry: Metric) -> str:

@@ -1,13 +1,19 @@
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
+import socket
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.e2e.server.wire import Client, body, post, used
 from tests.server.harness import TidegateServer, eventually
+from tidegate.server.config import ServerConfig
+from tidegate.server.workers import Supervisor
 from tidegate.testing.servers.process import child_pids, is_gone
 
 
@@ -117,3 +123,30 @@ def test_sighup_reaches_every_worker() -> None:
             assert client.ask(post(key, body("after"))).data["success"]
         assert server.stop() == 0
         assert "Traceback" not in server.log
+
+
+def test_a_worker_that_replaces_another_logs_at_the_level_that_sighup_set(tmp_path: Path) -> None:
+    file = tmp_path / "tidegate.toml"
+    file.write_text('[log]\nlevel = "warning"\n')
+    with TidegateServer("--workers", "2", "--config", str(file), data_dir=tmp_path / "data") as server:
+        assert "listening on" not in server.log
+        file.write_text('[log]\nlevel = "info"\n')
+        server.signal(signal.SIGHUP)
+        os.kill(min(child_pids(server.pid)), signal.SIGKILL)
+        eventually(lambda: "starting another" in server.log, "its end is noticed")
+        eventually(lambda: "listening on" in server.log, "the new one says that it listens")
+
+
+class StoppedWhileStarting(Supervisor):
+    """The signal comes while a worker is being made, when it is in no list yet."""
+
+    async def _start(self, bound: socket.socket) -> Any:
+        self._stopping.set()
+        for _ in range(10):  # turns of the loop: those that are in the list are told to stop
+            await asyncio.sleep(0)
+        return await super()._start(bound)
+
+
+async def test_a_worker_that_is_made_while_the_supervisor_stops_is_told_to_stop_too(tmp_path: Path) -> None:
+    config = ServerConfig(listen="127.0.0.1:0", data_dir=str(tmp_path), workers=2)
+    assert await StoppedWhileStarting(config).run() == 0
