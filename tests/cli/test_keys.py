@@ -248,3 +248,13 @@ def test_keys_live_in_the_shared_database_of_a_fleet(
     assert invoke_json("keys", "revoke", made["id"], "--ledger", url)["state"] == "revoked"
     assert invoke_json("keys", "list", "--ledger", url)["keys"] == []
     assert invoke_json("namespaces", "list", "--ledger", url)["namespaces"] == []
+
+
+def test_a_data_dir_that_cannot_be_made_is_named_with_the_next_step(
+    invoke_json: InvokeJSON, tmp_path: Path
+) -> None:
+    (tmp_path / "file").touch()
+    error = invoke_json("keys", "create", "--data-dir", tmp_path / "file" / "data", exit_code=2)["error"]
+    assert error["type"] == "ConfigurationError"
+    assert error["message"].startswith(f"data_dir: {tmp_path}/file/data cannot be made")
+    assert "--data-dir" in error["message"]

@@ -61,6 +61,7 @@ async def opened_catalog(place: Place, *, create: bool = False) -> AsyncIterator
     """The catalog, connected. With `create` an embedded one is made first; a shared one is never touched."""
     from tidegate.adapters.catalogs import open_catalog
     from tidegate.adapters.migrations import migrate
+    from tidegate.server.first_start import make_private_directory
 
     if place.is_embedded and not create and not (place.data_dir / CATALOG_FILE).exists():
         raise click.ClickException(
@@ -68,9 +69,9 @@ async def opened_catalog(place: Place, *, create: bool = False) -> AsyncIterator
         )
     if place.is_embedded and create:
         # What lies in it (digests of keys, counts of identifiers) is nobody else's business.
-        before = os.umask(0o077)
+        before = os.umask(0o077)  # as a server does
         try:
-            place.data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+            make_private_directory(place.data_dir)
             await migrate(place.url, timeout_s=place.timeout_s)
         finally:
             os.umask(before)

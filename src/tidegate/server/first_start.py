@@ -24,7 +24,7 @@ from tidegate.server.config import ServerConfig
 from tidegate.server.ids import IdSource
 from tidegate.server.permissions import ALL
 
-__all__ = ["FirstKey", "announce", "create_key", "make_directory", "prepare"]
+__all__ = ["FirstKey", "announce", "create_key", "make_directory", "make_private_directory", "prepare"]
 
 TIMEOUT_S: Final = 30.0
 # In the data directory from before a first key is made until it has been shown. Holds the ids of such keys.
@@ -38,17 +38,21 @@ class FirstKey(NamedTuple):
     workspace: str
 
 
-def make_directory(config: ServerConfig) -> None:
+def make_private_directory(directory: Path) -> None:
     """For this user only: digests of keys and counts of identifiers are nobody else's business."""
-    # Also where somebody made the directory, open to all: what this process makes in it is not.
-    os.umask(os.umask(0o077) | 0o077)
-    directory = Path(config.data_dir)
     try:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
         raise ConfigurationError(
             f"data_dir: {directory} cannot be made: {error.strerror}; name another directory with --data-dir"
         ) from error
+
+
+def make_directory(config: ServerConfig) -> None:
+    """The data directory of a server that starts."""
+    # Also where somebody made the directory, open to all: what this process makes in it is not.
+    os.umask(os.umask(0o077) | 0o077)
+    make_private_directory(Path(config.data_dir))
 
 
 async def prepare(config: ServerConfig) -> FirstKey | None:
