@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import asyncio
 import json
 import resource
 import socket
@@ -11,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from tests.cli.conftest import PROGRAM, Invoke, InvokeJSON
+from tests.cli.conftest import PROGRAM, Invoke, InvokeJSON, Program
+from tidegate.adapters.urls import open_origin
 from tidegate.testing.servers import RedisServer
 
 SECRET = "S3cretHunter2"
@@ -232,3 +234,29 @@ def test_without_a_region_nothing_is_claimed(invoke_json: InvokeJSON, fresh_redi
     assert "'default'" in findings(document)["region"][0]["detail"]
     # Had that claimed it, this would be a mismatch.
     assert statuses(invoke_json("doctor", "--region", "fra", "--origin", fresh_redis.url))["region"] == ["ok"]
+
+
+def test_a_data_dir_that_gets_a_region_is_told_which_file_stands_in_the_way(
+    invoke_json: InvokeJSON, tidegate: Program, tmp_path: Path
+) -> None:
+    """From embedded to a node of a fleet: the counts in the directory belong to the region without a name."""
+    data = tmp_path / "data"
+    data.mkdir()
+    asyncio.run(_claim(data / "origin.db", "default"))
+    ledger = f"sqlite:///{tmp_path}/ledger.db"
+    invoke_json("migrate", "--ledger", ledger)
+    arguments = ("--data-dir", data, "--region", "fra", "--ledger", ledger, "--listen", "127.0.0.1:0")
+    document = invoke_json("doctor", *arguments, exit_code=2)
+    assert f"remove {data}/origin.db*" in findings(document)["region"][0]["next_step"]
+    refused = tidegate("serve", *arguments)
+    assert refused.returncode == 2
+    assert f"remove {data}/origin.db*" in refused.stderr
+    for file in data.glob("origin.db*"):
+        file.unlink()
+    assert statuses(invoke_json("doctor", *arguments))["origin"] == ["ok"]
+
+
+async def _claim(file: Path, region: str) -> None:
+    origin = open_origin(f"sqlite:///{file}")
+    await origin.open(region, timeout_s=10)
+    await origin.close()

@@ -22,6 +22,7 @@ import click
 from tidegate import compiled
 from tidegate.cli.databases import opened_ledger, run
 from tidegate.cli.outcomes import ExitCode, answer, json_option
+from tidegate.cli.serve import renamed
 from tidegate.cli.settings import setting_options
 from tidegate.core.model import Component, Tuning
 from tidegate.errors import MissingExtra, RegionMismatch, TidegateError
@@ -166,6 +167,8 @@ def check_origin(config: ServerConfig) -> Iterator[Finding]:
         yield Finding("origin", "fail", str(error), f"pip install 'tidegate[{error.extra}]'")
     except RegionMismatch as error:
         step = "two regions must never share an origin: correct --region or --origin"
+        if config.origin is None:
+            step = f"correct --region, or {renamed(config)}"
         yield Finding("region", "fail", str(error), step)
     except TidegateError as error:
         step = "start it, or correct --origin; meanwhile decisions are made from memory"

@@ -6,6 +6,7 @@ import errno
 import logging
 import socket
 from collections.abc import Callable
+from pathlib import Path
 from typing import Final
 
 import click
@@ -13,10 +14,10 @@ import msgspec
 
 from tidegate.cli.outcomes import ExitCode, json_option
 from tidegate.cli.settings import setting_options
-from tidegate.errors import ConfigurationError
-from tidegate.server.config import Loaded, ServerConfig
+from tidegate.errors import ConfigurationError, RegionMismatch
+from tidegate.server.config import ORIGIN_FILE, Loaded, ServerConfig
 
-__all__ = ["serve"]
+__all__ = ["renamed", "serve"]
 
 # What binding a socket may answer, and nothing else in a server that starts.
 LISTEN_ERRORS: Final = frozenset({errno.EADDRINUSE, errno.EADDRNOTAVAIL, errno.EACCES, errno.EAFNOSUPPORT})
@@ -59,3 +60,16 @@ def serve(load_settings: Callable[[], Loaded], as_json: bool) -> ExitCode:
                 "another --listen"
             ) from error
         raise
+    except RegionMismatch as error:
+        if config.origin is None:
+            raise ConfigurationError(f"{error}. Or {renamed(config)}") from error
+        raise
+
+
+def renamed(config: ServerConfig) -> str:
+    """What to do with the counts in a data directory whose server is to have another region's name."""
+    file = Path(config.data_dir).absolute() / ORIGIN_FILE
+    return (
+        f"stop its server and remove {file}* if this directory is to belong to region {config.region_name!r} from now "
+        "on: it holds the counts of running windows, nothing else"
+    )
