@@ -83,6 +83,11 @@ class Client:
             connection.request("POST", f"{self._path}/v2/{operation}", json.dumps(body).encode(), headers)
             response = connection.getresponse()
             payload = response.read()
+        except ssl.SSLCertVerificationError as error:
+            raise NoAnswer(
+                f"{self._shown} shows a certificate that is not trusted here: {error.verify_message}; if it is your "
+                "own server, SSL_CERT_FILE=FILE names a PEM file with its certificate, or of who signed it"
+            ) from error
         except (OSError, http.client.HTTPException) as error:
             reason = "timed out" if isinstance(error, TimeoutError) else (str(error) or type(error).__name__)
             raise NoAnswer(

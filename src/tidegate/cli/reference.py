@@ -117,7 +117,7 @@ def config_page() -> str:
             "- `region` is required as soon as a `ledger` is set, and has no default: two regions with one name would "
             "overwrite each other's rows.\n"
             "- There are no settings for the constants of convergence: nodes of one fleet must not drift apart.\n"
-            "- `SIGHUP` reads `log.level` again. Everything else needs a restart.\n"
+            "- `SIGHUP` reads `log.level` again, and what the `tls` files hold. Every other setting needs a restart.\n"
         ),
     ]
     for section in sections:

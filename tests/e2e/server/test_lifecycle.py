@@ -247,6 +247,38 @@ def test_sighup_takes_a_renewed_certificate(
     eventually(is_renewed, "new connections see the new certificate")
 
 
+def test_with_a_certificate_of_its_own_the_curl_line_works_and_commands_say_how_to_trust_it(
+    tls_server: TidegateServer, certificate: tuple[Path, Path]
+) -> None:
+    assert tls_server.process is not None
+    assert tls_server.process.stdout is not None
+    said = ""
+    while "-d " not in said:
+        line = tls_server.process.stdout.readline()
+        assert line, tls_server.log
+        said += line
+    shown = subprocess.run(
+        ["bash", "-c", said[said.index("curl ") :]], capture_output=True, text=True, timeout=30, check=True
+    ).stdout
+    assert '"success":true' in shown
+    command = [sys.executable, "-m", "tidegate.cli", "limit", "demo", "user_1", "10/minute"]
+    env = {
+        **os.environ,
+        "TIDEGATE_URL": tls_server.url,
+        "TIDEGATE_KEY": tls_server.workspace().key.secret,
+    }
+
+    def ask(**more: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            command, capture_output=True, text=True, timeout=30, env={**env, **more}, check=False
+        )
+
+    refused = ask()
+    assert refused.returncode == 2
+    assert "SSL_CERT_FILE" in refused.stderr
+    assert ask(SSL_CERT_FILE=str(certificate[0])).returncode == 0
+
+
 # The first start.
 
 
