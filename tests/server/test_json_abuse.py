@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 
 import pytest
 
@@ -104,6 +105,47 @@ def test_deep_json_is_a_400_and_no_crash(workspace: Workspace, operation: str, o
     refused(workspace.call(operation, opening * 200_000))
     refused(workspace.call(operation, b'{"namespace":"a","identifier":' + opening * 5_000))
     assert workspace.limit().status == 200
+
+
+@pytest.mark.parametrize("size", [70_000, 9_000_000])
+@pytest.mark.parametrize("end", [b'":1}', b'":1', b'":1}x'])
+def test_an_answer_never_repeats_a_long_key_of_the_body(workspace: Workspace, size: int, end: bytes) -> None:
+    for start in (b'{"', b'{"namespace":"a","'):
+        reply = workspace.call("limit", start + b"k" * size + end)
+        refused(reply)
+        assert len(reply.body) < 5_000
+        reply = workspace.call("limit", start + b"k" * (size % 60_000) + end)
+        refused(reply)
+        assert len(reply.body) < 5_000
+
+
+@pytest.mark.parametrize("decode", [decode_limit, decode_multi_limit])
+def test_more_strings_than_a_valid_body_can_hold_are_refused_without_decoding_them(
+    decode: Callable[[bytes], object],
+) -> None:
+    most = 1_024 + 14 if decode is decode_limit else 100 * (1_024 + 14)
+    # Malformed at its very end: whoever decoded it would say so.
+    just, over = (b"[" + b'""' * (marks // 2) + b" " * 70_000 for marks in (most, most + 2))
+    with pytest.raises(Refusal) as taken:
+        decode(just)
+    with pytest.raises(Refusal) as counted:
+        decode(over)
+    assert taken.value.errors is not None
+    assert counted.value.errors is not None
+    assert "more strings" not in taken.value.errors[0].message
+    assert "more strings" in counted.value.errors[0].message
+    assert "at most 100 items" in str(counted.value.errors[0].fix)
+
+
+def test_the_largest_bodies_that_are_valid_are_taken() -> None:
+    name = '"' * 512
+    fields = {"namespace": name, "identifier": name, "limit": 1, "duration": 1_000, "cost": 1}
+    one = json.dumps(fields).encode()
+    assert len(decode_multi_limit(b"[" + b",".join([one] * 100) + b"]")) == 100
+    assert decode_limit(one.ljust(100_000)).namespace == name
+    for escaped in ("\U0001f600" * 512, "\x01" * 512):
+        body = json.dumps(fields | {"namespace": escaped, "identifier": escaped}).encode()
+        assert decode_multi_limit(b"[" + b",".join([body] * 100) + b"]")[99].identifier == escaped
 
 
 def test_wide_json_is_a_400_and_names_a_few_of_its_faults(workspace: Workspace) -> None:
