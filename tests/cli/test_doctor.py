@@ -236,6 +236,22 @@ def test_without_a_region_nothing_is_claimed(invoke_json: InvokeJSON, fresh_redi
     assert statuses(invoke_json("doctor", "--region", "fra", "--origin", fresh_redis.url))["region"] == ["ok"]
 
 
+@pytest.mark.parametrize(
+    ("offset_ms", "status"), [(0, "ok"), (100, "ok"), (-101, "warn"), (3_600_000, "warn")]
+)
+def test_a_clock_that_is_off_by_more_than_100_ms_is_a_warning_that_names_ntp(
+    invoke_json: InvokeJSON, monkeypatch: pytest.MonkeyPatch, offset_ms: int, status: str
+) -> None:
+    async def off(_url: str, _region: str | None) -> float:
+        return offset_ms
+
+    # Nobody can set the clock of the machine in a test: the measured offset is what is given.
+    monkeypatch.setattr("tidegate.cli.doctor._ask_origin", off)
+    found = findings(invoke_json("doctor", "--region", "fra", "--origin", "redis://127.0.0.1:1"))["clock"][0]
+    assert found["status"] == status
+    assert ("NTP" in found["next_step"]) == (status == "warn")
+
+
 def test_a_data_dir_that_gets_a_region_is_told_which_file_stands_in_the_way(
     invoke_json: InvokeJSON, tidegate: Program, tmp_path: Path
 ) -> None:
