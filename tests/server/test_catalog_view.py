@@ -105,6 +105,35 @@ def test_what_was_exported_makes_the_same_view() -> None:
     assert copy.version == view.version
 
 
+def test_what_was_purged_is_forgotten_and_nothing_else() -> None:
+    view = view_of(
+        workspace("w", 1),
+        override("rlor_early", "came before its namespace", 2, deleted_at_ms=9),
+        namespace("rlns_1", "n", 3, deleted_at_ms=9),
+        key("revoked", 4, revoked_at_ms=9),
+        key("live", 5),
+        override("rlor_a", "gone", 6, deleted_at_ms=9),
+        override("rlor_b", "live", 7),
+        override("rlor_c", "back", 8, deleted_at_ms=9),
+        override("rlor_c", "back", 9),
+        override("rlor_d", "again", 10, deleted_at_ms=9),
+        override("rlor_d", "again", 8),  # late, and older than the mark
+        override("rlor_e", "later", 11, deleted_at_ms=9),
+        key("revoked later", 12, revoked_at_ms=9),
+    )
+    view.forget(10)
+    left = view.export()
+    assert sorted(row.identifier for row in left.overrides) == ["back", "later", "live"]
+    assert sorted(row.id for row in left.keys) == ["live", "revoked later"]
+    assert [row.deleted_at_ms for row in left.namespaces] == [9]
+    view.forget(12)
+    assert sorted(row.identifier for row in view.export().overrides) == ["back", "live"]
+    apply(view, override("rlor_new", "gone", 13))
+    found = view.namespace("rlns_1")
+    assert found is not None
+    assert found.matcher.find("gone") is not None
+
+
 def test_a_change_of_a_key_or_a_workspace_is_a_new_epoch() -> None:
     view = view_of(workspace("w", 1), key("k", 2))
     before = view.epoch
