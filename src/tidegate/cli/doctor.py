@@ -172,6 +172,8 @@ def check_origin(config: ServerConfig) -> Iterator[Finding]:
         yield Finding("region", "fail", str(error), step)
     except TidegateError as error:
         step = "start it, or correct --origin; meanwhile decisions are made from memory"
+        if config.origin is None:
+            step = f"repair or remove {Path(config.data_dir).absolute() / ORIGIN_FILE}: it holds counts, nothing else"
         yield Finding("origin", "fail", _about(shown, error), step)
     else:
         yield Finding("origin", "ok", f"{shown} answers")
@@ -228,6 +230,9 @@ def check_ledger(config: ServerConfig) -> Iterator[Finding]:
         return
     except TidegateError as error:
         step = "start it, or correct --ledger; meanwhile each region counts for itself"
+        if config.ledger is None:
+            file = Path(config.data_dir).absolute() / CATALOG_FILE
+            step = f"repair {file}, or restore it from a backup: it holds keys, namespaces and overrides"
         yield Finding("ledger", "fail", _about(shown, error), step)
         return
     yield Finding("ledger", "ok", f"{shown} answers")

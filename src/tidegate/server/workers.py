@@ -38,6 +38,8 @@ REPORT_TIMEOUT_S: Final = 1.0
 RESTART_FIRST_S: Final = 0.1
 RESTART_LAST_S: Final = 10.0
 STEADY_S: Final = 10.0
+# Workers that have died this often before all were ready once: this server cannot start, whatever the reason.
+STARTS_MAX: Final = 5
 # Beyond the workers' own deadline, before they are killed.
 KILL_AFTER_S: Final = 2.0
 
@@ -103,7 +105,9 @@ class Supervisor:
         """Keep one worker running."""
         loop = asyncio.get_running_loop()
         pause_s = RESTART_FIRST_S
+        starts = 0
         while not self._stopping.is_set():
+            starts += 1
             started_at = loop.time()
             worker = await self._start(bound)
             if self._stopping.is_set():
@@ -113,7 +117,9 @@ class Supervisor:
             code = await self._attend(worker)
             if self._stopping.is_set():
                 return
-            if code == CANNOT_START and not self._all_ready.is_set():
+            if not self._all_ready.is_set() and (code == CANNOT_START or starts >= STARTS_MAX):
+                if code != CANNOT_START:
+                    logger.error("a worker has ended %d times before it could serve; giving up", starts)
                 self._exit_code = 1
                 self._stopping.set()
                 return

@@ -150,3 +150,13 @@ class StoppedWhileStarting(Supervisor):
 async def test_a_worker_that_is_made_while_the_supervisor_stops_is_told_to_stop_too(tmp_path: Path) -> None:
     config = ServerConfig(listen="127.0.0.1:0", data_dir=str(tmp_path), workers=2)
     assert await StoppedWhileStarting(config).run() == 0
+
+
+async def test_workers_that_can_never_start_end_the_server(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("tidegate.server.workers.RESTART_FIRST_S", 0.001)
+    monkeypatch.setattr("tidegate.server.workers.sys.executable", "/bin/false")
+    config = ServerConfig(listen="127.0.0.1:0", data_dir=str(tmp_path), workers=2)
+    assert await Supervisor(config).run() == 1
+    assert "giving up" in caplog.text
