@@ -13,6 +13,7 @@ import pytest
 from tests.e2e.server.wire import Client, body, post, used
 from tests.server.harness import TidegateServer, eventually
 from tidegate.server.config import ServerConfig
+from tidegate.server.first_start import prepare
 from tidegate.server.workers import Supervisor
 from tidegate.testing.servers.process import child_pids, is_gone
 
@@ -149,6 +150,7 @@ class StoppedWhileStarting(Supervisor):
 
 async def test_a_worker_that_is_made_while_the_supervisor_stops_is_told_to_stop_too(tmp_path: Path) -> None:
     config = ServerConfig(listen="127.0.0.1:0", data_dir=str(tmp_path), workers=2)
+    await prepare(config)  # or it would end by itself, for want of a schema
     assert await StoppedWhileStarting(config).run() == 0
 
 
