@@ -66,7 +66,13 @@ class _Reading:
         except OSError as error:
             step = "give a readable file, or leave --config and TIDEGATE_CONFIG out"
             self.faults.append(
-                Fault("config", repr(str(file)), "--config or TIDEGATE_CONFIG", f"a file ({error.strerror})", step)
+                Fault(
+                    "config",
+                    repr(str(file)),
+                    "--config or TIDEGATE_CONFIG",
+                    f"a file ({error.strerror})",
+                    step,
+                )
             )
             return
         except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
