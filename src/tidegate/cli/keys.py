@@ -10,9 +10,9 @@ import click
 from tidegate.cli.catalogs import Place, all_rows, catalog_options, find_workspace, now_ms, opened_catalog
 from tidegate.cli.databases import run
 from tidegate.cli.durations import DURATION
-from tidegate.cli.outcomes import answer, json_option
+from tidegate.cli.outcomes import answer, json_option, warn
 from tidegate.errors import InvalidInput
-from tidegate.server.permissions import ALL, checked_permission
+from tidegate.server.permissions import checked_permissions, why_without_effect
 
 if TYPE_CHECKING:
     from tidegate.ports import CatalogChanges, KeyRow
@@ -24,7 +24,7 @@ DEFAULT: Final = ("ratelimit.*.limit", "ratelimit.*.create_namespace")
 
 
 class Permissions(click.ParamType[tuple[str, ...]]):
-    """`A,B`: permissions separated by commas, or `all`."""
+    """`A,B`: permissions separated by commas; `all` for everything, nothing for none."""
 
     name = "permissions"
 
@@ -33,17 +33,10 @@ class Permissions(click.ParamType[tuple[str, ...]]):
     ) -> tuple[str, ...]:
         if isinstance(value, tuple):
             return value
-        wanted = [part.strip() for part in str(value).split(",") if part.strip()]
-        if wanted == ["all"]:
-            return ALL
         try:
-            for part in wanted:
-                checked_permission(part)
+            return checked_permissions(str(value))
         except InvalidInput as error:
             self.fail(str(error), param, ctx)
-        if not wanted:
-            self.fail("permissions: got none, expected at least one, such as ratelimit.*.limit", param, ctx)
-        return tuple(dict.fromkeys(wanted))
 
 
 class Moment(click.ParamType[int]):
@@ -114,7 +107,8 @@ def keys() -> None:
     default=",".join(DEFAULT),
     show_default=True,
     metavar="A,B",
-    help="ratelimit.SCOPE.ACTION, or the URN of an override, separated by commas; `all` for everything.",
+    help="ratelimit.SCOPE.ACTION, or the URN of an override, separated by commas; `all` for everything, "
+    "'' for nothing. Others are stored too, with a warning: they grant nothing here.",
 )
 @click.option("--name", default="", help="For people: who or what uses it.")
 @click.option("--expires", "expires_at_ms", type=MOMENT, help="30d, or a date such as 2027-01-01.")
@@ -136,7 +130,20 @@ def create(
     key, row = run(_create(place, workspace, permissions, name, expires_at_ms))
     answer(as_json, {"key": key, **_document(row, now_ms())}, key)
     if not as_json:
-        click.echo(f"{row.id} of workspace {row.workspace_id}: {', '.join(row.permissions)}", err=True)
+        granted = ", ".join(row.permissions) or "no permissions"
+        click.echo(f"{row.id} of workspace {row.workspace_id}: {granted}", err=True)
+    warn(as_json, _without_effect(row.permissions))
+
+
+def _without_effect(permissions: tuple[str, ...]) -> list[str]:
+    """What whoever makes the key may have meant otherwise."""
+    if not permissions:
+        return ["the key has no permissions: the API will refuse all that it asks for"]
+    return [
+        f"{permission!r} grants nothing here: {why}"
+        for permission in permissions
+        if (why := why_without_effect(permission)) is not None
+    ]
 
 
 async def _create(
@@ -186,7 +193,7 @@ def list_keys(place: Place, workspace: str | None, everything: bool, as_json: bo
     ]
     lines = [
         f"{key['id']}  {key['hint']}…  {key['state']:<8}  {key['workspace']}  {key['name'] or '-'}  "
-        f"{','.join(key['permissions'])}" + (f"  expires {key['expires']}" if key["expires"] else "")
+        f"{','.join(key['permissions']) or '-'}" + (f"  expires {key['expires']}" if key["expires"] else "")
         for key in found
     ]
     answer(as_json, {"keys": found}, "\n".join(lines) or "no keys")

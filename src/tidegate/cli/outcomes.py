@@ -10,7 +10,7 @@ import json
 import os
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from enum import IntEnum
 from typing import Any, Final, TypeVar
 
@@ -19,7 +19,7 @@ import click
 from tidegate.errors import TidegateError
 from tidegate.telemetry.secrets import mask
 
-__all__ = ["EXIT_CODES", "JSON_KEY", "ExitCode", "answer", "complain", "fail", "json_option"]
+__all__ = ["EXIT_CODES", "JSON_KEY", "ExitCode", "answer", "complain", "fail", "json_option", "warn"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -93,6 +93,15 @@ def complain(as_json: bool, kind: str, message: str) -> None:
         click.echo(json.dumps({"error": {"type": kind, "message": message}}), err=True)
     else:
         click.echo(f"error: {message}", err=True)
+
+
+def warn(as_json: bool, warnings: Sequence[str]) -> None:
+    """What did not keep the command from its work but may not be meant, on stderr. With --json one document."""
+    texts = [mask(warning) for warning in warnings]
+    if as_json and texts:
+        click.echo(json.dumps({"warnings": texts}, ensure_ascii=False), err=True)
+    elif texts:
+        click.echo("\n".join(f"warning: {text}" for text in texts), err=True)
 
 
 def _kind(error: BaseException) -> str:

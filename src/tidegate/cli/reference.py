@@ -178,7 +178,8 @@ def cli_page() -> str:
         f"{_prose(root.help or '')}",
         (
             "`--json` on every command: the answer is one JSON document on stdout, an error is one on stderr "
-            '(`{"error": {"type": …, "message": …}}`). Codes: [exit codes](exit-codes.md). `tidegate completion SHELL` '
+            '(`{"error": {"type": …, "message": …}}`), and so are warnings of what worked (`{"warnings": […]}`). '
+            "Codes: [exit codes](exit-codes.md). `tidegate completion SHELL` "
             "prints the completion script of bash, zsh or fish. `TIDEGATE_DEBUG=1` adds a traceback to errors.\n"
         ),
         (
