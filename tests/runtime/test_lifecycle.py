@@ -277,3 +277,43 @@ def test_a_region_name_that_no_ledger_could_hold_is_refused_at_once() -> None:
     with pytest.raises(InvalidInput) as caught:
         Limiter("ü" * 128, MemoryOrigin())
     assert caught.value.field == "region"
+
+
+@on_virtual_time
+async def test_a_ledger_that_goes_down_later_is_degraded_at_the_next_import_and_told_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    region = Region(ledger=MemoryLedger())
+    node = region.node()
+    assert node.failing_ledger is not None
+    await node.limiter.start()
+    await asyncio.sleep(1)
+    assert {line.name: line.ok for line in node.limiter.health()}["ledger"]
+    node.failing_ledger.faults.fail()
+    await asyncio.sleep(30)
+    (line,) = [line for line in node.limiter.health() if line.name == "ledger"]
+    assert not line.ok and line.detail != "reachable"
+    assert caplog.text.count("the ledger does not answer") == 1
+    node.failing_ledger.faults.heal()
+    await asyncio.sleep(20)
+    assert {line.name: line.ok for line in node.limiter.health()}["ledger"]
+    assert caplog.text.count("the ledger answers again") == 1
+    await region.stop()
+
+
+@on_virtual_time
+async def test_an_origin_that_goes_down_later_is_told_once_and_so_is_its_return(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    region = Region()
+    node = region.node()
+    await node.limiter.start()
+    await asyncio.sleep(5)
+    assert "the origin" not in caplog.text
+    node.faults.fail()
+    await asyncio.sleep(30)
+    assert caplog.text.count("the origin does not answer") == 1
+    node.faults.heal()
+    await asyncio.sleep(10)
+    assert caplog.text.count("the origin answers again") == 1
+    await region.stop()

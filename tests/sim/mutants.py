@@ -275,12 +275,12 @@ def one_more_than_the_limit_passes() -> None:
 @mutant
 def a_failed_batch_keeps_the_items_that_fit() -> None:
     def make(original: Any) -> Any:
-        def answer(self: Engine, requests: Any, subjects: Any, *rest: Any) -> list[Decision]:
-            decisions: list[Decision] = original(self, requests, subjects, *rest)
+        def answer(self: Engine, items: Any, *rest: Any) -> list[Decision]:
+            decisions: list[Decision] = original(self, items, *rest)
             if not all(decisions):
-                for request, subject, decision in zip(requests, subjects, decisions, strict=True):
+                for item, decision in zip(items, decisions, strict=True):
                     if decision.success:
-                        subject.current.own += request.cost
+                        item.cell.own += item.cost
             return decisions
 
         return answer
@@ -291,10 +291,10 @@ def a_failed_batch_keeps_the_items_that_fit() -> None:
 @mutant
 def a_batch_commits_only_its_first_item() -> None:
     def make(original: Any) -> Any:
-        def answer(self: Engine, requests: Any, subjects: Any, *rest: Any) -> list[Decision]:
-            decisions: list[Decision] = original(self, requests, subjects, *rest)
-            if all(decisions) and len(requests) > 1:
-                subjects[-1].current.own -= requests[-1].cost
+        def answer(self: Engine, items: Any, *rest: Any) -> list[Decision]:
+            decisions: list[Decision] = original(self, items, *rest)
+            if all(decisions) and len(items) > 1:
+                items[-1].cell.own -= items[-1].cost
             return decisions
 
         return answer

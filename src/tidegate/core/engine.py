@@ -61,6 +61,25 @@ TIDIED_PER_CREATION: Final = 4
 
 
 @final
+@mypyc_attr(acyclic=True)
+class Item:
+    """One item of a batch while it is judged."""
+
+    __slots__ = ("cell", "cost", "demand", "limit", "probable", "state", "subject")
+
+    def __init__(self, limit: Limit, cost: int, subject: Subject, cell: Cell) -> None:
+        self.limit: Final[Limit] = limit
+        self.cost: Final[int] = cost
+        self.subject: Final[Subject] = subject
+        self.cell: Final[Cell] = cell
+        # What counted before the batch, and what is judged on top: its own cost and that of earlier items.
+        self.state: int = 0
+        self.demand: int = 0
+        # What foreign regions have probably done since, if that is why it does not fit.
+        self.probable: int = 0
+
+
+@final
 class Engine:
     """One node's decisions.
 
@@ -502,12 +521,13 @@ class Engine:
         elif source == DEGRADED:
             self.from_degraded += 1
 
-    def _effective(self, subject: Subject, sequence: int, now_ms: int, duration_ms: int) -> int:
+    def _effective(self, subject: Subject, current: Cell, now_ms: int, duration_ms: int) -> int:
         """What counts at `now_ms` before any cost."""
-        effective = self._total_at(subject, sequence)
-        previous = subject.cell(sequence - 1)
+        effective = current.total()
+        previous = subject.cell(current.sequence - 1)
         if previous is not None:
-            effective += carried(previous.total(), now_ms - sequence * duration_ms, duration_ms)
+            elapsed_ms = now_ms - current.sequence * duration_ms
+            effective += carried(previous.total(), elapsed_ms, duration_ms)
         return effective
 
     # -- batches
@@ -521,122 +541,84 @@ class Engine:
         judged once more on the final state, so that the order of items decides nothing. When one is certain to
         fail nothing is read.
         """
-        subjects: list[Subject] = []
-        for request in requests:
-            limit = request.limit
+        items: list[Item] = []
+        for limit, identifier, cost in requests:
             sequence = now_ms // limit.duration_ms
-            subject = self.subjects.find(limit.key, request.identifier)
+            subject = self.subjects.find(limit.key, identifier)
             if subject is None:
                 # Room is made after the batch: a subject of this batch must not be evicted by a later one.
-                subject = self.subjects.create(limit.key, request.identifier, sequence, now_ms)
-            self._cell(subject, sequence, limit.duration_ms)
-            subjects.append(subject)
+                subject = self.subjects.create(limit.key, identifier, sequence, now_ms)
+            items.append(Item(limit, cost, subject, self._cell(subject, sequence, limit.duration_ms)))
 
-        # What counted before the batch, and what each item is judged with on top: its own and the earlier costs.
-        states: list[int] = []
-        demands: list[int] = []
         pending: dict[int, int] = {}
         passed = True
-        for i, request in enumerate(requests):
-            limit = request.limit
-            slot = subjects[i].slot
-            state = self._effective(subjects[i], now_ms // limit.duration_ms, now_ms, limit.duration_ms)
-            demand = pending.get(slot, 0) + request.cost
-            states.append(state)
-            demands.append(demand)
-            if state + demand > limit.quota:
+        for item in items:
+            item.state = self._effective(item.subject, item.cell, now_ms, item.limit.duration_ms)
+            item.demand = pending.get(item.subject.slot, 0) + item.cost
+            if item.state + item.demand > item.limit.quota:
                 passed = False
             else:
-                pending[slot] = demand
-        if passed:
-            for i, request in enumerate(requests):
-                demand = pending[subjects[i].slot]
-                if states[i] + demand > request.limit.quota:
+                pending[item.subject.slot] = item.demand
+        if passed and len(pending) < len(items):
+            for item in items:
+                demand = pending[item.subject.slot]
+                if item.state + demand > item.limit.quota:
                     passed = False
-                    demands[i] = demand
+                    item.demand = demand
 
         if passed and self._has_origin and source == LOCAL:
-            needs = self._needs(requests, subjects, now_ms)
+            needs = self._needs(items, now_ms)
             if needs:
                 return None, needs
-        probable = self._anticipate(requests, subjects, pending, states, now_ms) if passed else {}
-        if probable:
-            passed = False
-        decisions = self._answer(requests, subjects, states, demands, probable, passed, now_ms, source)
-        for _ in subjects:
+        if passed and self._anticipates:
+            passed = self._fits_probably(items, pending, now_ms)
+        decisions = self._answer(items, passed, now_ms, source)
+        for _ in items:
             # Once each, for the expiry work; the batch is done, so that its own subjects may go like any other.
             self.subjects.make_room(now_ms, None)
         return decisions, []
 
-    def _needs(self, requests: Sequence[Request], subjects: list[Subject], now_ms: int) -> list[Need]:
+    def _needs(self, items: list[Item], now_ms: int) -> list[Need]:
         needs: list[Need] = []
-        seen: set[int] = set()
-        for i, request in enumerate(requests):
-            subject = subjects[i]
-            if subject.slot in seen:
-                continue
-            seen.add(subject.slot)
-            sequence = now_ms // request.limit.duration_ms
-            current = subject.cell(sequence)
-            assert current is not None and current.shared is not None
-            shared = current.shared
+        for item in items:
+            subject = item.subject
+            shared = item.cell.shared
+            assert shared is not None
             if now_ms >= shared.fresh_until_ms or now_ms < subject.strict_until_ms:
-                need = self._need(subject, current, shared, sequence, now_ms)
-                if need is not None:
+                need = self._need(subject, item.cell, shared, item.cell.sequence, now_ms)
+                if need is not None and all(known.subject is not subject for known in needs):
                     needs.append(need)
         return needs
 
-    def _anticipate(
-        self,
-        requests: Sequence[Request],
-        subjects: list[Subject],
-        pending: dict[int, int],
-        states: list[int],
-        now_ms: int,
-    ) -> dict[int, int]:
-        """Which items of a batch that fits would not, with what foreign regions have probably done since."""
-        found: dict[int, int] = {}
-        if not self._anticipates:
-            return found
-        for i, request in enumerate(requests):
-            limit = request.limit
-            sequence = now_ms // limit.duration_ms
-            cell = subjects[i].cell(sequence)
-            assert cell is not None and cell.shared is not None
-            probable = cell.shared.anticipated(now_ms, self.anticipation_ms_max, self.growth_since_ms)
-            if probable and states[i] + pending[subjects[i].slot] + probable > limit.quota:
-                found[i] = probable
-        return found
+    def _fits_probably(self, items: list[Item], pending: dict[int, int], now_ms: int) -> bool:
+        """Does a batch that fits still do so with what foreign regions have probably done since? Marks who does not."""
+        fits = True
+        for item in items:
+            shared = item.cell.shared
+            assert shared is not None
+            probable = shared.anticipated(now_ms, self.anticipation_ms_max, self.growth_since_ms)
+            if probable and item.state + pending[item.subject.slot] + probable > item.limit.quota:
+                item.probable = probable
+                fits = False
+        return fits
 
-    def _answer(
-        self,
-        requests: Sequence[Request],
-        subjects: list[Subject],
-        states: list[int],
-        demands: list[int],
-        probable: dict[int, int],
-        passed: bool,
-        now_ms: int,
-        source: int,
-    ) -> list[Decision]:
+    def _answer(self, items: list[Item], passed: bool, now_ms: int, source: int) -> list[Decision]:
         decisions: list[Decision] = []
-        for i, request in enumerate(requests):
-            limit = request.limit
-            subject = subjects[i]
-            sequence = now_ms // limit.duration_ms
-            demand = demands[i]
-            effective = states[i] + demand
-            current = subject.cell(sequence)
-            assert current is not None
-            if effective > limit.quota or i in probable:
-                before = self._total_at(subject, sequence - 1)
-                guess = probable.get(i, 0)
+        for item in items:
+            limit = item.limit
+            subject = item.subject
+            current = item.cell
+            effective = item.state + item.demand
+            if effective > limit.quota or item.probable:
+                before = self._total_at(subject, current.sequence - 1)
                 decisions.append(
-                    self._deny(subject, current, before, limit, demand, now_ms, effective, guess, source)
+                    self._deny(
+                        subject, current, before, limit, item.demand, now_ms, effective, item.probable, source
+                    )
                 )
             else:
                 # In a failed batch nothing is consumed, by no item: that is what remains.
-                remaining = limit.quota - (effective if passed else states[i])
+                remaining = limit.quota - (effective if passed else item.state)
                 shared = current.shared
                 if (
                     not passed
@@ -646,13 +628,10 @@ class Engine:
                     self._note_limit(subject, current, shared, limit, now_ms)
                 decisions.append(self._fits(subject, current, limit, now_ms, effective, remaining, source))
         if passed:
-            for i, request in enumerate(requests):
-                if request.cost:
-                    cell = subjects[i].cell(now_ms // request.limit.duration_ms)
-                    assert cell is not None
-                    cell.own += request.cost
-            for i, request in enumerate(requests):
-                self._settle(subjects[i], request, now_ms)
+            for item in items:
+                item.cell.own += item.cost
+            for item in items:
+                self._settle(item, now_ms)
         return decisions
 
     def _fits(
@@ -684,15 +663,14 @@ class Engine:
             self._global_age_ms(now_ms),
         )
 
-    def _settle(self, subject: Subject, request: Request, now_ms: int) -> None:
-        limit = request.limit
-        cell = subject.cell(now_ms // limit.duration_ms)
-        assert cell is not None
-        shared = cell.shared
+    def _settle(self, item: Item, now_ms: int) -> None:
+        limit = item.limit
+        subject = item.subject
+        shared = item.cell.shared
         if shared is not None:
-            if request.cost:
-                self._note(subject, cell, shared, limit, now_ms)
+            if item.cost:
+                self._note(subject, item.cell, shared, limit, now_ms)
             elif limit.quota < shared.limit_min or shared.limit_min == 0:
-                self._note_limit(subject, cell, shared, limit, now_ms)
+                self._note_limit(subject, item.cell, shared, limit, now_ms)
         if now_ms - subject.touched_ms >= self._touch_ms:
             self._touch(subject, now_ms)

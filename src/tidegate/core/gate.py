@@ -33,10 +33,12 @@ def checked_request(item: object) -> Request:
         raise InvalidInput("requests", item, REQUESTS_EXPECTED)
     # Fields of a tuple of objects: compiled, those of a Request would be converted before they are looked at.
     fields: tuple[object, ...] = item
-    limit = fields[0]
+    limit, identifier, cost = fields
     if not isinstance(limit, Limit):
         raise InvalidInput("limit", limit, LIMIT_EXPECTED)
-    return Request(limit, checked_name("identifier", fields[1]), checked_int("cost", fields[2], 0))
+    name = checked_name("identifier", identifier)
+    amount = checked_int("cost", cost, 0)
+    return item if name is identifier and amount is cost else Request(limit, name, amount)
 
 
 @final

@@ -53,6 +53,8 @@ class Calls:
         self.latency: dict[str, Histogram] = {}
         # For people: what went wrong last.
         self.last_error: str | None = None
+        # Whether the last call got no answer. A breaker opens after 20 calls in 10 s, which a quiet node never makes.
+        self.is_failing = False
 
     async def through(
         self, operations: Sequence[str], call: Callable[[float], Awaitable[T]], timeout_s: float
@@ -77,6 +79,7 @@ class Calls:
             # The dependency is well: it looked at the rows and said no.
             self.breaker.record(ticket, True, loop.time())
             self._failed(operations, error)
+            self.is_failing = False
             raise
         except DependencyError as error:
             self.breaker.record(ticket, False, loop.time())
@@ -102,10 +105,12 @@ class Calls:
             for operation in operations:
                 self.latency.setdefault(operation, Histogram()).observe(loop.time() - started_s)
         self.breaker.record(ticket, True, loop.time())
+        self.is_failing = False
         return answer
 
     def _failed(self, operations: Sequence[str], error: DependencyError) -> None:
         self.last_error = f"{type(error).__name__}: {error}"
+        self.is_failing = True
         for operation in operations:
             key = (operation, reason_of(error))
             self.errors[key] = self.errors.get(key, 0) + 1

@@ -8,6 +8,7 @@ region travels along and says how many regions are alive.
 from __future__ import annotations
 
 import asyncio
+import logging
 from random import Random
 from typing import Final, NamedTuple
 
@@ -21,6 +22,8 @@ from tidegate.runtime.calls import Calls
 from tidegate.runtime.loops import Metronome, wait_for_event
 
 __all__ = ["ImportLoop", "Imported"]
+
+logger = logging.getLogger(__name__)
 
 # Rows merged between two breaths of the event loop: about a millisecond, compiled.
 SLICE_ROWS: Final = 500
@@ -65,6 +68,8 @@ class ImportLoop:
         self._heal_at_s = 0.0
         self._hurry = asyncio.Event()
         self.calls = Calls("ledger_import", tuning)
+        # Told once when it begins, and once when it is over.
+        self._is_down = False
         self.rows_last = 0
         self.rows_total = 0
         self.lag_ms: dict[str, int] = {}
@@ -97,8 +102,14 @@ class ImportLoop:
                 cursor = changes.cursor
                 more = changes.more
                 lost = lost or changes.lost
-        except DependencyError:
+        except DependencyError as error:
+            if not self._is_down:
+                self._is_down = True
+                logger.warning("the ledger does not answer, regions drift apart: %s", error)
             return Imported(False, rows, full)
+        if self._is_down:
+            self._is_down = False
+            logger.warning("the ledger answers again")
         self._cursor = cursor
         if full:
             self._full_at_s = loop.time() + self._tuning.import_full_interval_ms / 1000

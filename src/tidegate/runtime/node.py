@@ -278,7 +278,7 @@ class Node:
         if self.pulse is not None:
             found.append(Health("origin", self.pulse.alive and self.pulse.is_ours, self._origin_detail()))
         if self.importer is not None:
-            ok = self._ledger_ready and self.importer.calls.breaker.state(now_s) == "closed"
+            ok = self._ledger_ready and not self.importer.calls.is_failing
             detail = (
                 "reachable"
                 if ok

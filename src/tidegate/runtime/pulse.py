@@ -86,9 +86,13 @@ class PulseLoop:
                 self._convergence.start_heal()
             self._on_wiped()
         if had_failed:
+            if self.last_error is not None:
+                logger.warning("the origin answers again")
             self.on_recovered()
 
     def _failed(self, error: Exception) -> None:
+        if self.alive:
+            logger.warning("the origin does not answer, decisions are local: %s", error)
         self.alive = False
         self.last_error = f"{type(error).__name__}: {error}"
 

@@ -56,7 +56,7 @@ FLUSH_RESERVE_S: Final = 2.5
 TOP_MAX: Final = 20
 # Within this time a count is in the embedded file, or a little later when writing has just become slow: a crash costs
 # less than a second of them.
-EMBEDDED_INTERVAL_MS: Final = 800
+EMBEDDED_INTERVAL_MS: Final = 900
 # Cells in one transaction. Keys are digests, so that every 250 cells touch nearly every page of the table: in one large
 # transaction each page is written once.
 EMBEDDED_CELLS_MAX: Final = 10_000
@@ -66,8 +66,11 @@ EMBEDDED_TIMEOUT_MS: Final = 5_000
 # files, the two would still learn from each other with every turn of writing.
 EMBEDDED_FRESH_MS: Final = 600_000
 # A collection walks what is young; with a million subjects in memory a full one would be a pause that clients feel.
-# Decisions make no cycles, so that it may be rare.
-GC_THRESHOLDS: Final = (50_000, 20, 100)
+# Decisions make no cycles, so that it may be rare; but the young ones must not be many when it comes.
+GC_THRESHOLDS: Final = (10_000, 50, 100)
+
+# The thread that writes the embedded file asks for the interpreter between statements, and waits this long at most.
+SWITCH_INTERVAL_S: Final = 0.001
 
 Snapshots = Callable[[Snapshot], Awaitable[Sequence[Snapshot]]]
 """From this process's numbers to those of all workers."""
@@ -273,6 +276,7 @@ def run(config: ServerConfig, *, reload: Callable[[], ServerConfig] | None = Non
 
     raise_file_limit()
     gc.set_threshold(*GC_THRESHOLDS)
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
     make_directory(config)
     first = asyncio.run(prepare(config))
     if config.workers > 1:
