@@ -69,7 +69,8 @@ class Origin(Protocol):
     async def read(self, wanted: Sequence[Component], *, timeout_s: float) -> list[Heard]:
         """One round trip: for each wanted (cell, writer) the cell's total and the writer's component.
 
-        `own` and `expires_at_ms` of what is wanted are ignored; nothing is written; unknown cells answer 0, 0.
+        `expires_at_ms` of what is wanted is ignored; nothing is written; unknown cells answer 0, 0. `own` matters only
+        to a store that holds no count beyond 2^53 and was given more: it answers that it holds all of it.
         """
 
     async def merge(self, components: Sequence[Component], *, timeout_s: float) -> list[Heard]:
@@ -77,7 +78,8 @@ class Origin(Protocol):
 
         `Heard.total` is the total after the merge; `Heard.component` is what was held for this writer *before*
         it, so that the caller notices a wiped or older origin. The cell expires by itself at `expires_at_ms`,
-        set in the same command. Safe to repeat, reorder and duplicate.
+        set in the same command. Safe to repeat, reorder and duplicate. Totals are exact up to 2^53; counts and
+        expiries beyond that are taken all the same, and no answer claims more of a writer's than it ever sent.
         """
 
     async def pulse(self, region: str, *, timeout_s: float) -> Pulse:

@@ -49,6 +49,16 @@ class TestRedisOrigin(RemoteOriginContract):
         await self.merged(origin, component(digest, 6, writer="node-b"))
         assert await _expiry_ms(place.server, digest) == FAR_MS
 
+    async def test_a_cell_that_outlives_every_server_still_has_an_expiry(
+        self, origin: Origin, place: RedisPlace
+    ) -> None:
+        cell = component(new_digest(), 1, expires_at_ms=3 * 2**62)
+        await self.merged(origin, cell)
+        assert await _expiry_ms(place.server, cell.digest) == 2**53
+
+    async def test_more_huge_counts_than_64_bits_hold_even_when_each_is_cut(self, origin: Origin) -> None:
+        await self.check_huge_counts(origin, writers=1_200)
+
     async def test_two_hundred_and_fifty_cells_are_one_command(
         self, origin: Origin, place: RedisPlace
     ) -> None:

@@ -48,6 +48,11 @@ TAGS: Final = tuple(TAG_LIST.split())
 # A script holds up every other client of its server while it runs: 250 cells take it less than a millisecond.
 CELLS_PER_COMMAND_MAX: Final = 250
 
+# Lua's numbers are doubles, exact up to here, and a later expiry than any server takes fails the command when half of
+# it is done. So both stop here: no limit tells such a count from a larger one, and the year is 287396. Answers are
+# turned back, so that a node that has counted more hears that all of its own is held.
+NUMBER_MAX: Final = 2**53
+
 MERGE_SCRIPT: Final = files("tidegate.adapters.redis").joinpath("merge.lua").read_text("utf-8")
 LOAD_SCRIPT: Final = ("SCRIPT", "LOAD", MERGE_SCRIPT)
 
@@ -146,6 +151,8 @@ class Layout:
         before = ""
         for index in indexes:
             _, _, writer, own, expires_at_ms = components[index]
+            if own + expires_at_ms > NUMBER_MAX:  # one look for both: neither comes near it in practice
+                own, expires_at_ms = min(own, NUMBER_MAX), min(expires_at_ms, NUMBER_MAX)
             if writer == before:
                 words += (b"", own, expires_at_ms)
             elif writer:
@@ -185,13 +192,28 @@ def heard_from_merges(
     """The answers in the order of the components."""
     if len(plan.merges) == 1 and plan.are_distinct:
         flat = _numbers(replies[0], len(components))
-        return [_new_heard(Heard, pair) for pair in zip(flat[::2], flat[1::2], strict=True)]
-    answers: list[Heard] = [Heard(0, 0)] * len(components)
+        answers = [_new_heard(Heard, pair) for pair in zip(flat[::2], flat[1::2], strict=True)]
+        return answers if max(flat) < NUMBER_MAX else _with_all_of_ours(components, answers)
+    answers = [Heard(0, 0)] * len(components)
+    highest = 0
     for merge, reply in zip(plan.merges, replies, strict=True):
         flat = _numbers(reply, len(merge.indexes))
         for index, pair in zip(merge.indexes, zip(flat[::2], flat[1::2], strict=True), strict=True):
             answers[index] = _new_heard(Heard, pair)
-    return answers if plan.are_distinct else _as_of_the_whole_call(components, answers)
+        highest = max(highest, *flat)
+    if not plan.are_distinct:
+        answers = _as_of_the_whole_call(components, answers)
+    return answers if highest < NUMBER_MAX else _with_all_of_ours(components, answers)
+
+
+def _with_all_of_ours(components: Sequence[Component], answers: list[Heard]) -> list[Heard]:
+    """The answers to a merge, where a component beyond `NUMBER_MAX` was sent as just that."""
+    for index, one in enumerate(components):
+        if one.own > NUMBER_MAX:
+            total, before = answers[index]
+            others = total - max(before, NUMBER_MAX)
+            answers[index] = Heard(others + one.own, before if before < NUMBER_MAX else one.own)
+    return answers
 
 
 def _as_of_the_whole_call(components: Sequence[Component], answers: Sequence[Heard]) -> list[Heard]:
@@ -213,14 +235,16 @@ def _numbers(reply: Reply, count: int) -> list[int]:
     return reply
 
 
-def heard_from_reads(replies: Iterable[Reply]) -> list[Heard]:
+def heard_from_reads(wanted: Sequence[Component], replies: Iterable[Reply]) -> list[Heard]:
     """The answers to HMGETs, in their order."""
     answers = []
-    for reply in replies:
+    for one, reply in zip(wanted, replies, strict=True):
         try:
             component, total = cast("list[bytes | None]", reply)
             pair = (0 if total is None else int(total), 0 if component is None else int(component))
         except (TypeError, ValueError):
             pair = (0, 0)  # not a hash, or not numbers: damage, which the next merge repairs
+        if pair[1] >= NUMBER_MAX and one.own > NUMBER_MAX:
+            pair = (pair[0] - pair[1] + one.own, one.own)
         answers.append(_new_heard(Heard, pair))
     return answers

@@ -76,7 +76,7 @@ class RedisOrigin:
             return []
         replies = await self._run(self._layout.reads(wanted), Deadline.after(timeout_s))
         self._cells_read += len(wanted)
-        return heard_from_reads(replies)
+        return heard_from_reads(wanted, replies)
 
     async def merge(self, components: Sequence[Component], *, timeout_s: float) -> list[Heard]:
         if not components:

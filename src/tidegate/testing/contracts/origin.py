@@ -30,6 +30,7 @@ TIMEOUT_S: Final = 10.0
 # Expires in the year 2100: nothing expires by accident.
 FAR_MS: Final = 4_102_444_800_000
 COUNT_MAX: Final = 2**53
+INT64_MAX: Final = 2**63 - 1
 
 _numbers = itertools.count()
 
@@ -183,6 +184,42 @@ class OriginContract:
         assert await self.merged(origin, component(digest, own, writer="a")) == Heard(own, own - 1)
         assert await self.merged(origin, component(digest, 1, writer="b")) == Heard(own + 1, 0)
         assert await self.read(origin, component(digest, writer="a")) == Heard(own + 1, own)
+
+    async def test_counts_beyond_2_to_the_53_never_come_back_as_more_than_was_sent(
+        self, origin: Origin
+    ) -> None:
+        huge, small = component(new_digest(), COUNT_MAX - 1), component(new_digest())
+        await self.merged(origin, huge)
+        held = [huge.own]
+        for step, own in enumerate(
+            (COUNT_MAX + 1, COUNT_MAX + 2, COUNT_MAX + 3, COUNT_MAX + 1_001, 2**60 + 1, INT64_MAX), start=1
+        ):
+            sent = [huge._replace(own=own), small._replace(own=step)]
+            first, other = await origin.merge(sent, timeout_s=TIMEOUT_S)
+            assert held[-1] <= first.component <= own, "more would be counted twice, less would be sent again"
+            assert first.total >= COUNT_MAX
+            assert other == Heard(step, step - 1)
+            for call in (origin.merge, origin.read):
+                again, other = await call(sent, timeout_s=TIMEOUT_S)
+                assert again.component == own
+                assert again.total >= COUNT_MAX
+                assert other == Heard(step, step)
+            held.append(own)
+
+    async def test_what_others_counted_shows_beside_a_count_beyond_2_to_the_53(self, origin: Origin) -> None:
+        huge = component(new_digest(), COUNT_MAX + 5, writer="a")
+        await self.merged(origin, component(huge.digest, 1_000, writer="b"))
+        heard = await self.merged(origin, huge)
+        assert heard.component == 0
+        assert 1_000 <= heard.total - huge.own <= 1_002, "of such a total the last digits may be rounded"
+        seen = await self.read(origin, component(huge.digest, 1_000, writer="b"))
+        assert seen.component == 1_000
+        assert seen.total - 1_000 >= COUNT_MAX - 2
+
+    async def test_huge_counts_of_several_writers_spoil_neither_their_cell_nor_others(
+        self, origin: Origin
+    ) -> None:
+        await self.check_huge_counts(origin, writers=40)
 
     @settings(
         max_examples=30,
@@ -340,6 +377,20 @@ class OriginContract:
         assert (await self.merged(origin, late)).total == 5
         assert await self.read(origin, late) == Heard(0, 0)
 
+    @pytest.mark.parametrize("duration_ms", [2**53, 2**60, 2**61, 2**62, INT64_MAX])
+    async def test_an_expiry_that_no_clock_will_reach_is_taken(
+        self, origin: Origin, duration_ms: int
+    ) -> None:
+        cells = [
+            component(new_digest(), 1),
+            component(new_digest(), 2, sequence=0, expires_at_ms=3 * duration_ms),
+            component(new_digest(), 3),
+        ]
+        assert await origin.merge(cells, timeout_s=TIMEOUT_S) == [Heard(own, 0) for own in (1, 2, 3)]
+        more = [cell._replace(own=cell.own + 1) for cell in cells]
+        assert await origin.merge(more, timeout_s=TIMEOUT_S) == [Heard(own + 1, own) for own in (1, 2, 3)]
+        assert await origin.read(more, timeout_s=TIMEOUT_S) == [Heard(own, own) for own in (2, 3, 4)]
+
     # ---- the region
 
     async def test_the_first_node_claims_the_origin_and_the_others_find_its_name(
@@ -409,6 +460,23 @@ class OriginContract:
         assert after["connections_opened"] == before["connections_opened"]
 
     # ---- short forms
+
+    @staticmethod
+    async def check_huge_counts(origin: Origin, *, writers: int) -> None:
+        """Counts of which two are more than 64 bits hold, in one cell."""
+        digest, small = new_digest(), component(new_digest(), 7)
+        owns = itertools.islice(itertools.cycle((2**62, 2**62 + 1, INT64_MAX - 1, INT64_MAX)), writers)
+        huge = [component(digest, own, writer=f"node-{index}") for index, own in enumerate(owns)]
+        for one in huge[:3]:
+            await origin.merge([one, small], timeout_s=TIMEOUT_S)
+        for start in range(0, writers, 400):
+            await origin.merge([*huge[start : start + 400], small], timeout_s=TIMEOUT_S)
+        for call in (origin.read, origin.merge):
+            for one in (huge[0], huge[-1]):
+                heard, other = await call([one, small], timeout_s=TIMEOUT_S)
+                assert heard.component == one.own
+                assert heard.total > COUNT_MAX
+                assert other == Heard(7, 7)
 
     @staticmethod
     async def merged(origin: Origin, one: Component) -> Heard:
