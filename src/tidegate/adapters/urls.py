@@ -28,6 +28,8 @@ REDIS_SCHEMES: Final = frozenset(
 )
 MYSQL_SCHEMES: Final = frozenset({"mysql", "mariadb"})
 POSTGRES_SCHEMES: Final = frozenset({"postgres", "postgresql"})
+# Servers that let a user in without a password: by its certificate, its address or a socket.
+LONE_USER_SCHEMES: Final = MYSQL_SCHEMES | POSTGRES_SCHEMES
 
 ORIGIN_EXAMPLES: Final = (
     "redis://, rediss://, redis+cluster://, redis+sentinel://, valkey://, sqlite:///path or memory://"
@@ -35,22 +37,35 @@ ORIGIN_EXAMPLES: Final = (
 LEDGER_EXAMPLES: Final = "mysql://, postgres://, sqlite:///path or memory://"
 
 SCHEME: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.\-]*)://")
-SECRET_OPTION: Final = re.compile(r"(?i)([?&][^=&#]*(?:pass|secret|token|auth)[^=&#]*=)[^&#]*")
+# An option whose name is written with escapes is none of ours. A value runs to the next "&": what follows a "#" or ";"
+# may be the rest of it.
+SECRET_OPTION: Final = re.compile(r"(?i)([?&;#][^=&;#]*(?:pass|pwd|secret|token|auth|cred|%)[^=&;#]*=)[^&]*")
+# Where the user of a URL ends and a password begins. Some escape the colon as well.
+PASSWORD_FOLLOWS: Final = re.compile(r"(?i):|%3a")
+# What a user is never written with, so that something else was meant.
+NO_USER: Final = frozenset("/?#@")
 MASK: Final = "***"
 
 
 def masked(url: str) -> str:
     """`url` without its secrets, for logs and errors. Would rather hide too much than too little.
 
-    The last "@" ends the password, because people forget to encode one inside of it. A user without a password is
-    hidden as well: where servers know no user names it is a token.
+    The last "@" ends the password, because people forget to encode one inside of it. A user without a password stays,
+    so that a command with the URL in it can be pasted; unless no database has users that way, as Redis, where what
+    stands alone is meant to be the password.
     """
     match = SCHEME.match(url)
     start = match.end() if match else 0
     end = url.rfind("@")
     if end >= start:
-        user, colon, _ = url[start:end].partition(":")
-        url = url[:start] + (f"{user}:{MASK}" if colon else MASK) + url[end:]
+        user, *password = PASSWORD_FOLLOWS.split(url[start:end], maxsplit=1)
+        if password:
+            hidden = f"{user}:{MASK}"
+        elif match and match.group(1).lower() in LONE_USER_SCHEMES and NO_USER.isdisjoint(user):
+            hidden = user
+        else:
+            hidden = MASK
+        url = url[:start] + hidden + url[end:]
     return SECRET_OPTION.sub(rf"\g<1>{MASK}", url)
 
 
