@@ -4,6 +4,7 @@ import configparser
 import shlex
 import shutil
 import subprocess
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -87,6 +88,29 @@ def test_the_unit_allows_a_stop_more_time_than_the_server_takes() -> None:
     }
     assert named <= known and len(named) == 2
     assert isinstance(ServerConfig().http.stop_timeout_s, float)
+
+
+def test_the_unit_can_read_the_tls_key_as_the_how_to_says(tmp_path: Path) -> None:
+    how_to = (DEPLOY.parent / "docs" / "how-to" / "serve.md").read_text(encoding="utf-8")
+    commands = [
+        shlex.split(line) for line in how_to.splitlines() if line.startswith(("group", "install", "sed"))
+    ]
+    (group,) = [words[-1] for words in commands if words[0] == "groupadd"]
+    installed = {words[-1]: words for words in commands if words[0] == "install"}
+    tls = tomllib.loads(SAMPLE.read_text(encoding="utf-8"))["tls"]
+    assert tls["cert"] in installed
+    key = installed[tls["key"]]
+    assert (key[key.index("-g") + 1], key[key.index("-m") + 1]) == (group, "640")
+
+    unit = tmp_path / "tidegate.service"
+    unit.write_text((DEPLOY / unit.name).read_text(encoding="utf-8"), encoding="utf-8")
+    assert "SupplementaryGroups" not in unit_of(unit)["Service"], (
+        "a group that is not there keeps a unit down"
+    )
+    (edit,) = [words for words in commands if words[0] == "sed"]
+    assert edit[-1] in installed, "it edits what was installed"
+    subprocess.run([*edit[:-1], str(unit)], check=True, timeout=60)
+    assert unit_of(unit)["Service"]["SupplementaryGroups"] == group
 
 
 @pytest.mark.parametrize("unit_file", UNITS, ids=lambda path: path.name)
