@@ -269,6 +269,13 @@ class Catalog(Protocol):
         """Create or replace the key `row.id`. Its workspace must exist, and no other key may have its digest:
         `InvalidInput` otherwise."""
 
+    async def expire_key(self, key_id: str, *, expires_at_ms: int, timeout_s: float) -> KeyRow | None:
+        """Let the key expire then, unless it was revoked; answers the row as stored, None when there is no such key."""
+
+    async def revoke_key(self, key_id: str, *, revoked_at_ms: int, timeout_s: float) -> KeyRow | None:
+        """Revoke the key, for good; answers the row as stored, with the moment at which it was first revoked, None
+        when there is no such key."""
+
     async def create_namespace(self, row: NamespaceRow, *, timeout_s: float) -> NamespaceRow:
         """Create it unless the workspace has a namespace of that name; answers the one that is there, also a
         deleted one. Concurrent calls for one name create one. Raises `InvalidInput` (field `id`) when another

@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 
 from tests.cli.conftest import PROGRAM, Invoke, InvokeJSON, Program
+from tidegate.cli.catalogs import Place, all_rows
+from tidegate.ports import Catalog, CatalogChanges
 from tidegate.server.auth import digest_of
 from tidegate.server.permissions import ACTIONS, ALL, PERMISSION_LENGTH_MAX, PERMISSIONS_MAX, override_urn
 
@@ -111,6 +113,28 @@ def test_revoking_twice_is_harmless_and_a_revoked_key_does_not_come_back(
     result = invoke("keys", "expire", key_id, "--at", "30d", "--data-dir", data_dir)
     assert result.exit_code == 2
     assert "was revoked" in result.stderr
+
+
+def test_a_key_that_somebody_revokes_while_it_is_made_to_expire_stays_revoked(
+    invoke: Invoke, invoke_json: InvokeJSON, data_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    key_id = invoke_json("keys", "create", "--data-dir", data_dir)["id"]
+
+    async def rows_and_then_a_revocation(catalog: Catalog, place: Place) -> CatalogChanges:
+        rows = await all_rows(catalog, place)
+        await catalog.put_key(rows.keys[0]._replace(revoked_at_ms=1_000), timeout_s=place.timeout_s)
+        return rows
+
+    with monkeypatch.context() as patch:
+        patch.setattr("tidegate.cli.keys.all_rows", rows_and_then_a_revocation)
+        result = invoke("keys", "expire", key_id, "--at", "30d", "--data-dir", data_dir)
+        assert result.exit_code == 2
+        assert f"{key_id} was revoked 1970-01-01T00:00:01Z" in result.stderr
+        assert (
+            invoke_json("keys", "revoke", key_id, "--data-dir", data_dir)["revoked"] == "1970-01-01T00:00:01Z"
+        )
+    (listed,) = invoke_json("keys", "list", "--all", "--data-dir", data_dir)["keys"]
+    assert (listed["state"], listed["expires"]) == ("revoked", None)
 
 
 # What grants nothing here, and what the warning must say. Namespaces' names and other services' permissions among them.
@@ -282,7 +306,7 @@ def test_keys_live_in_the_shared_database_of_a_fleet(
     url = request.getfixturevalue(url_of)
     without = invoke("keys", "create", "--ledger", url)
     assert without.exit_code == 2
-    assert "tidegate migrate" in without.stderr
+    assert f"tidegate migrate --ledger {url}\n" in without.stderr, "it can be pasted"
     invoke_json("migrate", "--ledger", url)
     made = invoke_json(
         "keys", "create", "--ledger", url, "--workspace", "acme", "--permissions", "all", "--name", "ünï 🎈"

@@ -49,6 +49,12 @@ class LaneCatalog(Generic[SessionType]):
     async def put_key(self, row: KeyRow, *, timeout_s: float) -> KeyRow:
         return await self._write(lambda: catalog_sql.put_key(row), timeout_s)
 
+    async def expire_key(self, key_id: str, *, expires_at_ms: int, timeout_s: float) -> KeyRow | None:
+        return await self._write(lambda: catalog_sql.expire_key(key_id, expires_at_ms), timeout_s)
+
+    async def revoke_key(self, key_id: str, *, revoked_at_ms: int, timeout_s: float) -> KeyRow | None:
+        return await self._write(lambda: catalog_sql.revoke_key(key_id, revoked_at_ms), timeout_s)
+
     async def create_namespace(self, row: NamespaceRow, *, timeout_s: float) -> NamespaceRow:
         return await self._write(lambda: catalog_sql.create_namespace(row), timeout_s)
 

@@ -27,12 +27,14 @@ __all__ = [
     "delete_namespace",
     "delete_override",
     "dollars",
+    "expire_key",
     "find_namespace",
     "purge",
     "put_key",
     "put_workspace",
     "read_purged_version",
     "read_version",
+    "revoke_key",
     "set_override",
 ]
 
@@ -223,6 +225,27 @@ def put_key(row: KeyRow) -> Script[KeyRow]:
         sql = f"INSERT INTO ratelimit_keys ({KEY_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
         yield Statement(sql, (key, *values))
     return row._replace(version=version)
+
+
+def _change_live_key(key_id: str, column: str, moment_ms: int) -> Script[KeyRow | None]:
+    """One statement looks and writes: whatever its caller has read before, a revoked key stays as it is."""
+    version = yield from _next_version()
+    key = encode_name(key_id)
+    sql = f"UPDATE ratelimit_keys SET {column} = ?, version = ? WHERE id = ? AND revoked_at IS NULL"
+    yield Statement(sql, (moment_ms, version, key))
+    rows = yield Statement(f"SELECT {KEY_COLUMNS} FROM ratelimit_keys WHERE id = ?", (key,))
+    held = key_row(rows[0]) if rows else None
+    if held is None or held.version != version:
+        raise Unchanged(held)
+    return held
+
+
+def expire_key(key_id: str, expires_at_ms: int) -> Script[KeyRow | None]:
+    return _change_live_key(key_id, "expires_at", expires_at_ms)
+
+
+def revoke_key(key_id: str, revoked_at_ms: int) -> Script[KeyRow | None]:
+    return _change_live_key(key_id, "revoked_at", revoked_at_ms)
 
 
 def name_digest_of(row: NamespaceRow) -> bytes:

@@ -22,6 +22,8 @@ __all__ = ["keys"]
 # What the rate limit SDKs need, and no more.
 DEFAULT: Final = ("ratelimit.*.limit", "ratelimit.*.create_namespace")
 
+NO_KEY: Final = "no key has that id; `tidegate keys list --all` shows them"
+
 
 class Permissions(click.ParamType[tuple[str, ...]]):
     """`A,B`: permissions separated by commas; `all` for everything, nothing for none."""
@@ -218,7 +220,7 @@ async def _list(place: Place, workspace: str | None) -> list[KeyRow]:
 def expire(place: Place, key_id: str, expires_at_ms: int | None, as_json: bool) -> None:
     """Let a key expire: now, or --at a moment. KEY_ID is its id, or the key itself."""
     moment_ms = now_ms() if expires_at_ms is None else expires_at_ms
-    row = run(_change(place, key_id, expires_at_ms=moment_ms))
+    row = run(_expire(place, key_id, moment_ms))
     answer(as_json, _document(row, now_ms()), f"{row.id} expires {_iso(row.expires_at_ms)}")
 
 
@@ -228,18 +230,28 @@ def expire(place: Place, key_id: str, expires_at_ms: int | None, as_json: bool) 
 @json_option
 def revoke(place: Place, key_id: str, as_json: bool) -> None:
     """Revoke a key for good; every server refuses it within seconds. KEY_ID is its id, or the key itself."""
-    row = run(_change(place, key_id, revoked_at_ms=now_ms()))
+    row = run(_revoke(place, key_id))
     answer(as_json, _document(row, now_ms()), f"{row.id} revoked")
 
 
-async def _change(place: Place, key_id: str, **changes: Any) -> KeyRow:
+async def _expire(place: Place, key_id: str, moment_ms: int) -> KeyRow:
     async with opened_catalog(place) as catalog:
-        row = _find_key(await all_rows(catalog, place), key_id)
-        if row.revoked_at_ms is not None:
-            if "revoked_at_ms" in changes:
-                return row
-            raise click.ClickException(f"{row.id} was revoked {_iso(row.revoked_at_ms)}; make a new key")
-        return await catalog.put_key(row._replace(**changes), timeout_s=place.timeout_s)
+        known = _find_key(await all_rows(catalog, place), key_id)
+        row = await catalog.expire_key(known.id, expires_at_ms=moment_ms, timeout_s=place.timeout_s)
+    if row is None:
+        raise click.ClickException(NO_KEY)
+    if row.revoked_at_ms is not None:
+        raise click.ClickException(f"{row.id} was revoked {_iso(row.revoked_at_ms)}; make a new key")
+    return row
+
+
+async def _revoke(place: Place, key_id: str) -> KeyRow:
+    async with opened_catalog(place) as catalog:
+        known = _find_key(await all_rows(catalog, place), key_id)
+        row = await catalog.revoke_key(known.id, revoked_at_ms=now_ms(), timeout_s=place.timeout_s)
+    if row is None:
+        raise click.ClickException(NO_KEY)
+    return row
 
 
 def _find_key(rows: CatalogChanges, wanted: str) -> KeyRow:
@@ -249,4 +261,4 @@ def _find_key(rows: CatalogChanges, wanted: str) -> KeyRow:
     for row in rows.keys:
         if wanted == row.id or row.digest == digest:
             return row
-    raise click.ClickException("no key has that id; `tidegate keys list --all` shows them")
+    raise click.ClickException(NO_KEY)

@@ -68,8 +68,8 @@ async def prepare(config: ServerConfig) -> FirstKey | None:
         keys = (await catalog.changes(0, timeout_s=TIMEOUT_S)).keys
         for row in keys:
             if row.id in unseen and row.revoked_at_ms is None:
-                revoked = row._replace(revoked_at_ms=time.time_ns() // 1_000_000)
-                await catalog.put_key(revoked, timeout_s=TIMEOUT_S)
+                moment_ms = time.time_ns() // 1_000_000
+                await catalog.revoke_key(row.id, revoked_at_ms=moment_ms, timeout_s=TIMEOUT_S)
         if any(row.id not in unseen for row in keys):
             not_shown.unlink(missing_ok=True)
             return None

@@ -138,6 +138,40 @@ class CatalogContract:
         found = [each for each in (await all_changes(catalog)).workspaces if each.id == row.id]
         assert found == [second]
 
+    async def test_a_key_expires_and_is_revoked_and_stays_revoked(
+        self, catalog: Catalog, workspace_id: str
+    ) -> None:
+        stored = await catalog.put_key(key(workspace_id, "ünï"), timeout_s=TIMEOUT_S)
+        other = await catalog.put_key(key(workspace_id), timeout_s=TIMEOUT_S)
+        expired = await catalog.expire_key(stored.id, expires_at_ms=7, timeout_s=TIMEOUT_S)
+        assert expired is not None
+        assert expired == stored._replace(expires_at_ms=7, version=expired.version)
+        revoked = await catalog.revoke_key(stored.id, revoked_at_ms=8, timeout_s=TIMEOUT_S)
+        assert revoked is not None
+        assert revoked == expired._replace(revoked_at_ms=8, version=revoked.version)
+        assert stored.version < expired.version < revoked.version
+        assert await catalog.expire_key(stored.id, expires_at_ms=9, timeout_s=TIMEOUT_S) == revoked
+        assert await catalog.revoke_key(stored.id, revoked_at_ms=9, timeout_s=TIMEOUT_S) == revoked
+        assert await catalog.expire_key("key_nobody", expires_at_ms=9, timeout_s=TIMEOUT_S) is None
+        assert await catalog.revoke_key("key_nobody", revoked_at_ms=9, timeout_s=TIMEOUT_S) is None
+        assert await catalog.version(timeout_s=TIMEOUT_S) == revoked.version, "nothing to do leaves no trace"
+        found = [each for each in (await all_changes(catalog)).keys if each.workspace_id == workspace_id]
+        assert found == [other, revoked]
+
+    async def test_a_key_that_expires_and_is_revoked_at_the_same_moment_is_revoked(
+        self, catalog: Catalog, open_catalog: OpenCatalog, workspace_id: str
+    ) -> None:
+        others = [await open_catalog() for _ in range(2)]
+        for moment_ms in range(1, 11):
+            row = await catalog.put_key(key(workspace_id), timeout_s=TIMEOUT_S)
+            await asyncio.gather(
+                others[0].expire_key(row.id, expires_at_ms=moment_ms, timeout_s=TIMEOUT_S),
+                others[1].revoke_key(row.id, revoked_at_ms=moment_ms, timeout_s=TIMEOUT_S),
+                catalog.expire_key(row.id, expires_at_ms=moment_ms, timeout_s=TIMEOUT_S),
+            )
+            (held,) = [each for each in (await all_changes(catalog)).keys if each.id == row.id]
+            assert held.revoked_at_ms == moment_ms
+
     async def test_a_key_comes_back_as_it_was_put_and_is_replaced_by_the_next_put(
         self, catalog: Catalog, workspace_id: str
     ) -> None:
