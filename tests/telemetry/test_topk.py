@@ -1,12 +1,13 @@
 from __future__ import annotations
 
 from collections import Counter
+from random import Random
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidegate.telemetry.topk import SpaceSaving
+from tidegate.telemetry.topk import SpaceSaving, Thinning
 
 streams = st.lists(st.tuples(st.integers(0, 30), st.integers(0, 5)), max_size=300)
 
@@ -69,3 +70,25 @@ def test_the_heaviest_come_first() -> None:
 def test_a_sketch_without_room_is_refused() -> None:
     with pytest.raises(ValueError, match="capacity"):
         SpaceSaving(0)
+
+
+def test_few_events_all_weigh_one() -> None:
+    thinning = Thinning(10, 4, Random(1).random)
+    assert [thinning.weight(second) for second in range(5) for _ in range(10)] == [1] * 50
+
+
+def test_in_a_flood_some_stand_for_all_and_the_sum_stays_true() -> None:
+    thinning = Thinning(1_000, 16, Random(7).random)
+    weights = [thinning.weight(5) for _ in range(101_000)]
+    assert weights[:1_000] == [1] * 1_000
+    assert set(weights[1_000:]) == {0, 16}
+    assert 95_000 < sum(weights[1_000:]) < 105_000
+    assert thinning.weight(6) == 1, "the next second begins anew"
+
+
+def test_what_stands_for_others_is_drawn_and_does_not_follow_the_rhythm_of_the_stream() -> None:
+    thinning = Thinning(0, 16, Random(3).random)
+    heavy: SpaceSaving[int] = SpaceSaving(10)
+    for event in range(64_000):
+        heavy.add(event % 4, thinning.weight(1))
+    assert all(14_000 < each.weight < 18_000 for each in heavy.top(4))

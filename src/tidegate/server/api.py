@@ -10,8 +10,9 @@ HTTP is known here as (head, body) in and (status, header lines, body) out, no m
 
 from __future__ import annotations
 
-from collections.abc import Coroutine, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
+from random import random
 from typing import Any, Final, cast
 
 import msgspec
@@ -36,7 +37,7 @@ from tidegate.server.problems import (
 )
 from tidegate.server.ratelimit_fields import allowed_line, denied_line, policy_lines, policy_name
 from tidegate.server.schema import LimitBody, decode_limit, decode_multi_limit
-from tidegate.telemetry.topk import SpaceSaving
+from tidegate.telemetry.topk import SpaceSaving, Thinning
 
 __all__ = ["Api"]
 
@@ -45,6 +46,9 @@ PLANS_MAX: Final = 16_384
 MATCHES_MAX: Final = 65_536
 # The most denied identifiers are known to within 1 % of all denials.
 TOP_CAPACITY: Final = 100
+# So many in a second are all noted; of more, one in some: the statistics must not cost more than the answers.
+DENIALS_NOTED_PER_S: Final = 1_000
+FLOOD_WEIGHT: Final = 16
 
 ENCODE: Final = msgspec.json.Encoder().encode
 
@@ -70,7 +74,7 @@ Judgement = tuple[Plan, Override | None]
 """What a request will be judged by: the plan, and the override that it comes from."""
 
 # `Request(limit, identifier, cost)` without a frame of Python for each item of a batch.
-NEW_REQUEST: Final = partial(tuple.__new__, Request)
+new_request: Final = cast("Callable[[tuple[Limit, str, int]], Request]", partial(tuple.__new__, Request))
 
 
 class MultiLimitItem(msgspec.Struct, gc=False, rename={"override_id": "overrideId"}):
@@ -110,6 +114,7 @@ class Api:
         self._matches: dict[tuple[object, str], Override | None] = {}
         self._matches_before: dict[tuple[object, str], Override | None] = {}
         self.top_denials: SpaceSaving[tuple[str, str, str]] = SpaceSaving(TOP_CAPACITY)
+        self._thinning = Thinning(DENIALS_NOTED_PER_S, FLOOD_WEIGHT, random)
         # Bound once: the short way looks up nothing twice.
         self._decide = limiter.limit_nowait
         self._request_id = admissions.request_id
@@ -207,22 +212,27 @@ class Api:
         workspace = caller.workspace
         assert workspace is not None
         known = workspace.namespaces
-        plans = self._plans
+        # Items of a batch often differ in nothing but their identifier: what judged one judges the next.
+        judged: dict[tuple[str, int, int], Judgement] = {}
         judgements: list[Judgement] = []
-        fields: list[tuple[Limit, str, int]] = []
+        requests: list[Request] = []
         for call in calls:
-            namespace = known.get(call.namespace)
-            if (
-                namespace is None
-                or namespace.is_deleted
-                or not (caller.can_limit or caller.may("limit", namespace.id))
-            ):
-                return self._admissions.serve(head, request_id, work)
-            plan = None if namespace.has_overrides else plans.get((namespace, call.limit, call.duration))
-            judgement = (plan, None) if plan is not None else self._judgement(workspace, namespace, call)
+            asked = (call.namespace, call.limit, call.duration)
+            judgement = judged.get(asked)
+            if judgement is None:
+                namespace = known.get(call.namespace)
+                if (
+                    namespace is None
+                    or namespace.is_deleted
+                    or not (caller.can_limit or caller.may("limit", namespace.id))
+                ):
+                    return self._admissions.serve(head, request_id, work)
+                judgement = self._judgement(workspace, namespace, call)
+                if not namespace.has_overrides:
+                    judged[asked] = judgement
             judgements.append(judgement)
             cost = call.cost
-            fields.append((judgement[0].limit, call.identifier, 1 if cost is UNSET else cost))
+            requests.append(new_request((judgement[0].limit, call.identifier, 1 if cost is UNSET else cost)))
         lines = b""
         if workspace.quota is not None:
             quota = self._decide(workspace.quota, workspace.id, 1, now_ms=now_ms)
@@ -231,7 +241,7 @@ class Api:
             if not quota.success:
                 return error_answer(over_quota(quota, now_ms), request_id, head.accept)
             lines = quota_lines(quota, now_ms)
-        decisions = self._limiter.limit_many_nowait(_requests(fields), now_ms=now_ms)
+        decisions = self._limiter.limit_many_nowait(requests, now_ms=now_ms)
         if decisions is None:
             return self._admissions.serve(head, request_id, work, Admission(caller, workspace, lines))
         return self._multi_limit_answer(head, request_id, calls, judgements, decisions, lines)
@@ -240,10 +250,10 @@ class Api:
         self, head: Head, calls: list[LimitBody], request_id: str, admission: Admission
     ) -> Answer:
         judgements = await self._judgements(calls, admission)
-        requests = _requests(
-            (plan.limit, call.identifier, 1 if call.cost is UNSET else call.cost)
+        requests = [
+            Request(plan.limit, call.identifier, 1 if call.cost is UNSET else call.cost)
             for call, (plan, _) in zip(calls, judgements, strict=True)
-        )
+        ]
         decisions = await self._limiter.limit_many(requests, now_ms=self._test_time_ms(head))
         return self._multi_limit_answer(head, request_id, calls, judgements, decisions, admission.lines)
 
@@ -268,13 +278,18 @@ class Api:
             )
             for call, (_, override), decision in zip(calls, judgements, decisions, strict=True)
         ]
-        denied = [number for number, item in enumerate(items) if not item.passed]
+        passed = True
+        for decision in decisions:
+            if not decision.success:
+                passed = False
+                break
         if not head.metrics_off:
             judgements[0][0].workspace.decisions += len(items)
-            for number in denied:
-                plan = judgements[number][0]
-                self.top_denials.add((plan.workspace.id, plan.namespace.name, calls[number].identifier))
-        envelope = MultiLimitEnvelope(Meta("req_" + request_id), MultiLimitData(not denied, items))
+            if not passed:
+                for call, (plan, _), decision in zip(calls, judgements, decisions, strict=True):
+                    if not decision.success:
+                        self._note_denial(plan, call.identifier)
+        envelope = MultiLimitEnvelope(Meta("req_" + request_id), MultiLimitData(passed, items))
         return 200, JSON_LINE + lines, ENCODE(envelope)
 
     # What a request is judged by
@@ -345,7 +360,13 @@ class Api:
         """For the metrics by workspace and identifier."""
         plan.workspace.decisions += 1
         if not decision.success:
-            self.top_denials.add((plan.workspace.id, plan.namespace.name, identifier))
+            self._note_denial(plan, identifier)
+
+    def _note_denial(self, plan: Plan, identifier: str) -> None:
+        """For the most denied identifiers."""
+        weight = self._thinning.weight(self._now_ms() // 1000)
+        if weight:
+            self.top_denials.add((plan.workspace.id, plan.namespace.name, identifier), weight)
 
     def _test_time_ms(self, head: Head) -> int | None:
         """The request's own time: in test mode only."""
@@ -362,10 +383,6 @@ class Api:
 def _gone(name: str) -> Refusal:
     shown = name if len(name) <= 64 else name[:61] + "..."
     return Refusal(NAMESPACE_GONE, f"The namespace {shown!r} has been deleted.")
-
-
-def _requests(fields: Iterable[tuple[Limit, str, int]]) -> list[Request]:
-    return cast("list[Request]", list(map(NEW_REQUEST, fields)))
 
 
 def limit_answer(

@@ -7,10 +7,10 @@ too high by at most total / capacity; a key with more than that share of the str
 from __future__ import annotations
 
 import heapq
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from typing import Generic, NamedTuple, TypeVar
 
-__all__ = ["Heavy", "SpaceSaving"]
+__all__ = ["Heavy", "SpaceSaving", "Thinning"]
 
 K = TypeVar("K", bound=Hashable)
 
@@ -81,3 +81,27 @@ class SpaceSaving(Generic[K]):
 
     def __len__(self) -> int:
         return len(self._counts)
+
+
+class Thinning:
+    """How much each event of a stream weighs. Up to `per_s` in a second all weigh 1; in a flood one in `share`, drawn
+    at random, weighs `share` and the others nothing. The sum stays true on average."""
+
+    __slots__ = ("_count", "_per_s", "_random", "_second", "_share")
+
+    def __init__(self, per_s: int, share: int, random: Callable[[], float]) -> None:
+        self._per_s = per_s
+        self._share = share
+        self._random = random
+        self._second = 0
+        self._count = 0
+
+    def weight(self, now_s: int) -> int:
+        """Of one event at `now_s`: 0 for one that need not be looked at."""
+        if now_s != self._second:
+            self._second = now_s
+            self._count = 0
+        self._count += 1
+        if self._count <= self._per_s:
+            return 1
+        return self._share if self._random() * self._share < 1 else 0

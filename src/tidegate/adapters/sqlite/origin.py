@@ -57,10 +57,10 @@ CELLS: Final = """
     )
 """
 # Two numbers for each cell: the sum of its components, and that of the asking writer. A sum beyond 64 bits would fail
-# the whole statement, for every cell in it: each part counts as 2^53 at most, which no limit can tell from more.
+# the whole statement, for every cell in it; a total in floating point is exact up to 2^53, as far as counts go.
 HELD: Final = f"""{CELLS}
     SELECT '[' || group_concat(
-        (SELECT coalesce(sum(min(held.own, 9007199254740992)), 0) || ',' ||
+        (SELECT CAST(min(total(held.own), 4611686018427387904.0) AS INTEGER) || ',' ||
                 coalesce(sum(CASE WHEN held.writer = cells.writer THEN held.own END), 0)
            FROM origin_components AS held
           WHERE held.digest = cells.digest AND held.sequence = cells.sequence AND held.expires_at_ms > :after_ms)
