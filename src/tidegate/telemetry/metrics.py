@@ -260,7 +260,7 @@ METRICS: Final[tuple[Metric, ...]] = (
     Metric(
         "top_identifier_denials",
         "gauge",
-        "Denials of the most denied identifiers since the start: too high by at most 1 % of all; above 1,000 denials a second by sample.",
+        "Denials of the most denied identifiers since the start: too high by at most 1 % of all; in a flood by sample.",
         "The first place to look when outcome=denied jumps. Identifiers are shown as they are: guard /metrics.",
         ("workspace", "namespace", "identifier"),
         series_max=20,
