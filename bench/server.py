@@ -20,6 +20,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple, Self
@@ -33,6 +34,7 @@ IDENTIFIERS = 10_000
 CONNECTIONS = 64
 SUBJECTS = 1_000_000
 START_TIMEOUT_S = 30.0
+WARM_S = 2.0
 PATH = "/v2/ratelimit.limit"
 MULTI_PATH = "/v2/ratelimit.multiLimit"
 # Never reached by the run. The first request of each identifier costs a quarter of it, so that every cell is above
@@ -323,13 +325,15 @@ def latency(bench: Bench, out: Printer, rates: Mapping[str, float]) -> None:
     found: dict[str, list[loadgen.Latencies]] = {server.name: [] for server, _ in contestants}
     for _ in range(max(1, bench.rounds)):
         for server, rate in contestants:
-            each = bench.generator.run(
+            load = partial(
+                bench.generator.run,
                 server.address[1],
                 files[server.name],
                 rate_per_s=rate,
-                seconds=max(5.0, bench.seconds),
                 connections=CONNECTIONS,
             )
+            load(seconds=WARM_S)  # while others had their turn, what was read of the origin has become stale
+            each = load(seconds=max(5.0, bench.seconds))
             if each.errors:
                 raise SystemExit(f"{server.name}: {each.errors} of {each.sent} requests failed")
             found[server.name].append(each)

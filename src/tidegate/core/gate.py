@@ -152,6 +152,11 @@ class Gate:
         at_ms = self._now_ns() // 1_000_000 if now_ms is None else checked_int("now_ms", now_ms, 0)
         return self.decide(limit, identifier, amount, at_ms, LOCAL)
 
+    def attempt(self, limit: object, identifier: object, cost: object, now_ms: object) -> Decision | None:
+        """A decision from memory; None when something must be read first."""
+        answer = self.ask(limit, identifier, cost, now_ms)
+        return answer if isinstance(answer, Decision) else None
+
     def decide(self, limit: Limit, identifier: str, cost: int, now_ms: int, source: int) -> Decision | Need:
         """The engine's answer to arguments that were checked before: the second try of a driver."""
         with self:

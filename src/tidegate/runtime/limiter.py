@@ -101,10 +101,12 @@ class AsyncLimiter:
         self, limit: Limit, identifier: str, cost: int = 1, *, now_ms: int | None = None
     ) -> Decision | None:
         """A decision from memory, or None when `limit` would have to read the origin, or to start, first."""
-        if not self._started:
-            return None
-        answer = self._gate.ask(limit, identifier, cost, now_ms)
-        return answer if isinstance(answer, Decision) else None
+        return self._gate.attempt(limit, identifier, cost, now_ms) if self._started else None
+
+    @property
+    def attempt(self) -> Callable[[Limit, str, int, int], Decision | None]:
+        """`limit_nowait(limit, identifier, cost, now_ms=now_ms)` without a frame of Python, once `start` is over."""
+        return self._gate.attempt
 
     async def limit(
         self, limit: Limit, identifier: str, cost: int = 1, *, now_ms: int | None = None

@@ -116,7 +116,7 @@ class Api:
         self.top_denials: SpaceSaving[tuple[str, str, str]] = SpaceSaving(TOP_CAPACITY)
         self._thinning = Thinning(DENIALS_NOTED_PER_S, FLOOD_WEIGHT, random)
         # Bound once: the short way looks up nothing twice.
-        self._decide = limiter.limit_nowait
+        self._decide = limiter.attempt
         self._request_id = admissions.request_id
         self._now_ms = admissions.now_ms
         self._caller = admissions.auth.caller
@@ -153,7 +153,7 @@ class Api:
             return self._limit_slowly(head, call, request_id)
         lines = b""
         if workspace.quota is not None:
-            quota = self._decide(workspace.quota, workspace.id, 1, now_ms=now_ms)
+            quota = self._decide(workspace.quota, workspace.id, 1, now_ms)
             if quota is None:
                 return self._limit_slowly(head, call, request_id)
             if not quota.success:
@@ -167,7 +167,7 @@ class Api:
         else:
             plan = self._plan(workspace, namespace, override.limit, override.duration_ms)
         cost = 1 if call.cost is UNSET else call.cost
-        decision = self._decide(plan.limit, call.identifier, cost, now_ms=now_ms)
+        decision = self._decide(plan.limit, call.identifier, cost, now_ms)
         if decision is None:
             return self._limit_slowly(head, call, request_id, Admission(caller, workspace, lines))
         if not head.metrics_off:
@@ -235,7 +235,7 @@ class Api:
             requests.append(new_request((judgement[0].limit, call.identifier, 1 if cost is UNSET else cost)))
         lines = b""
         if workspace.quota is not None:
-            quota = self._decide(workspace.quota, workspace.id, 1, now_ms=now_ms)
+            quota = self._decide(workspace.quota, workspace.id, 1, now_ms)
             if quota is None:
                 return self._admissions.serve(head, request_id, work)
             if not quota.success:

@@ -67,6 +67,7 @@ class HttpConnection(asyncio.Protocol):
         "_state",
         "_task",
         "_transport",
+        "_usual",
         "expires",
         "scheduled",
     )
@@ -76,6 +77,8 @@ class HttpConnection(asyncio.Protocol):
         self._transport: asyncio.Transport = None  # type: ignore[assignment] # set before anything else happens
         self._reader = RequestReader(server.intake, server.router, self)
         self._heads: dict[bytes, Head] = {}
+        # Of those the one that came last.
+        self._usual: Head | None = None
         # True only between two requests, with nothing waiting in either direction: the short way is open.
         self._is_resting = True
         self._state = OPEN
@@ -107,8 +110,12 @@ class HttpConnection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         if self._is_resting:
-            end = data.find(b"\r\n\r\n") + 4
-            head = self._heads.get(data[:end])
+            head = self._usual
+            if head is not None and data.startswith(head.raw):
+                end = len(head.raw)
+            else:
+                end = data.find(b"\r\n\r\n") + 4
+                self._usual = head = self._heads.get(data[:end])
             if head is not None and len(data) - end == head.content_length:
                 server = self._server
                 operation = head.operation
@@ -198,11 +205,13 @@ class HttpConnection(asyncio.Protocol):
             self._forget_heads()
         if server.remembered_bytes + len(data) <= REMEMBERED_BYTES_MAX:
             server.remembered_bytes += len(data)
+            head.raw = data
             self._heads[data] = head
 
     def _forget_heads(self) -> None:
         self._server.remembered_bytes -= sum(map(len, self._heads))
         self._heads.clear()
+        self._usual = None
 
     # The reader's side.
 

@@ -34,12 +34,15 @@ class Head:
         "metrics_off",
         "operation",
         "query",
+        "raw",
         "test_time",
     )
 
     def __init__(self, operation: Operation) -> None:
         self.operation = operation
         self.query = b""
+        # The bytes that it was parsed from, where it is remembered by them.
+        self.raw = b""
         self.authorization: bytes | None = None
         self.accept = b""
         self.test_time: bytes | None = None
