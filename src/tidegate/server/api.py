@@ -171,10 +171,9 @@ class Api:
         if decision is None:
             return self._limit_slowly(head, call, request_id, Admission(caller, workspace, lines))
         if not head.metrics_off:
-            if decision.success:
-                workspace.decisions += 1
-            else:
-                self._note(plan, call.identifier, decision)
+            workspace.decisions += 1
+            if not decision.success:
+                self._note_denial(plan, call.identifier, now_ms)
         return limit_answer(request_id, plan, override, decision, now_ms, lines)
 
     def _limit_slowly(
@@ -191,9 +190,11 @@ class Api:
         test_time_ms = self._test_time_ms(head)
         cost = 1 if call.cost is UNSET else call.cost
         decision = await self._limiter.limit(plan.limit, call.identifier, cost, now_ms=test_time_ms)
-        if not head.metrics_off:
-            self._note(plan, call.identifier, decision)
         now_ms = self._now_ms() if test_time_ms is None else test_time_ms
+        if not head.metrics_off:
+            plan.workspace.decisions += 1
+            if not decision.success:
+                self._note_denial(plan, call.identifier, now_ms)
         return limit_answer(request_id, plan, override, decision, now_ms, admission.lines)
 
     # multiLimit
@@ -286,9 +287,10 @@ class Api:
         if not head.metrics_off:
             judgements[0][0].workspace.decisions += len(items)
             if not passed:
+                now_ms = self._now_ms()
                 for call, (plan, _), decision in zip(calls, judgements, decisions, strict=True):
                     if not decision.success:
-                        self._note_denial(plan, call.identifier)
+                        self._note_denial(plan, call.identifier, now_ms)
         envelope = MultiLimitEnvelope(Meta("req_" + request_id), MultiLimitData(passed, items))
         return 200, JSON_LINE + lines, ENCODE(envelope)
 
@@ -356,15 +358,9 @@ class Api:
         self._matches[key] = found
         return found
 
-    def _note(self, plan: Plan, identifier: str, decision: Decision) -> None:
-        """For the metrics by workspace and identifier."""
-        plan.workspace.decisions += 1
-        if not decision.success:
-            self._note_denial(plan, identifier)
-
-    def _note_denial(self, plan: Plan, identifier: str) -> None:
+    def _note_denial(self, plan: Plan, identifier: str, now_ms: int) -> None:
         """For the most denied identifiers."""
-        weight = self._thinning.weight(self._now_ms() // 1000)
+        weight = self._thinning.weight(now_ms // 1000)
         if weight:
             self.top_denials.add((plan.workspace.id, plan.namespace.name, identifier), weight)
 
