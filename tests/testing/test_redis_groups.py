@@ -50,11 +50,22 @@ def test_sentinels_make_the_replica_master_when_the_master_is_killed(
 ) -> None:
     old_master, replica = fresh_redis_sentinel.master, fresh_redis_sentinel.replica
     old_master.command("SET", "key", "1")
-    assert old_master.command("WAIT", 1, 10_000, timeout_s=20) == 1
+    fresh_redis_sentinel.wait_for_replica()
     old_master.kill()
     assert fresh_redis_sentinel.wait_for_failover(old_master) is replica
     assert replica.command("GET", "key") == "1"
     assert replica.command("SET", "key", "2") == "OK"
+
+
+def test_a_flush_is_over_when_the_replica_is_empty_too(fresh_redis_sentinel: RedisSentinel) -> None:
+    master, replica = fresh_redis_sentinel.master, fresh_redis_sentinel.replica
+    for number in range(20):
+        words = [word for key in range(1_000) for word in (f"key {key}", number)]
+        master.command("MSET", *words)
+        fresh_redis_sentinel.wait_for_replica()
+        assert replica.command("DBSIZE") == 1_000
+        fresh_redis_sentinel.flush()
+        assert replica.command("DBSIZE") == 0
 
 
 def test_sentinels_replace_a_frozen_master_and_take_it_back_as_replica(

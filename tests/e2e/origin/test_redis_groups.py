@@ -24,7 +24,7 @@ async def test_a_replica_that_is_behind_becomes_the_master(fresh_redis_sentinel:
         await first.told()
         await second.told()
         old, replica = sentinel.master, sentinel.replica
-        await asyncio.to_thread(old.command, "WAIT", 1, 5_000, timeout_s=10)
+        await asyncio.to_thread(sentinel.wait_for_replica)
         # Frozen alone it would find the rest of the stream in its socket when it thaws.
         await asyncio.to_thread(replica.freeze)
         await asyncio.to_thread(old.command, "CLIENT", "KILL", "TYPE", "replica")
@@ -45,8 +45,7 @@ async def test_a_failover_under_traffic_loses_nothing(fresh_redis_sentinel: Redi
     sentinel = fresh_redis_sentinel
     async with Fleet(sentinel.url) as fleet:
         fleet.node(), fleet.node()
-        # Names of its own: a replica that is promoted may not have heard yet that the test before was flushed away.
-        fleet.start_traffic([f"failover {n}" for n in range(24)])
+        fleet.start_traffic(NAMES)
         await fleet.more_traffic()
         old = sentinel.master
         await asyncio.to_thread(old.kill)

@@ -124,11 +124,19 @@ class RedisSentinel(RedisGroup):
 
     def flush(self) -> None:
         """No keys, scripts or functions, on the replica either when this returns."""
-        master = self.master
-        master.flush()
-        master.command("WAIT", 1, int(START_TIMEOUT_S * 1000), timeout_s=START_TIMEOUT_S + 1)
+        self.master.flush()
+        self.wait_for_replica()
         for node in self.nodes:
             node.command("SCRIPT", "FLUSH", "SYNC")
+
+    def wait_for_replica(self) -> None:
+        """Return when the replica has all that the master has. WAIT answers for its own connection's writes only."""
+
+        def is_done() -> bool:
+            sent = self.master.info("replication")["master_repl_offset"]
+            return self.replica.info("replication").get("slave_repl_offset") == sent
+
+        wait_until(is_done, timeout_s=START_TIMEOUT_S, what="the replica to catch up")
 
     def wait_for_failover(self, old_master: RedisServer) -> RedisServer:
         """Return the new master as soon as every sentinel names it and it takes writes."""
