@@ -395,3 +395,21 @@ async def test_a_large_command_is_planned_in_slices_and_a_stop_between_two_of_th
     await node.limiter.stop()
     assert [await other.seen(f"user {n}") for n in range(0, 1_000, 99)] == [1] * 11
     await region.stop()
+
+
+@on_virtual_time
+async def test_a_turn_ends_when_those_who_waited_are_forgotten_meanwhile() -> None:
+    slow = SlowOrigin(clock=clock())
+    origin = TrackingOrigin(slow)
+    tuning = Tuning(replay_cells_max=2, subjects_max=20)
+    async with AsyncLimiter("fra", origin, clock=clock(), tuning=tuning) as limiter:
+        slow.merge_s = 0.5
+        await asyncio.gather(*(limiter.limit(MILLION_AN_HOUR, f"user {n}") for n in range(20)))
+        await origin.until("merge", 1)
+        # Each new subject drops an old one from memory, and a few of the dropped from the queue.
+        for n in range(500):
+            await limiter.peek(MILLION_AN_HOUR, f"later {n}")
+        assert limiter.statistics().origin_dirty_subjects < 10
+        await asyncio.sleep(1)
+        assert limiter.statistics().origin_dirty_subjects == 0
+        assert sum(sizes(origin.arguments("merge"))) < 20
