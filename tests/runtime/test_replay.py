@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.runtime.world import HUNDRED_A_MINUTE, MILLION_AN_HOUR, Region, clock, on_virtual_time, turns
-from tidegate import AsyncLimiter, Tuning
+from tidegate import AsyncLimiter, Limit, Tuning
 from tidegate.adapters.memory import MemoryOrigin
 from tidegate.core.model import Component, Heard
 from tidegate.runtime.loops import Backoff
@@ -401,15 +401,15 @@ async def test_a_large_command_is_planned_in_slices_and_a_stop_between_two_of_th
 async def test_a_turn_ends_when_those_who_waited_are_forgotten_meanwhile() -> None:
     slow = SlowOrigin(clock=clock())
     origin = TrackingOrigin(slow)
-    tuning = Tuning(replay_cells_max=2, subjects_max=20)
+    short = Limit("1000000/second", namespace="tests")
+    tuning = Tuning(replay_cells_max=2, replay_timeout_ms=60_000)
     async with AsyncLimiter("fra", origin, clock=clock(), tuning=tuning) as limiter:
-        slow.merge_s = 0.5
-        await asyncio.gather(*(limiter.limit(MILLION_AN_HOUR, f"user {n}") for n in range(20)))
-        await origin.until("merge", 1)
-        # Each new subject drops an old one from memory, and a few of the dropped from the queue.
-        for n in range(500):
-            await limiter.peek(MILLION_AN_HOUR, f"later {n}")
-        assert limiter.statistics().origin_dirty_subjects < 10
-        await asyncio.sleep(1)
+        slow.merge_s = 20.0
+        await asyncio.gather(*(limiter.limit(short, f"user {n}") for n in range(30)))
+        await asyncio.sleep(19)
+        # Their windows are over: they expire, and new subjects drop them from the queue.
+        for n in range(100):
+            await limiter.peek(short, f"later {n}")
         assert limiter.statistics().origin_dirty_subjects == 0
-        assert sum(sizes(origin.arguments("merge"))) < 20
+        await asyncio.sleep(60)
+        assert sizes(origin.arguments("merge")) == [2]
