@@ -66,6 +66,11 @@ class Reply(NamedTuple):
         return str(self.error["type"]).removeprefix("https://tidegate.dev/docs/errors/")
 
 
+def _surroundings() -> dict[str, str]:
+    """The environment, without what the test run itself is told in it: a server takes that for misspelt settings."""
+    return {name: value for name, value in os.environ.items() if not name.startswith("TIDEGATE_")}
+
+
 class TidegateServer:
     """`tidegate serve` on a free port. Ends with the `with` block, whatever happened to it."""
 
@@ -110,7 +115,7 @@ class TidegateServer:
                 stdout=subprocess.PIPE,
                 stderr=log,
                 text=True,
-                env={**os.environ, **self.env},
+                env={**_surroundings(), **self.env},
             )
         assert self.process.stdout is not None
         first = self._read_line()

@@ -65,20 +65,24 @@ class ReplayLoop:
     async def run_once(self) -> int:
         """Send what is dirty now, command by command; what gets dirty meanwhile goes next. Returns the cells merged,
         raises what failed."""
-        await self._sweep()
-        began_s = asyncio.get_running_loop().time()
-        waiting = self._convergence.dirty_subjects
-        if waiting and self.behind_since_s is None:
-            self.behind_since_s = began_s
         merged = 0
-        while waiting > 0:
-            taken, cells = await self._send(waiting)
-            waiting -= taken
-            merged += cells
-            if cells >= self._cells_max:
-                await self._breathe()
-        # All that was dirty then is told; what is dirty now came later.
-        self.behind_since_s = began_s if self._convergence.has_dirty else None
+        healing = True
+        while healing:
+            await self._sweep()
+            began_s = asyncio.get_running_loop().time()
+            waiting = self._convergence.dirty_subjects
+            if waiting and self.behind_since_s is None:
+                self.behind_since_s = began_s
+            while waiting > 0:
+                taken, cells = await self._send(waiting)
+                waiting -= taken
+                merged += cells
+                if cells >= self._cells_max:
+                    await self._breathe()
+            # All that was dirty then is told; what is dirty now came later.
+            self.behind_since_s = began_s if self._convergence.has_dirty else None
+            # An answer told of a wipe: what that makes dirty belongs to this turn.
+            healing = self._convergence.sweeping
         return merged
 
     async def _sweep(self) -> None:
