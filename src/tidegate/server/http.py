@@ -4,8 +4,10 @@ A request whose head is byte for byte one that was parsed before on this connect
 rests between two messages, so that the same bytes would give the same head. It is answered inside `data_received`,
 without a task. Everything else takes the long way through the reader.
 
-Laws: answers leave in the order of the requests, also when an earlier one has to wait. A client that is slow to send
-or slow to read loses its connection, not our memory. Nothing is known here of rate limits: an operation turns
+Answers are not written one by one: they wait in the outbox for the end of the loop's turn.
+
+Laws: answers leave in the order of the requests, also when an earlier one has to wait, and before the connection is
+closed. A client that is slow to send or slow to read loses its connection, not our memory. Nothing is known here of rate limits: an operation turns
 (head, body) into an answer, at once or as a coroutine.
 """
 
@@ -67,6 +69,7 @@ class HttpConnection(asyncio.Protocol):
         "_state",
         "_task",
         "_transport",
+        "_unsent",
         "_usual",
         "expires",
         "scheduled",
@@ -82,6 +85,8 @@ class HttpConnection(asyncio.Protocol):
         # True only between two requests, with nothing waiting in either direction: the short way is open.
         self._is_resting = True
         self._state = OPEN
+        # What waits in the outbox, if anything does.
+        self._unsent: list[bytes] = []
         self.expires = 0
         self.scheduled = 0
         # The tick at which the request that is being received began.
@@ -126,7 +131,7 @@ class HttpConnection(asyncio.Protocol):
                 if type(answer) is tuple and not server.is_draining:
                     status, lines, body = answer
                     begin = server.begins.get(status) or server.begin(status)
-                    self._transport.write(b"".join((begin, lines, length_line(len(body)), body)))
+                    self._put((begin, lines, length_line(len(body)), body))
                     statuses = operation.statuses
                     statuses[status] = statuses.get(status, 0) + 1
                     self.expires = server.wheel.now + server.idle_ticks
@@ -138,6 +143,7 @@ class HttpConnection(asyncio.Protocol):
 
     def eof_received(self) -> bool:
         self._is_eof = True
+        self.flush()
         # A client may say that it has nothing more to send and still wait for its answers. TLS cannot say that.
         is_waiting = self._task is not None or bool(self._held) or self._is_write_paused
         return is_waiting and self._transport.can_write_eof()
@@ -150,6 +156,7 @@ class HttpConnection(asyncio.Protocol):
         self._server.wheel.forget(self)
         self._reader.drop()
         self._forget_heads()
+        self._unsent.clear()
         self._queue.clear()
         self._held.clear()
         task, self._task = self._task, None
@@ -222,7 +229,7 @@ class HttpConnection(asyncio.Protocol):
         if self._task is not None or self._queue:
             self._queue.append(None)
         else:
-            self._transport.write(CONTINUE)
+            self._put((CONTINUE,))
 
     def on_request(self, head: Head, body: bytes) -> None:
         if not head.keep_alive:
@@ -242,6 +249,26 @@ class HttpConnection(asyncio.Protocol):
             self._send_refusal(refusal)
 
     # Answers.
+
+    def _put(self, parts: tuple[bytes, ...]) -> None:
+        """Send this after all that was put before: soon, and at the latest before the connection is closed."""
+        is_first = not self._unsent
+        self._unsent += parts
+        if is_first:
+            self._server.outbox.add(self)
+
+    def flush(self) -> None:
+        """Send what was put: the outbox's call, and that of everything after which it could not be sent any more."""
+        if self._unsent:
+            data = b"".join(self._unsent)
+            self._unsent.clear()
+            if not self._transport.is_closing():
+                self._transport.write(data)
+
+    def _close(self) -> None:
+        self._state = CLOSED
+        self.flush()
+        self._transport.close()
 
     def _serve(self, head: Head, body: bytes) -> None:
         try:
@@ -278,7 +305,7 @@ class HttpConnection(asyncio.Protocol):
         while self._queue and self._task is None and not self._is_write_paused:
             item = self._queue.popleft()
             if item is None:
-                self._transport.write(CONTINUE)
+                self._put((CONTINUE,))
             elif isinstance(item, Refusal):
                 self._send_refusal(item)
             else:
@@ -297,7 +324,7 @@ class HttpConnection(asyncio.Protocol):
         elif head.is_old:
             lines += KEEP_ALIVE_LINE
         begin = server.begins.get(status) or server.begin(status)
-        self._transport.write(b"".join((begin, lines, length_line(len(body)), b"" if head.is_head else body)))
+        self._put((begin, lines, length_line(len(body)), b"" if head.is_head else body))
 
     def _failed(self, head: Head, error: BaseException | None) -> Answer:
         """A fault of ours. The log has the reason; the client has an id to ask with."""
@@ -318,9 +345,8 @@ class HttpConnection(asyncio.Protocol):
         operation = server.router.unknown if head is None else head.operation
         status, lines, body = server.refuse(self._reader.accept, refusal, server.ids.take())
         operation.count(status)
-        self._transport.write(
-            b"".join((server.begin(status), lines, CLOSE_LINE, length_line(len(body)), body))
-        )
+        self._put((server.begin(status), lines, CLOSE_LINE, length_line(len(body)), body))
+        self.flush()
         self._state = LINGERING
         if self._is_eof:
             self._transport.close()
@@ -340,8 +366,7 @@ class HttpConnection(asyncio.Protocol):
             self._pause()
             server.loop.call_soon(self._feed_held)
         elif self._is_stopping or self._is_eof:
-            self._state = CLOSED
-            self._transport.close()
+            self._close()
         elif phase == REST:
             self._resume()
             self._is_resting = True
@@ -361,8 +386,7 @@ class HttpConnection(asyncio.Protocol):
             self._queue.clear()
             self.on_refused(Refusal(REQUEST_TIMEOUT, "The request took too long."))
         elif self._reader.phase == REST:
-            self._state = CLOSED
-            self._transport.close()
+            self._close()
         else:
             self.on_refused(Refusal(REQUEST_TIMEOUT, "The request did not arrive in time."))
 
@@ -373,8 +397,7 @@ class HttpConnection(asyncio.Protocol):
         elif self._is_resting:
             self._is_resting = False
             self._is_stopping = True
-            self._state = CLOSED
-            self._transport.close()
+            self._close()
 
     def abort(self) -> None:
         """The deadline of a graceful stop has passed."""

@@ -19,6 +19,7 @@ from tidegate.server.deadlines import Wheel
 from tidegate.server.http import HttpConnection
 from tidegate.server.ids import IdSource
 from tidegate.server.messages import Router, status_line
+from tidegate.server.outbox import Outbox
 from tidegate.server.problems import Answer, Refusal, error_answer
 from tidegate.server.reader import Intake
 from tidegate.server.request_log import RequestLog
@@ -81,6 +82,7 @@ class HttpServer:
         self._log = RequestLog(router, time.monotonic)
         self.ids = ids
         self.wheel = Wheel(TICK_S)
+        self.outbox = Outbox(self.loop)
         self.header_ticks = self.wheel.ticks(config.header_timeout_s)
         self.request_ticks = self.wheel.ticks(config.request_timeout_s)
         self.idle_ticks = self.wheel.ticks(config.idle_timeout_s)
