@@ -246,6 +246,8 @@ def test_a_gate_that_was_shut_stays_shut_and_so_does_the_same_door_in_a_child(
             door.ask(LIMIT, "a", 1, None)
         with pytest.raises(Closed):
             door.decide_many([Request(LIMIT, "a")])
+        with pytest.raises(Closed):
+            door.attempt_many([(LIMIT, "a", 1)], NOW_MS)
     assert engine.passed == 1
     assert lock.acquire(blocking=False), "a refusal lets go of the lock"
     lock.release()
@@ -286,9 +288,28 @@ def test_the_driver_is_woken_outside_the_lock_when_a_decision_leaves_work() -> N
     assert door.limit(LIMIT, "a").source == "origin"
     assert woken == [()]
     assert isinstance(door.ask(LIMIT, "b", 1, None), Need)
+    assert door.attempt(LIMIT, "b", 1, None) is None
+    assert door.attempt_many([(LIMIT, "a", 1), (LIMIT, "b", 1)], NOW_MS) is None
     decisions, needs = door.decide_many([Request(LIMIT, "c")])
     assert decisions is None and [need.subject.identifier for need in needs] == ["c"]
     decisions, _ = door.decide_many([Request(LIMIT, "c")], None, 2)
     assert decisions is not None and decisions[0].source == "degraded"
     assert woken == [(), ()]
     assert held == []
+
+
+def test_a_batch_from_memory_is_decided_and_wakes_the_driver() -> None:
+    hourly = Limit("10/hour")
+    engine = Engine(Tuning(), node_id="n1", has_ledger=True)
+    woken: list[bool] = []
+
+    def settle(limit: Limit, identifier: str, cost: int, now_ms: int, need: Need) -> Decision:
+        raise AssertionError("nothing is read without an origin")
+
+    door = Gate(engine, lambda: NOW_MS * 10**6, lambda: woken.append(engine.signals), settle)
+    decisions = door.attempt_many([(hourly, "c", 2), (hourly, "c", hourly.quota - 2)], NOW_MS)
+    assert decisions is not None and [decision.effective for decision in decisions] == [2, hourly.quota]
+    assert woken == [True], "a spent limit is news to the other regions"
+    decisions = door.attempt_many([(hourly, "d", 1), (hourly, "c", 1)], NOW_MS)
+    assert decisions is not None and [decision.success for decision in decisions] == [True, False]
+    assert engine.passed == 3 and engine.denied == 1

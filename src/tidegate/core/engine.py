@@ -20,7 +20,6 @@ from tidegate.core.model import (
     Component,
     Decision,
     Limit,
-    Request,
     Tuning,
     checked_name,
 )
@@ -533,9 +532,9 @@ class Engine:
     # -- batches
 
     def decide_many(
-        self, requests: Sequence[Request], now_ms: int, source: int = LOCAL
+        self, requests: Sequence[tuple[Limit, str, int]], now_ms: int, source: int = LOCAL
     ) -> tuple[list[Decision] | None, list[Need]]:
-        """Decide a batch at one instant, all or nothing, in one step.
+        """Decide a batch of (limit, identifier, cost) at one instant, all or nothing, in one step.
 
         Items are judged in order, each seeing the cost of the earlier ones on its own counter; if all fit, each is
         judged once more on the final state, so that the order of items decides nothing. When one is certain to

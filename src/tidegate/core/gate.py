@@ -178,3 +178,14 @@ class Gate:
         if self._engine.signals:
             self._wake()
         return answers
+
+    def attempt_many(self, requests: list[tuple[Limit, str, int]], now_ms: int) -> list[Decision] | None:
+        """Decisions for a batch from memory; None when something must be read first.
+
+        The caller has checked the requests, which may be tuples of its own making: the server's schema does.
+        """
+        with self:
+            decisions, _ = self._engine.decide_many(requests, now_ms)
+        if self._engine.signals:
+            self._wake()
+        return decisions

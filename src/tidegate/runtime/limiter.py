@@ -108,6 +108,11 @@ class AsyncLimiter:
         """`limit_nowait(limit, identifier, cost, now_ms=now_ms)` without a frame of Python, once `start` is over."""
         return self._gate.attempt
 
+    @property
+    def attempt_many(self) -> Callable[[list[tuple[Limit, str, int]], int], list[Decision] | None]:
+        """`limit_many_nowait` in the same way, for requests that were checked before."""
+        return self._gate.attempt_many
+
     async def limit(
         self, limit: Limit, identifier: str, cost: int = 1, *, now_ms: int | None = None
     ) -> Decision:

@@ -10,10 +10,10 @@ HTTP is known here as (head, body) in and (status, header lines, body) out, no m
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Coroutine, Sequence
 from functools import partial
 from random import random
-from typing import Any, Final, cast
+from typing import Any, Final
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -73,9 +73,6 @@ class Plan:
 Judgement = tuple[Plan, Override | None]
 """What a request will be judged by: the plan, and the override that it comes from."""
 
-# `Request(limit, identifier, cost)` without a frame of Python for each item of a batch.
-new_request: Final = cast("Callable[[tuple[Limit, str, int]], Request]", partial(tuple.__new__, Request))
-
 
 class MultiLimitItem(msgspec.Struct, gc=False, rename={"override_id": "overrideId"}):
     """One item of an answer of `multiLimit`."""
@@ -117,6 +114,7 @@ class Api:
         self._thinning = Thinning(DENIALS_NOTED_PER_S, FLOOD_WEIGHT, random)
         # Bound once: the short way looks up nothing twice.
         self._decide = limiter.attempt
+        self._decide_many = limiter.attempt_many
         self._request_id = admissions.request_id
         self._now_ms = admissions.now_ms
         self._caller = admissions.auth.caller
@@ -214,13 +212,19 @@ class Api:
         assert workspace is not None
         known = workspace.namespaces
         # Items of a batch often differ in nothing but their identifier: what judged one judges the next.
-        judged: dict[tuple[str, int, int], Judgement] = {}
+        last = calls[0]
+        usual: Judgement | None = None
         judgements: list[Judgement] = []
-        requests: list[Request] = []
+        requests: list[tuple[Limit, str, int]] = []
         for call in calls:
-            asked = (call.namespace, call.limit, call.duration)
-            judgement = judged.get(asked)
-            if judgement is None:
+            if (
+                usual is not None
+                and call.limit == last.limit
+                and call.duration == last.duration
+                and call.namespace == last.namespace
+            ):
+                judgement = usual
+            else:
                 namespace = known.get(call.namespace)
                 if (
                     namespace is None
@@ -229,11 +233,11 @@ class Api:
                 ):
                     return self._admissions.serve(head, request_id, work)
                 judgement = self._judgement(workspace, namespace, call)
-                if not namespace.has_overrides:
-                    judged[asked] = judgement
+                usual = None if namespace.has_overrides else judgement
+                last = call
             judgements.append(judgement)
             cost = call.cost
-            requests.append(new_request((judgement[0].limit, call.identifier, 1 if cost is UNSET else cost)))
+            requests.append((judgement[0].limit, call.identifier, 1 if cost is UNSET else cost))
         lines = b""
         if workspace.quota is not None:
             quota = self._decide(workspace.quota, workspace.id, 1, now_ms)
@@ -242,7 +246,7 @@ class Api:
             if not quota.success:
                 return error_answer(over_quota(quota, now_ms), request_id, head.accept)
             lines = quota_lines(quota, now_ms)
-        decisions = self._limiter.limit_many_nowait(requests, now_ms=now_ms)
+        decisions = self._decide_many(requests, now_ms)
         if decisions is None:
             return self._admissions.serve(head, request_id, work, Admission(caller, workspace, lines))
         return self._multi_limit_answer(head, request_id, calls, judgements, decisions, lines)

@@ -7,8 +7,8 @@ without a task. Everything else takes the long way through the reader.
 Answers are not written one by one: they wait in the outbox for the end of the loop's turn.
 
 Laws: answers leave in the order of the requests, also when an earlier one has to wait, and before the connection is
-closed. A client that is slow to send or slow to read loses its connection, not our memory. Nothing is known here of rate limits: an operation turns
-(head, body) into an answer, at once or as a coroutine.
+closed. A client that is slow to send or slow to read loses its connection, not our memory. Nothing is known here of
+rate limits: an operation turns (head, body) into an answer, at once or as a coroutine.
 """
 
 from __future__ import annotations
