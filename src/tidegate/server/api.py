@@ -25,6 +25,7 @@ from tidegate.server.catalog import NamespaceView, WorkspaceView
 from tidegate.server.catalog_sync import CatalogSync
 from tidegate.server.messages import Head, Route
 from tidegate.server.overrides import Override
+from tidegate.server.plans import Plan
 from tidegate.server.problems import (
     INVALID_INPUT,
     JSON_LINE,
@@ -35,7 +36,6 @@ from tidegate.server.problems import (
     Refusal,
     error_answer,
 )
-from tidegate.server.ratelimit_fields import allowed_line, denied_line, policy_lines, policy_name
 from tidegate.server.schema import LimitBody, decode_limit, decode_multi_limit
 from tidegate.telemetry.topk import SpaceSaving, Thinning
 
@@ -51,23 +51,6 @@ DENIALS_NOTED_PER_S: Final = 1_000
 FLOOD_WEIGHT: Final = 16
 
 ENCODE: Final = msgspec.json.Encoder().encode
-
-
-class Plan:
-    """How to judge and answer one (namespace, limit, duration): all that stays the same between two requests."""
-
-    __slots__ = ("limit", "lines", "namespace", "workspace")
-
-    def __init__(
-        self, workspace: WorkspaceView, namespace: NamespaceView, quota: int, duration_ms: int
-    ) -> None:
-        self.workspace = workspace
-        self.namespace = namespace
-        self.limit = Limit(
-            quota, duration_ms=duration_ms, namespace=namespace.id, workspace=workspace.id, quota_min=0
-        )
-        name = policy_name(namespace.name, namespace.id)
-        self.lines = "content-type: application/json\r\n" + policy_lines(name, quota, duration_ms)
 
 
 Judgement = tuple[Plan, Override | None]
@@ -172,7 +155,7 @@ class Api:
             workspace.decisions += 1
             if not decision.success:
                 self._note_denial(plan, call.identifier, now_ms)
-        return limit_answer(request_id, plan, override, decision, now_ms, lines)
+        return plan.answer(request_id, override, decision, now_ms, lines)
 
     def _limit_slowly(
         self, head: Head, call: LimitBody, request_id: str, admission: Admission | None = None
@@ -193,7 +176,7 @@ class Api:
             plan.workspace.decisions += 1
             if not decision.success:
                 self._note_denial(plan, call.identifier, now_ms)
-        return limit_answer(request_id, plan, override, decision, now_ms, admission.lines)
+        return plan.answer(request_id, override, decision, now_ms, admission.lines)
 
     # multiLimit
 
@@ -383,25 +366,3 @@ class Api:
 def _gone(name: str) -> Refusal:
     shown = name if len(name) <= 64 else name[:61] + "..."
     return Refusal(NAMESPACE_GONE, f"The namespace {shown!r} has been deleted.")
-
-
-def limit_answer(
-    request_id: str, plan: Plan, override: Override | None, decision: Decision, now_ms: int, lines: bytes
-) -> Answer:
-    """Written as text: every value is a number, a truth value or an id of ours, so that nothing needs escaping."""
-    suffix = "" if override is None else f',"overrideId":"{override.id}"'
-    reset_ms = decision.reset_ms
-    if decision.success:
-        remaining = decision.remaining
-        text = (
-            f'{{"meta":{{"requestId":"req_{request_id}"}},"data":{{"success":true,"limit":{decision.limit},'
-            f'"remaining":{remaining},"reset":{reset_ms}{suffix}}}}}'
-        )
-        fields = plan.lines + allowed_line(remaining, reset_ms - now_ms)
-    else:
-        text = (
-            f'{{"meta":{{"requestId":"req_{request_id}"}},"data":{{"success":false,"limit":{decision.limit},'
-            f'"remaining":0,"reset":{reset_ms}{suffix}}}}}'
-        )
-        fields = plan.lines + denied_line(decision.retry_after_ms, reset_ms - now_ms)
-    return 200, fields.encode("ascii") + lines, text.encode("ascii")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Final
 
-__all__ = ["allowed_line", "denied_line", "policy_lines", "policy_name", "whole_seconds"]
+__all__ = ["INTEGER_MAX", "allowed_line", "denied_line", "policy_lines", "policy_name", "whole_seconds"]
 
 # The largest Integer of a structured field has 15 digits; quotas may have 19.
 INTEGER_MAX: Final = 999_999_999_999_999
@@ -37,8 +37,6 @@ def policy_lines(name: str, quota: int, duration_ms: int) -> str:
 
 def allowed_line(remaining: int, reset_in_ms: int) -> str:
     """The rest of `RateLimit` on an allowed call."""
-    if 0 < reset_in_ms < INTEGER_MAX > remaining:
-        return f"{remaining};t={-(-reset_in_ms // 1000)}\r\n"
     return f"{min(remaining, INTEGER_MAX)};t={whole_seconds(reset_in_ms)}\r\n"
 
 

@@ -1,0 +1,79 @@
+"""How one (namespace, limit, duration) is judged, and how the answers of `limit` are written.
+
+An answer is written as text: every value is a number, a truth value or an id of ours, so that nothing needs escaping.
+What does not change from request to request is put together once per plan, and once per window.
+"""
+
+from __future__ import annotations
+
+from tidegate.core.model import Decision, Limit
+from tidegate.server.catalog import NamespaceView, WorkspaceView
+from tidegate.server.overrides import Override
+from tidegate.server.problems import Answer
+from tidegate.server.ratelimit_fields import (
+    INTEGER_MAX,
+    allowed_line,
+    denied_line,
+    policy_lines,
+    policy_name,
+)
+
+__all__ = ["Plan"]
+
+
+class Plan:
+    """All that stays the same between two requests."""
+
+    __slots__ = (
+        "_allowed",
+        "_denied",
+        "_is_plain",
+        "_lines",
+        "_reset_ms",
+        "_reset_text",
+        "limit",
+        "namespace",
+        "workspace",
+    )
+
+    def __init__(
+        self, workspace: WorkspaceView, namespace: NamespaceView, quota: int, duration_ms: int
+    ) -> None:
+        self.workspace = workspace
+        self.namespace = namespace
+        self.limit = Limit(
+            quota, duration_ms=duration_ms, namespace=namespace.id, workspace=workspace.id, quota_min=0
+        )
+        name = policy_name(namespace.name, namespace.id)
+        self._lines = "content-type: application/json\r\n" + policy_lines(name, quota, duration_ms)
+        self._allowed = f'"}},"data":{{"success":true,"limit":{quota},"remaining":'
+        self._denied = f'"}},"data":{{"success":false,"limit":{quota},"remaining":0'
+        # No number of an answer is too large for a header field.
+        self._is_plain = quota <= INTEGER_MAX and duration_ms <= INTEGER_MAX
+        # The end of the window that was answered last, and its text.
+        self._reset_ms = -1
+        self._reset_text = ""
+
+    def answer(
+        self, request_id: str, override: Override | None, decision: Decision, now_ms: int, lines: bytes
+    ) -> Answer:
+        """What `limit` answers; `lines` are further header lines."""
+        reset_ms = decision.reset_ms
+        if reset_ms != self._reset_ms:
+            self._reset_ms = reset_ms
+            self._reset_text = f',"reset":{reset_ms}'
+        end = "}}" if override is None else f',"overrideId":"{override.id}"}}}}'
+        if decision.success:
+            remaining = str(decision.remaining)
+            text = (
+                f'{{"meta":{{"requestId":"req_{request_id}{self._allowed}{remaining}{self._reset_text}{end}'
+            )
+            if self._is_plain and reset_ms > now_ms:
+                # The usual case of `allowed_line`, written out: this is the hot one.
+                fields = f"{self._lines}{remaining};t={-((now_ms - reset_ms) // 1000)}\r\n"
+            else:
+                fields = self._lines + allowed_line(decision.remaining, reset_ms - now_ms)
+        else:
+            text = f'{{"meta":{{"requestId":"req_{request_id}{self._denied}{self._reset_text}{end}'
+            fields = self._lines + denied_line(decision.retry_after_ms, reset_ms - now_ms)
+        return 200, fields.encode("ascii") + lines, text.encode("ascii")

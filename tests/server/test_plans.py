@@ -1,0 +1,60 @@
+from __future__ import annotations
+
+import json
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tidegate.core.model import LOCAL, Decision
+from tidegate.ports import NamespaceRow, WorkspaceRow
+from tidegate.server.catalog import NamespaceView, WorkspaceView
+from tidegate.server.overrides import Override
+from tidegate.server.plans import Plan
+from tidegate.server.ratelimit_fields import allowed_line, denied_line, policy_lines, policy_name
+
+INT64_MAX = 2**63 - 1
+
+# Of every size, and close to what a header field can carry.
+numbers = st.integers(0, INT64_MAX) | st.integers(0, 100) | st.integers(10**15 - 3, 10**15 + 3)
+durations = st.integers(1_000, INT64_MAX) | st.integers(1_000, 5_000)
+
+
+@st.composite
+def decisions(draw: st.DrawFn, quota: int, duration_ms: int) -> tuple[Decision, int]:
+    """With the time at which it is answered: the end of the window may have passed meanwhile."""
+    success = draw(st.booleans())
+    remaining = draw(st.integers(0, quota)) if success else 0
+    retry_after_ms = 0 if success else draw(st.integers(-1, INT64_MAX))
+    reset_ms = draw(st.integers(5_000, 7_000) | st.integers(5_000, INT64_MAX))
+    decision = Decision(success, quota, remaining, reset_ms, 0, retry_after_ms, LOCAL, -1, -1)
+    return decision, reset_ms - draw(st.integers(-5_000, min(duration_ms, reset_ms)))
+
+
+@given(data=st.data(), name=st.text(min_size=1, max_size=70), quota=numbers)
+def test_an_answer_says_what_was_decided_in_body_and_header(
+    data: st.DataObject, name: str, quota: int
+) -> None:
+    workspace = WorkspaceView(WorkspaceRow("ws_1", "w", True, None, None))
+    namespace = NamespaceView(NamespaceRow("rlns_1", "ws_1", name, 0, None))
+    duration_ms = data.draw(durations)
+    plan = Plan(workspace, namespace, quota, duration_ms)
+    for decision, now_ms in data.draw(st.lists(decisions(quota, duration_ms), max_size=5)):
+        override = data.draw(st.sampled_from([None, Override("rlor_1", "x", quota, duration_ms)]))
+        status, lines, body = plan.answer("abc", override, decision, now_ms, b"x: y\r\n")
+        said: dict[str, object] = {
+            "success": decision.success,
+            "limit": quota,
+            "remaining": decision.remaining,
+            "reset": decision.reset_ms,
+        }
+        if override is not None:
+            said["overrideId"] = "rlor_1"
+        assert (status, json.loads(body)) == (200, {"meta": {"requestId": "req_abc"}, "data": said})
+        reset_in_ms = decision.reset_ms - now_ms
+        shown = (
+            allowed_line(decision.remaining, reset_in_ms)
+            if decision.success
+            else denied_line(decision.retry_after_ms, reset_in_ms)
+        )
+        policy = policy_lines(policy_name(name, "rlns_1"), quota, duration_ms)
+        assert lines.decode() == f"content-type: application/json\r\n{policy}{shown}x: y\r\n"
