@@ -86,6 +86,7 @@ RESTS: Final = 2.5
 REST_S_MAX: Final = 0.005
 # What had expired before it was merged is answered, and not kept.
 BEFORE_ALL_MS: Final = -1
+NOTHING: Final = Heard(0, 0)
 # Expired components deleted by each merge, for every one merged: more than one, or a backlog would never shrink.
 FORGOTTEN_PER_MERGED: Final = 2
 FORGOTTEN_MIN: Final = 100
@@ -103,40 +104,47 @@ def _prepare(connection: sqlite3.Connection) -> None:
 
 
 class _Statement:
-    """Some components of a call, as the arguments of a statement."""
+    """Some components of a call, as the arguments of a statement. `positions` says where they stand in the call, in
+    the order of the answers."""
 
-    __slots__ = ("_arguments", "_order")
+    __slots__ = ("_arguments", "positions")
 
-    def __init__(self, components: Sequence[Component]) -> None:
+    def __init__(self, components: Sequence[Component], positions: Sequence[int]) -> None:
         found: dict[tuple[int, str, int], list[int]] = {}
-        for position, (_, sequence, writer, _, expires_at_ms) in enumerate(components):
-            found.setdefault((sequence, writer, expires_at_ms), []).append(position)
-        # Where each cell, in the order of the groups, stands in the call.
-        self._order = [position for positions in found.values() for position in positions]
+        for position in positions:
+            _, sequence, writer, _, expires_at_ms = components[position]
+            key = (sequence, writer, expires_at_ms)
+            if key in found:
+                found[key].append(position)
+            else:
+                found[key] = [position]
+        self.positions = [position for together in found.values() for position in together]
         groups: list[tuple[int, str, int, int, list[int]]] = []
         first = 0
-        for key, positions in found.items():
-            groups.append((*key, first, [components[position].own for position in positions]))
-            first += len(positions)
+        for key, together in found.items():
+            groups.append((*key, first, [components[position].own for position in together]))
+            first += len(together)
         self._arguments = {
-            "digests": b"".join([components[position].digest for position in self._order]),
+            "digests": b"".join([components[position].digest for position in self.positions]),
             "groups": json.dumps(groups, separators=(",", ":")),
         }
 
-    def held(self, connection: sqlite3.Connection, after_ms: int) -> list[tuple[int, int]]:
-        """(total, the writer's component) of each cell that expires after `after_ms`, in the order of the call."""
+    def held(self, connection: sqlite3.Connection, after_ms: int) -> Iterator[tuple[int, int, int]]:
+        """(position in the call, total, the writer's component) of each cell, of what expires after `after_ms`."""
         row = connection.execute(HELD, self._arguments | {"after_ms": after_ms}).fetchone()
         numbers: list[int] = json.loads(row[0])
-        answers = zip(numbers[::2], numbers[1::2], strict=True)
-        return [answer for _, answer in sorted(zip(self._order, answers, strict=True))]
+        return zip(self.positions, numbers[::2], numbers[1::2], strict=True)
 
     def merge(self, connection: sqlite3.Connection) -> None:
         connection.execute(MERGE, self._arguments)
 
 
 def _statements(components: Sequence[Component]) -> Iterator[_Statement]:
-    for start in range(0, len(components), STATEMENT_CELLS):
-        yield _Statement(components[start : start + STATEMENT_CELLS])
+    # In the order of the table: SQLite then goes from page to page, and finds most cells beside the last one.
+    digests = [component.digest for component in components]
+    positions = sorted(range(len(components)), key=digests.__getitem__)
+    for start in range(0, len(positions), STATEMENT_CELLS):
+        yield _Statement(components, positions[start : start + STATEMENT_CELLS])
 
 
 def _rest(since_s: float) -> float:
@@ -145,28 +153,35 @@ def _rest(since_s: float) -> float:
     return time.thread_time()
 
 
+def _has_twins(components: Sequence[Component]) -> bool:
+    count = len(components)
+    if len({component.digest for component in components}) == count:
+        return False  # the usual case, for half the price
+    return len({(component.digest, component.sequence) for component in components}) < count
+
+
 def _merge(connection: sqlite3.Connection, components: Sequence[Component], now_ms: int) -> list[Heard]:
     """Totals after the merge, each writer's component before it."""
     statements: list[_Statement] = []
-    before: list[tuple[int, int]] = []
+    answers = [NOTHING] * len(components)
     worked_s = time.thread_time()
     for statement in _statements(components):
         if statements:
             worked_s = _rest(worked_s)
         statements.append(statement)
-        before += statement.held(connection, now_ms)
+        for position, total, held in statement.held(connection, now_ms):
+            own = components[position].own
+            answers[position] = Heard(total + own - held if own > held else total, held)
     for statement in statements:
         if len(statements) > 1:
             worked_s = _rest(worked_s)
         statement.merge(connection)
-    if len({(one.digest, one.sequence) for one in components}) == len(components):
-        return [
-            Heard(total - held + max(held, one.own), held)
-            for (total, held), one in zip(before, components, strict=True)
-        ]
-    # A cell that stands twice in one call: only another look tells its total.
-    after = [answer for each in statements for answer in each.held(connection, BEFORE_ALL_MS)]
-    return [Heard(total, held) for (total, _), (_, held) in zip(after, before, strict=True)]
+    if _has_twins(components):
+        # Only another look tells the total of a cell that stands twice in one call.
+        for statement in statements:
+            for position, total, _ in statement.held(connection, BEFORE_ALL_MS):
+                answers[position] = Heard(total, answers[position].component)
+    return answers
 
 
 class SQLiteOrigin:
@@ -193,11 +208,10 @@ class SQLiteOrigin:
 
         def work(connection: sqlite3.Connection) -> list[Heard]:
             connection.execute("BEGIN")  # all answers from one state of the file
-            answers = [
-                Heard(total, held)
-                for each in _statements(wanted)
-                for total, held in each.held(connection, now_ms)
-            ]
+            answers = [NOTHING] * len(wanted)
+            for each in _statements(wanted):
+                for position, total, held in each.held(connection, now_ms):
+                    answers[position] = Heard(total, held)
             connection.execute("COMMIT")
             return answers
 
