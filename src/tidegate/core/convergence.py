@@ -19,6 +19,10 @@ from tidegate.core.windows import publish_threshold
 
 __all__ = ["Convergence", "Publication", "Replay", "row_of"]
 
+# A digest costs a microsecond to compute and 64 bytes to keep. With more subjects than this it is computed each time
+# that one is replayed: those of a million would be 64 MB.
+DIGESTS_KEPT: Final = 100_000
+
 
 @final
 class Replay:
@@ -210,8 +214,8 @@ class Convergence:
                 return
         blocked = subject.strict_until_ms > now_ms
         self._engine.subjects.move(subject, BLOCKED if blocked else CLEAN, subject.touched_ms)
-        # A million idle subjects are 64 MB of digests; one costs a microsecond when it is needed again.
-        subject.digest = None
+        if self._engine.subjects.count > DIGESTS_KEPT:
+            subject.digest = None
 
     def _regain(self, subject: Subject, cell: Cell, component: int) -> None:
         """The origin holds more of ours than we remember: time ran ahead, the cell aged out, and time stepped back.
