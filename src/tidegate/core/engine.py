@@ -549,18 +549,18 @@ class Engine:
                 subject = self.subjects.create(limit.key, identifier, sequence, now_ms)
             items.append(Item(limit, cost, subject, self._cell(subject, sequence, limit.duration_ms)))
 
-        pending: dict[int, int] = {}
+        pending: dict[Subject, int] = {}
         passed = True
         for item in items:
             item.state = self._effective(item.subject, item.cell, now_ms, item.limit.duration_ms)
-            item.demand = pending.get(item.subject.slot, 0) + item.cost
+            item.demand = pending.get(item.subject, 0) + item.cost
             if item.state + item.demand > item.limit.quota:
                 passed = False
             else:
-                pending[item.subject.slot] = item.demand
+                pending[item.subject] = item.demand
         if passed and len(pending) < len(items):
             for item in items:
-                demand = pending[item.subject.slot]
+                demand = pending[item.subject]
                 if item.state + demand > item.limit.quota:
                     passed = False
                     item.demand = demand
@@ -589,14 +589,14 @@ class Engine:
                     needs.append(need)
         return needs
 
-    def _fits_probably(self, items: list[Item], pending: dict[int, int], now_ms: int) -> bool:
+    def _fits_probably(self, items: list[Item], pending: dict[Subject, int], now_ms: int) -> bool:
         """Does a batch that fits still do so with what foreign regions have probably done since? Marks who does not."""
         fits = True
         for item in items:
             shared = item.cell.shared
             assert shared is not None
             probable = shared.anticipated(now_ms, self.anticipation_ms_max, self.growth_since_ms)
-            if probable and item.state + pending[item.subject.slot] + probable > item.limit.quota:
+            if probable and item.state + pending[item.subject] + probable > item.limit.quota:
                 item.probable = probable
                 fits = False
         return fits

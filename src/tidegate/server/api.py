@@ -266,11 +266,7 @@ class Api:
             )
             for call, (_, override), decision in zip(calls, judgements, decisions, strict=True)
         ]
-        passed = True
-        for decision in decisions:
-            if not decision.success:
-                passed = False
-                break
+        passed = all([item.passed for item in items])
         if not head.metrics_off:
             judgements[0][0].workspace.decisions += len(items)
             if not passed:
