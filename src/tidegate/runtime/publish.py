@@ -34,8 +34,8 @@ FAILED_CHUNKS_MAX: Final = 2
 # To look at a changed cell that stays below its threshold costs us a fraction of what a row costs the database.
 CONSIDERED_PER_ROW: Final = 20
 
-# Subjects looked at, and rows settled, between two breaths of the event loop: about a millisecond, compiled.
-SLICE_ROWS: Final = 500
+# Subjects looked at, and rows settled, between two breaths of the event loop: about half a millisecond, compiled.
+SLICE_ROWS: Final = 200
 
 
 Found = tuple[LedgerRow, Subject, Cell]

@@ -266,7 +266,7 @@ class Api:
             )
             for call, (_, override), decision in zip(calls, judgements, decisions, strict=True)
         ]
-        passed = all([item.passed for item in items])
+        passed = False not in [item.passed for item in items]
         if not head.metrics_off:
             judgements[0][0].workspace.decisions += len(items)
             if not passed:
