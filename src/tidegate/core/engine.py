@@ -541,9 +541,15 @@ class Engine:
         fail nothing is read.
         """
         items: list[Item] = []
+        # Most items of a batch are under the limit of the one before.
+        key: object = None
+        table: Table | None = None
         for limit, identifier, cost in requests:
             sequence = now_ms // limit.duration_ms
-            subject = self.subjects.find(limit.key, identifier)
+            if limit.key is not key or table is None:
+                key = limit.key
+                table = self._tables.get(key)
+            subject = None if table is None else table.find(identifier)
             if subject is None:
                 # Room is made after the batch: a subject of this batch must not be evicted by a later one.
                 subject = self.subjects.create(limit.key, identifier, sequence, now_ms)

@@ -188,9 +188,8 @@ class Api:
             caller = self._caller(head, now_ms)
         except Refusal as refusal:
             return error_answer(refusal, request_id, head.accept)
-        work = partial(self._multi_limit_after_admission, head, calls, request_id)
         if caller is None or (self._test_mode and head.test_time is not None):
-            return self._admissions.serve(head, request_id, work)
+            return self._multi_limit_slowly(head, calls, request_id)
         workspace = caller.workspace
         assert workspace is not None
         known = workspace.namespaces
@@ -214,7 +213,7 @@ class Api:
                     or namespace.is_deleted
                     or not (caller.can_limit or caller.may("limit", namespace.id))
                 ):
-                    return self._admissions.serve(head, request_id, work)
+                    return self._multi_limit_slowly(head, calls, request_id)
                 judgement = self._judgement(workspace, namespace, call)
                 usual = None if namespace.has_overrides else judgement
                 last = call
@@ -225,14 +224,20 @@ class Api:
         if workspace.quota is not None:
             quota = self._decide(workspace.quota, workspace.id, 1, now_ms)
             if quota is None:
-                return self._admissions.serve(head, request_id, work)
+                return self._multi_limit_slowly(head, calls, request_id)
             if not quota.success:
                 return error_answer(over_quota(quota, now_ms), request_id, head.accept)
             lines = quota_lines(quota, now_ms)
         decisions = self._decide_many(requests, now_ms)
         if decisions is None:
-            return self._admissions.serve(head, request_id, work, Admission(caller, workspace, lines))
+            return self._multi_limit_slowly(head, calls, request_id, Admission(caller, workspace, lines))
         return self._multi_limit_answer(head, request_id, calls, judgements, decisions, lines)
+
+    def _multi_limit_slowly(
+        self, head: Head, calls: list[LimitBody], request_id: str, admission: Admission | None = None
+    ) -> Coroutine[Any, Any, Answer]:
+        work = partial(self._multi_limit_after_admission, head, calls, request_id)
+        return self._admissions.serve(head, request_id, work, admission)
 
     async def _multi_limit_after_admission(
         self, head: Head, calls: list[LimitBody], request_id: str, admission: Admission
