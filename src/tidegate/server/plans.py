@@ -31,6 +31,8 @@ class Plan:
         "_lines",
         "_reset_ms",
         "_reset_text",
+        "_retry_fields",
+        "_retry_s",
         "limit",
         "namespace",
         "workspace",
@@ -53,6 +55,9 @@ class Plan:
         # The end of the window that was answered last, and its text.
         self._reset_ms = -1
         self._reset_text = ""
+        # The wait that a denial named last, and its header lines: whoever is hammered names it again and again.
+        self._retry_s = 0
+        self._retry_fields = b""
 
     def answer(
         self, request_id: str, override: Override | None, decision: Decision, now_ms: int, lines: bytes
@@ -70,10 +75,17 @@ class Plan:
             )
             if self._is_plain and reset_ms > now_ms:
                 # The usual case of `allowed_line`, written out: this is the hot one.
-                fields = f"{self._lines}{remaining};t={-((now_ms - reset_ms) // 1000)}\r\n"
+                shown = f"{self._lines}{remaining};t={-((now_ms - reset_ms) // 1000)}\r\n"
             else:
-                fields = self._lines + allowed_line(decision.remaining, reset_ms - now_ms)
+                shown = self._lines + allowed_line(decision.remaining, reset_ms - now_ms)
+            fields = shown.encode("ascii")
         else:
             text = f'{{"meta":{{"requestId":"req_{request_id}{self._denied}{self._reset_text}{end}'
-            fields = self._lines + denied_line(decision.retry_after_ms, reset_ms - now_ms)
-        return 200, fields.encode("ascii") + lines, text.encode("ascii")
+            retry_after_ms = decision.retry_after_ms
+            retry_s = -(-retry_after_ms // 1000) if retry_after_ms else 0
+            if retry_s == 0 or retry_s != self._retry_s:
+                shown = self._lines + denied_line(retry_after_ms, reset_ms - now_ms)
+                self._retry_fields = shown.encode("ascii")
+                self._retry_s = retry_s
+            fields = self._retry_fields
+        return 200, fields + lines, text.encode("ascii")
