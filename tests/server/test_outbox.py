@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from typing import Any, cast
+from typing import cast
 
 import pytest
 
@@ -69,16 +69,12 @@ def echo(_head: Head, body: bytes) -> Answer:
     return 200, b"content-type: text/plain\r\n", body
 
 
-@pytest.fixture
-def http_server() -> Any:
-    def make() -> HttpServer:
-        router = Router(
-            [Route("GET", "/echo", "echo", echo)],
-            lambda head, refusal: error_answer(refusal, "x", head.accept),
-        )
-        return HttpServer(router, HttpConfig(), IdSource(), wall_time=lambda: 1.7e9)
-
-    return make
+def http_server() -> HttpServer:
+    router = Router(
+        [Route("GET", "/echo", "echo", echo)],
+        lambda head, refusal: error_answer(refusal, "x", head.accept),
+    )
+    return HttpServer(router, HttpConfig(), IdSource(), wall_time=lambda: 1.7e9)
 
 
 def connected(server: HttpServer) -> tuple[HttpConnection, Transport]:
@@ -114,7 +110,7 @@ async def test_nobody_waits_for_more_than_a_handful_of_others() -> None:
     assert [sender.flushed for sender in senders] == [1] * len(senders)
 
 
-async def test_answers_of_one_turn_leave_in_one_write(http_server: Any) -> None:
+async def test_answers_of_one_turn_leave_in_one_write() -> None:
     connection, transport = connected(http_server())
     for data in (REQUEST, REQUEST, 3 * REQUEST):  # the long way, the short way, pipelined
         connection.data_received(data)
@@ -125,7 +121,7 @@ async def test_answers_of_one_turn_leave_in_one_write(http_server: Any) -> None:
 
 
 @pytest.mark.parametrize("count", [1, WAITING_MAX - 1, WAITING_MAX, 5 * WAITING_MAX + 3])
-async def test_every_connection_of_a_turn_gets_its_answer(http_server: Any, count: int) -> None:
+async def test_every_connection_of_a_turn_gets_its_answer(count: int) -> None:
     server = http_server()
     connections = [connected(server) for _ in range(count)]
     for number in (1, 2, 3):
@@ -135,7 +131,7 @@ async def test_every_connection_of_a_turn_gets_its_answer(http_server: Any, coun
         assert [transport.answers for _, transport in connections] == [number] * count
 
 
-async def test_a_client_that_ends_in_the_same_turn_still_gets_its_answer(http_server: Any) -> None:
+async def test_a_client_that_ends_in_the_same_turn_still_gets_its_answer() -> None:
     # With TLS the last data and the end come in one record.
     connection, transport = connected(http_server())
     connection.data_received(REQUEST)
@@ -145,7 +141,7 @@ async def test_a_client_that_ends_in_the_same_turn_still_gets_its_answer(http_se
     assert transport.answers == 2
 
 
-async def test_what_waits_leaves_before_the_connection_is_closed(http_server: Any) -> None:
+async def test_what_waits_leaves_before_the_connection_is_closed() -> None:
     connection, transport = connected(http_server())
     connection.data_received(REQUEST)
     connection.data_received(LAST_REQUEST)
@@ -153,7 +149,7 @@ async def test_what_waits_leaves_before_the_connection_is_closed(http_server: An
     assert transport.answers == 2
 
 
-async def test_what_waits_leaves_before_a_refusal(http_server: Any) -> None:
+async def test_what_waits_leaves_before_a_refusal() -> None:
     connection, transport = connected(http_server())
     connection.data_received(REQUEST)
     connection.data_received(NO_REQUEST)
@@ -161,7 +157,7 @@ async def test_what_waits_leaves_before_a_refusal(http_server: Any) -> None:
     assert re.findall(rb"HTTP/1.1 (\d+) .*\r\n", transport.sent) == [b"200", b"400"]
 
 
-async def test_an_idle_connection_that_is_drained_has_its_answer(http_server: Any) -> None:
+async def test_an_idle_connection_that_is_drained_has_its_answer() -> None:
     connection, transport = connected(http_server())
     connection.data_received(REQUEST)
     connection.close_if_idle()
@@ -169,7 +165,7 @@ async def test_an_idle_connection_that_is_drained_has_its_answer(http_server: An
     assert transport.answers == 1
 
 
-async def test_nothing_is_written_to_a_connection_that_was_aborted(http_server: Any) -> None:
+async def test_nothing_is_written_to_a_connection_that_was_aborted() -> None:
     connection, transport = connected(http_server())
     connection.data_received(REQUEST)
     connection.abort()
@@ -177,7 +173,7 @@ async def test_nothing_is_written_to_a_connection_that_was_aborted(http_server: 
     assert transport.done == ["abort"]
 
 
-async def test_nothing_is_written_to_a_connection_that_is_lost(http_server: Any) -> None:
+async def test_nothing_is_written_to_a_connection_that_is_lost() -> None:
     connection, transport = connected(http_server())
     connection.data_received(REQUEST)
     connection.connection_lost(None)

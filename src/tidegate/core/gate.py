@@ -8,7 +8,7 @@ refused: waiting would deadlock, and going on would let check and commit be seen
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Final, final
 
 from tidegate.core.engine import Engine, Need
@@ -173,19 +173,21 @@ class Gate:
             raise InvalidInput("requests", requests, REQUESTS_EXPECTED)
         checked = [checked_request(item) for item in requests]
         at_ms = self._now_ns() // 1_000_000 if now_ms is None else checked_int("now_ms", now_ms, 0)
-        with self:
-            answers = self._engine.decide_many(checked, at_ms, source)
-        if self._engine.signals:
-            self._wake()
-        return answers
+        return self._decide_many(checked, at_ms, source)
 
     def attempt_many(self, requests: list[tuple[Limit, str, int]], now_ms: int) -> list[Decision] | None:
         """Decisions for a batch from memory; None when something must be read first.
 
         The caller has checked the requests, which may be tuples of its own making: the server's schema does.
         """
+        decisions, _ = self._decide_many(requests, now_ms, LOCAL)
+        return decisions
+
+    def _decide_many(
+        self, requests: Sequence[tuple[Limit, str, int]], now_ms: int, source: int
+    ) -> tuple[list[Decision] | None, list[Need]]:
         with self:
-            decisions, _ = self._engine.decide_many(requests, now_ms)
+            answers = self._engine.decide_many(requests, now_ms, source)
         if self._engine.signals:
             self._wake()
-        return decisions
+        return answers

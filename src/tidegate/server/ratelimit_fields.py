@@ -47,6 +47,5 @@ def denied_line(retry_after_ms: int | None, reset_in_ms: int) -> str:
     """
     if retry_after_ms is None:
         return f"0;t={whole_seconds(reset_in_ms)}\r\n"
-    in_range = 0 < retry_after_ms < INTEGER_MAX
-    seconds = -(-retry_after_ms // 1000) if in_range else whole_seconds(retry_after_ms)
+    seconds = whole_seconds(retry_after_ms)
     return f"0;t={seconds}\r\nretry-after: {seconds}\r\n"
