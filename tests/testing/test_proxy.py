@@ -241,8 +241,7 @@ def test_a_server_that_is_down_resets_and_is_found_again_when_it_is_back(
         pytest.raises(ConnectionResetError),
         socket.create_connection((proxy.host, proxy.port), timeout=LONG_S) as another,
     ):
-        assert another.recv(1) == b"", "nobody is there who could answer"
-        raise AssertionError("the connection ended in order")
+        another.recv(1)
     fresh_redis.start()
     with RespConnection(proxy.host, proxy.port, timeout_s=LONG_S) as back:
         assert back.call("PING") == "PONG"
