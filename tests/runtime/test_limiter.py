@@ -47,10 +47,10 @@ def test_a_decision_says_all_that_a_caller_needs(driver: Driver) -> None:
     decision = driver.limit(HUNDRED_A_MINUTE, "user_123", cost=3)
     assert isinstance(decision, Decision)
     assert decision
-    assert decision.success
-    assert (decision.limit, decision.effective, decision.remaining) == (100, 3, 97)
-    assert decision.reset_ms == (EPOCH_MS // 60_000 + 1) * 60_000
-    assert decision.reset == decision.reset_ms / 1000
+    assert decision.allowed
+    assert (decision.limit.quota, decision.effective, decision.remaining) == (100, 3, 97)
+    assert decision.reset_at_ms == (EPOCH_MS // 60_000 + 1) * 60_000
+    assert decision.reset_at == decision.reset_at_ms / 1000
     assert (decision.retry_after, decision.retry_after_ms) == (0.0, 0)
     assert decision.source == "local"
     assert decision.regional_age_ms is None
@@ -146,7 +146,7 @@ def test_start_and_stop_may_be_called_again_and_a_stopped_limiter_says_so(driver
     for call in calls:
         with pytest.raises(Closed, match="stopped"):
             call()
-    assert driver.statistics().passed == 1
+    assert driver.statistics().allowed == 1
 
 
 def test_context_managers_start_and_stop(clock: ManualClock) -> None:

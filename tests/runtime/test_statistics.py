@@ -13,7 +13,7 @@ FIELDS = {field.name for field in dataclasses.fields(Statistics)}
 OF_THE_ENGINE = {
     "node_id",
     "region",
-    "passed",
+    "allowed",
     "denied",
     "denied_from_origin",
     "from_origin",
@@ -45,7 +45,7 @@ def test_both_drivers_tell_the_same_and_an_embedded_one_tells_zeros() -> None:
         assert statistics.origin_operations == {}
         assert statistics.breaker_states == {}
         assert statistics.loop_stall is None
-        assert (statistics.passed, statistics.denied, statistics.subjects) == (0, 0, 0)
+        assert (statistics.allowed, statistics.denied, statistics.subjects) == (0, 0, 0)
     assert limiter.statistics().node_id != tasks.statistics().node_id
 
 
@@ -61,7 +61,7 @@ async def test_decisions_reads_and_replays_are_counted_by_what_they_were() -> No
     node.faults.fail("read")
     await node.accept("z", 1)
     statistics = node.limiter.statistics()
-    assert (statistics.passed, statistics.denied) == (102, 20)
+    assert (statistics.allowed, statistics.denied) == (102, 20)
     assert (statistics.from_origin, statistics.from_degraded) == (2, 1)
     assert statistics.region == "fra"
     assert statistics.strict_activations == 1

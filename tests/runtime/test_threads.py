@@ -58,7 +58,7 @@ def test_threads_on_one_subject_never_exceed_the_limit_and_lose_nothing(shared: 
     assert accepted == HALF.quota
     assert limiter.peek(HALF, "x").effective == HALF.quota
     statistics = limiter.statistics()
-    assert (statistics.passed - 1, statistics.denied) == (accepted, THREADS * ROUNDS - accepted)
+    assert (statistics.allowed - 1, statistics.denied) == (accepted, THREADS * ROUNDS - accepted)
     limiter.stop()
     if shared:
         with Limiter("fra", store.another(), clock=clock) as other:
@@ -180,7 +180,7 @@ async def test_tasks_that_wait_for_a_read_when_the_limiter_stops_are_refused_or_
     await asyncio.sleep(0)
     await limiter.stop()
     answers = await asyncio.gather(*customers, return_exceptions=True)
-    allowed = sum(isinstance(one, Decision) and one.success for one in answers)
+    allowed = sum(isinstance(one, Decision) and one.allowed for one in answers)
     assert allowed + sum(isinstance(one, Closed) for one in answers) == 10
     async with AsyncLimiter("fra", store.another(), clock=clock) as auditor:
         assert (await auditor.peek(MILLION_AN_HOUR, "x")).effective == allowed

@@ -279,7 +279,7 @@ def a_failed_batch_keeps_the_items_that_fit() -> None:
             decisions: list[Decision] = original(self, items, *rest)
             if not all(decisions):
                 for item, decision in zip(items, decisions, strict=True):
-                    if decision.success:
+                    if decision.allowed:
                         item.cell.own += item.cost
             return decisions
 

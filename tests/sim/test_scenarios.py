@@ -149,7 +149,7 @@ def test_an_unexpected_error_is_a_difference_and_an_expected_one_that_does_not_c
     file = written(tmp_path / "errors.json", {**LIMIT, "limit": 0}, {**LIMIT, "expect_error": True})
     told = [str(difference) for difference in run_scenario(load_file(file)[0]).differences]
     assert told == [
-        "step 1 (limit): wanted 'a decision', got 'error: limit: got 0, expected at least 1'",
+        "step 1 (limit): wanted 'a decision', got 'error: quota: got 0, expected at least 1'",
         "step 2 (limit) error: wanted True, got False",
     ]
 

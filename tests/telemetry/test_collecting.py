@@ -51,8 +51,8 @@ def test_an_embedded_limiter_counts_its_decisions() -> None:
         snapshot = collect(limiter)
     assert_declared(snapshot)
     assert by_outcome(snapshot) == {
-        ("passed", "local"): 3,
-        ("passed", "origin"): 0,
+        ("allowed", "local"): 3,
+        ("allowed", "origin"): 0,
         ("denied", "local"): 2,
         ("denied", "origin"): 0,
     }
@@ -68,8 +68,8 @@ async def test_a_node_of_a_fleet_tells_of_its_origin_and_ledger() -> None:
         snapshot = collect(limiter)
     assert_declared(snapshot)
     assert snapshot.values["origin_operations_total", ("cold",)] == 1
-    assert by_outcome(snapshot)["passed", "origin"] == 1
-    assert by_outcome(snapshot)["passed", "local"] == 1
+    assert by_outcome(snapshot)["allowed", "origin"] == 1
+    assert by_outcome(snapshot)["allowed", "local"] == 1
     assert sum(snapshot.histograms["origin_latency_seconds", ("cold",)].counts) == 1
     assert {labels for name, labels in snapshot.values if name == "breaker_state"}
     named = {name for name, _ in [*snapshot.values, *snapshot.histograms]}
@@ -98,8 +98,8 @@ async def test_a_decision_without_its_origin_is_local_and_the_error_is_counted()
         decision = await limiter.limit(EMAILS, "alice")
         snapshot = collect(limiter)
     assert decision.source == "degraded"
-    assert by_outcome(snapshot)["passed", "local"] == 1
-    assert by_outcome(snapshot)["passed", "origin"] == 0
+    assert by_outcome(snapshot)["allowed", "local"] == 1
+    assert by_outcome(snapshot)["allowed", "origin"] == 0
     assert snapshot.values["origin_errors_total", ("cold", "other")] == 1
 
 
@@ -108,10 +108,10 @@ def test_the_page_of_a_limiter_is_read_by_prometheus() -> None:
         limiter.limit(EMAILS, "alice", now_ms=NOON_MS)
         page = render([collect(limiter)])
     families = {family.name: family for family in text_string_to_metric_families(page.decode())}
-    passed = {
+    allowed = {
         tuple(sample.labels.values()): sample.value for sample in families["tidegate_decisions"].samples
     }
-    assert passed["passed", "local"] == 1
+    assert allowed["allowed", "local"] == 1
 
 
 def test_what_the_package_offers_is_there() -> None:

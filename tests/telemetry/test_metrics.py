@@ -35,7 +35,7 @@ DESIGN = {
 }
 
 LABEL_VALUES = {
-    "decisions_total": (("passed", "denied"), ("local", "origin")),
+    "decisions_total": (("allowed", "denied"), ("local", "origin")),
     "cells_created_total": (("traffic", "import"),),
     "origin_operations_total": (("cold", "stale", "strict", "replay"),),
     "origin_errors_total": (("cold", "stale", "strict", "replay"), ("timeout", "circuit_open", "other")),
@@ -77,12 +77,12 @@ def test_every_label_has_few_known_values_or_comes_from_the_fleet_or_is_a_top_k(
 
 def test_counters_add_up_over_workers_and_gauges_do_what_they_mean() -> None:
     one = Snapshot(
-        "a", {("decisions_total", ("passed", "local")): 3, ("regions", ()): 2, ("subjects", ()): 10}
+        "a", {("decisions_total", ("allowed", "local")): 3, ("regions", ()): 2, ("subjects", ()): 10}
     )
     two = Snapshot(
         "b",
         {
-            ("decisions_total", ("passed", "local")): 4,
+            ("decisions_total", ("allowed", "local")): 4,
             ("decisions_total", ("denied", "local")): 1,
             ("regions", ()): 3,
             ("subjects", ()): 5,
@@ -92,7 +92,7 @@ def test_counters_add_up_over_workers_and_gauges_do_what_they_mean() -> None:
     three = Snapshot("c", {("clock_offset_seconds", ()): 0.1, ("breaker_state", ("ledger",)): 2})
     four = Snapshot("d", {("breaker_state", ("ledger",)): 0})
     assert merge([one, two, three, four]).values == {
-        ("decisions_total", ("passed", "local")): 7,
+        ("decisions_total", ("allowed", "local")): 7,
         ("decisions_total", ("denied", "local")): 1,
         ("regions", ()): 3,
         ("subjects", ()): 15,
@@ -146,24 +146,24 @@ def test_what_is_no_snapshot_is_a_value_error(data: bytes) -> None:
         Snapshot.from_json(data)
 
 
-PASSED: Key = ("decisions_total", ("passed", "local"))
+ALLOWED: Key = ("decisions_total", ("allowed", "local"))
 STALL: Key = ("loop_stall_seconds", ())
 
 
 def test_counters_never_fall_when_a_worker_is_replaced() -> None:
     totals = Totals()
     totals.update(
-        Snapshot("a", {PASSED: 100, ("subjects", ()): 7}, {STALL: HistogramValue((1.0,), (3, 1), 4.0)})
+        Snapshot("a", {ALLOWED: 100, ("subjects", ()): 7}, {STALL: HistogramValue((1.0,), (3, 1), 4.0)})
     )
-    totals.update(Snapshot("b", {PASSED: 50, ("subjects", ()): 5}))
+    totals.update(Snapshot("b", {ALLOWED: 50, ("subjects", ()): 5}))
     totals.retire("a")
     totals.retire("a")
     totals.retire("never seen")
     totals.update(
-        Snapshot("c", {PASSED: 1, ("subjects", ()): 1}, {STALL: HistogramValue((1.0,), (1, 0), 0.5)})
+        Snapshot("c", {ALLOWED: 1, ("subjects", ()): 1}, {STALL: HistogramValue((1.0,), (1, 0), 0.5)})
     )
     merged = merge(totals.snapshots())
-    assert merged.values[PASSED] == 151
+    assert merged.values[ALLOWED] == 151
     assert merged.histograms[STALL] == HistogramValue((1.0,), (4, 1), 4.5)
     assert merged.values["subjects", ()] == 6
     assert merged.values["workers", ()] == 2
@@ -179,8 +179,8 @@ def test_the_total_is_what_all_workers_ever_counted(story: list[tuple[str, int, 
         node = f"{worker}{generation[worker]}"
         counts[node] = counts.get(node, 0) + more
         truth += more
-        totals.update(Snapshot(node, {PASSED: counts[node]}))
+        totals.update(Snapshot(node, {ALLOWED: counts[node]}))
         if dies:
             totals.retire(node)
             generation[worker] += 1
-        assert merge(totals.snapshots()).values[PASSED] == truth
+        assert merge(totals.snapshots()).values[ALLOWED] == truth

@@ -52,13 +52,13 @@ def full_snapshot(node: str = "a") -> Snapshot:
 
 def test_a_page_has_help_and_type_before_the_series() -> None:
     page = render(
-        [Snapshot("a", {("decisions_total", ("passed", "local")): 12, ("replay_lag_seconds", ()): 0.25})]
+        [Snapshot("a", {("decisions_total", ("allowed", "local")): 12, ("replay_lag_seconds", ()): 0.25})]
     )
     lines = page.decode().splitlines()
     assert lines[:3] + [line for line in lines if "replay_lag" in line] == [
         "# HELP tidegate_decisions_total " + metric("decisions_total").help,
         "# TYPE tidegate_decisions_total counter",
-        'tidegate_decisions_total{outcome="passed",source="local"} 12',
+        'tidegate_decisions_total{outcome="allowed",source="local"} 12',
         "# HELP tidegate_replay_lag_seconds " + metric("replay_lag_seconds").help,
         "# TYPE tidegate_replay_lag_seconds gauge",
         "tidegate_replay_lag_seconds 0.25",
@@ -133,7 +133,7 @@ def test_a_top_k_stays_bounded_over_any_number_of_workers() -> None:
 
 def test_wrong_labels_are_refused() -> None:
     with pytest.raises(ValueError, match="outcome"):
-        render([Snapshot("a", {("decisions_total", ("passed",)): 1})])
+        render([Snapshot("a", {("decisions_total", ("allowed",)): 1})])
 
 
 def test_an_undeclared_metric_is_refused() -> None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
-__all__ = ["Text", "Whole", "mypyc_attr"]
+__all__ = ["Text", "Whole", "mypyc_attr", "set_once"]
 
 
 class Text(Protocol):
@@ -34,3 +34,23 @@ else:
     def mypyc_attr(**_hints: object) -> object:
         """Interpreted: a decorator that changes nothing."""
         return lambda cls: cls
+
+
+def set_once(cls: type) -> None:
+    """Interpreted: attributes of `cls` can be set once and never deleted, as `Final` ones of a compiled class.
+
+    Costs a call for each attribute, so it is for values that are made once and used often.
+    """
+    if not __file__.endswith(".py"):
+        return
+
+    def set_attribute(self: object, name: str, value: object) -> None:
+        if hasattr(self, name):
+            raise AttributeError(f"{cls.__name__} is immutable: {name} cannot be set")
+        object.__setattr__(self, name, value)
+
+    def delete_attribute(_self: object, name: str) -> None:
+        raise AttributeError(f"{cls.__name__} is immutable: {name} cannot be deleted")
+
+    setattr(cls, "__setattr__", set_attribute)  # noqa: B010 - a plain assignment is refused by the type checker
+    setattr(cls, "__delattr__", delete_attribute)  # noqa: B010 - the same

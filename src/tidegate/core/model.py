@@ -1,7 +1,6 @@
-"""The values that walk through the house: Limit, Request, Decision, Tuning and the messages of convergence.
+"""Limit, Request, Decision, Tuning, and the messages of convergence.
 
-All are frozen by contract: nothing in Tidegate changes one after it was made, and the type checker holds callers
-to the same. Validation happens where a value is made, so that everything behind can trust it.
+All are immutable. A value is validated where it is made, so that the code behind can trust it.
 """
 
 from __future__ import annotations
@@ -10,8 +9,9 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Final, NamedTuple, final
 
-from tidegate.core._native import Text, Whole, mypyc_attr
-from tidegate.core.quota import parse_quota
+from tidegate.core._native import Text, Whole, mypyc_attr, set_once
+from tidegate.core.header_fields import ratelimit_headers
+from tidegate.core.quota import QUOTA_EXPECTED, format_quota, parse_quota
 from tidegate.errors import InvalidInput
 
 __all__ = [
@@ -28,6 +28,7 @@ __all__ = [
     "Tuning",
     "checked_int",
     "checked_name",
+    "make_limit",
     "subject_digest",
 ]
 
@@ -87,11 +88,13 @@ def subject_digest(workspace: str, namespace: str, identifier: str, duration_ms:
 @final
 @mypyc_attr(acyclic=True)
 class Limit:
-    """How much of what: `Limit("100/minute", namespace="email.send")`, or in numbers `Limit(100, duration_ms=60_000)`.
+    """A rule: how much, per what time, for which endpoint or action.
 
-    `workspace`, `namespace` and `duration_ms` name the counter together with the identifier; the quota itself is
-    not part of that identity, so that two limits with the same duration judge the same counter.
-    `quota_min=0` is for overrides, where a quota of 0 blocks everything.
+    `Limit("100/minute", namespace="email.send")`, or in numbers
+    `Limit(100, duration_ms=60_000, namespace="email.send")`.
+
+    `workspace`, `namespace` and `duration_ms` identify the counter together with the identifier. The quota is not
+    part of that identity: two limits with the same namespace and duration judge the same counter.
     """
 
     __slots__ = ("duration_ms", "key", "namespace", "quota", "workspace")
@@ -100,20 +103,28 @@ class Limit:
         self,
         quota: str | Whole,
         *,
+        namespace: Text,
         duration_ms: Whole | None = None,
-        namespace: Text = "default",
         workspace: Text = "default",
-        quota_min: int = 1,
+        _quota_min: int = 1,  # 0 for overrides, where a quota of 0 denies every request
     ) -> None:
-        units: object = quota
+        count: int
         length_ms: int
         if isinstance(quota, str):
             if duration_ms is not None:
-                raise InvalidInput("duration_ms", duration_ms, f"nothing, since {quota!r} names its duration")
-            units, length_ms = parse_quota(quota)
+                raise InvalidInput(
+                    "duration_ms", duration_ms, f"no value, because {quota!r} names its duration"
+                )
+            count, length_ms = parse_quota(quota)
         else:
+            if isinstance(quota, bool) or not isinstance(quota, int):
+                raise InvalidInput("quota", quota, QUOTA_EXPECTED)
+            count = checked_int("quota", quota, _quota_min)
+            if duration_ms is None:
+                expected = f'milliseconds, as in duration_ms=60_000; or write the quota as "{count}/minute"'
+                raise InvalidInput("duration_ms", duration_ms, expected)
             length_ms = checked_int("duration_ms", duration_ms, DURATION_MS_MIN)
-        self.quota: Final[int] = checked_int("limit", units, quota_min)
+        self.quota: Final[int] = count
         self.duration_ms: Final[int] = length_ms
         self.namespace: Final[str] = checked_name("namespace", namespace)
         self.workspace: Final[str] = checked_name("workspace", workspace)
@@ -127,16 +138,22 @@ class Limit:
         return hash((self.quota, self.key))
 
     def __reduce__(self) -> tuple[object, tuple[int, int, str, str]]:
-        return restored_limit, (self.quota, self.duration_ms, self.namespace, self.workspace)
+        return make_limit, (self.quota, self.duration_ms, self.namespace, self.workspace)
 
     def __repr__(self) -> str:
         place = f", workspace={self.workspace!r}" if self.workspace != "default" else ""
         return f"Limit({self.quota}, duration_ms={self.duration_ms}, namespace={self.namespace!r}{place})"
 
+    def __str__(self) -> str:
+        return format_quota(self.quota, self.duration_ms)
 
-def restored_limit(quota: int, duration_ms: int, namespace: str, workspace: str) -> Limit:
-    """A copied or unpickled limit: compiled classes do not copy by themselves."""
-    return Limit(quota, duration_ms=duration_ms, namespace=namespace, workspace=workspace, quota_min=0)
+
+set_once(Limit)
+
+
+def make_limit(quota: int, duration_ms: int, namespace: str, workspace: str) -> Limit:
+    """A limit whose quota may be 0, which denies every request: for overrides, copies and pickles."""
+    return Limit(quota, duration_ms=duration_ms, namespace=namespace, workspace=workspace, _quota_min=0)
 
 
 class Request(NamedTuple):
@@ -150,53 +167,58 @@ class Request(NamedTuple):
 @final
 @mypyc_attr(acyclic=True, free_list_len=1)
 class Decision:
-    """The answer: truthy when allowed. Times are Unix milliseconds; `retry_after` and `reset` are seconds."""
+    """The answer to a request: truthy when allowed.
 
+    Names ending in `_at` are points in time (Unix time), names ending in `_after` count from the decision. Seconds,
+    unless the name ends in `_ms`.
+    """
+
+    # Private, and shown by properties: interpreted, a slot could be assigned to.
     __slots__ = (
+        "_allowed",
+        "_decided_at_ms",
+        "_effective",
         "_global_age_ms",
+        "_limit",
         "_regional_age_ms",
+        "_remaining",
         "_retry_after_ms",
         "_source",
-        "effective",
-        "limit",
-        "remaining",
-        "reset_ms",
-        "success",
     )
 
     def __init__(
         self,
-        success: bool,
-        limit: int,
+        allowed: bool,
+        limit: Limit,
         remaining: int,
-        reset_ms: int,
+        decided_at_ms: int,
         effective: int,
         retry_after_ms: int,
         source: int,
         regional_age_ms: int,
         global_age_ms: int,
     ) -> None:
-        self.success: Final[bool] = success
-        self.limit: Final[int] = limit
-        self.remaining: Final[int] = remaining
-        self.reset_ms: Final[int] = reset_ms
-        self.effective: Final[int] = effective
+        self._allowed: Final[bool] = allowed
+        self._limit: Final[Limit] = limit
+        self._remaining: Final[int] = remaining
+        self._decided_at_ms: Final[int] = decided_at_ms
+        self._effective: Final[int] = effective
         self._source: Final[int] = source
-        # -1 stands for None in these: an optional int would be boxed in the compiled class.
+        # -1 means None in these: an optional int would be boxed in the compiled class.
         self._retry_after_ms: Final[int] = retry_after_ms
         self._regional_age_ms: Final[int] = regional_age_ms
         self._global_age_ms: Final[int] = global_age_ms
 
     def __bool__(self) -> bool:
-        return self.success
+        return self._allowed
 
     def __reduce__(self) -> tuple[object, tuple[object, ...]]:
         return Decision, (
-            self.success,
-            self.limit,
-            self.remaining,
-            self.reset_ms,
-            self.effective,
+            self._allowed,
+            self._limit,
+            self._remaining,
+            self._decided_at_ms,
+            self._effective,
             self._retry_after_ms,
             self._source,
             self._regional_age_ms,
@@ -204,8 +226,44 @@ class Decision:
         )
 
     @property
+    def allowed(self) -> bool:
+        """Whether the cost fitted, and was counted."""
+        return self._allowed
+
+    @property
+    def limit(self) -> Limit:
+        """The limit that was applied."""
+        return self._limit
+
+    @property
+    def remaining(self) -> int:
+        """How much more would fit now; 0 when denied."""
+        return self._remaining
+
+    @property
+    def effective(self) -> int:
+        """What counts in the sliding window, the cost of this request included."""
+        return self._effective
+
+    @property
+    def decided_at_ms(self) -> int:
+        """When it was decided, in Unix milliseconds."""
+        return self._decided_at_ms
+
+    @property
+    def reset_at_ms(self) -> int:
+        """The end of the current fixed window, in Unix milliseconds."""
+        duration_ms = self._limit.duration_ms
+        return (self._decided_at_ms // duration_ms + 1) * duration_ms
+
+    @property
+    def reset_at(self) -> float:
+        """`reset_at_ms` in seconds."""
+        return self.reset_at_ms / 1000
+
+    @property
     def retry_after_ms(self) -> int | None:
-        """How long until this cost would fit if nobody else came: 0 when allowed, None when it never fits."""
+        """Milliseconds until this cost fits if no other request comes: 0 when allowed, None when it never fits."""
         return None if self._retry_after_ms < 0 else self._retry_after_ms
 
     @property
@@ -214,29 +272,36 @@ class Decision:
         return None if self._retry_after_ms < 0 else self._retry_after_ms / 1000
 
     @property
-    def reset(self) -> float:
-        """The end of the current cell, in Unix seconds."""
-        return self.reset_ms / 1000
-
-    @property
     def source(self) -> str:
-        """How it was made: "local", "origin", or "degraded" when a wanted read had failed."""
+        """How it was made: "local", "origin", or "degraded" when a read was needed and failed."""
         return SOURCE_NAMES[self._source]
 
     @property
     def regional_age_ms(self) -> int | None:
-        """How long ago the origin was last heard for this cell; None without an origin, or if never."""
+        """Age of what the origin last answered for this cell; None without an origin, or before its first answer."""
         return None if self._regional_age_ms < 0 else self._regional_age_ms
 
     @property
     def global_age_ms(self) -> int | None:
-        """How long ago the ledger was last imported; None without a ledger, or if never."""
+        """Age of the last import from the ledger; None without a ledger, or before the first import."""
         return None if self._global_age_ms < 0 else self._global_age_ms
+
+    def headers(self) -> dict[str, str]:
+        """HTTP header fields for a response: RateLimit-Policy, RateLimit, and Retry-After on a denial that can pass."""
+        limit = self._limit
+        return ratelimit_headers(
+            limit.namespace,
+            limit.quota,
+            limit.duration_ms,
+            self._remaining,
+            self.reset_at_ms - self._decided_at_ms,
+            None if self._allowed else self.retry_after_ms,
+        )
 
     def __repr__(self) -> str:
         return (
-            f"Decision({'allowed' if self.success else 'denied'}, limit={self.limit}, remaining={self.remaining}, "
-            f"effective={self.effective}, reset_ms={self.reset_ms}, retry_after_ms={self.retry_after_ms}, "
+            f"Decision({'allowed' if self._allowed else 'denied'}, limit={self._limit!r}, remaining={self._remaining}, "
+            f"effective={self._effective}, reset_at_ms={self.reset_at_ms}, retry_after_ms={self.retry_after_ms}, "
             f"source={self.source!r})"
         )
 

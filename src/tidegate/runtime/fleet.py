@@ -70,7 +70,7 @@ class Parts:
         return Statistics(
             node_id=self.engine.node_id,
             region=region,
-            passed=self.engine.passed,
+            allowed=self.engine.allowed,
             denied=self.engine.denied,
             from_origin=self.engine.from_origin,
             denied_from_origin=self.engine.denied_from_origin,

@@ -29,7 +29,7 @@ class Statistics:
     node_id: str
     region: str | None
     # Decisions: all, and those that waited for the origin or had to do without it.
-    passed: int
+    allowed: int
     denied: int
     from_origin: int
     denied_from_origin: int

@@ -10,6 +10,7 @@ import logging
 from collections.abc import Awaitable, Callable
 from typing import NamedTuple
 
+from tidegate.core.header_fields import whole_seconds
 from tidegate.core.model import Decision
 from tidegate.errors import DependencyError
 from tidegate.runtime.limiter import AsyncLimiter
@@ -26,7 +27,6 @@ from tidegate.server.problems import (
     Refusal,
     error_answer,
 )
-from tidegate.server.ratelimit_fields import whole_seconds
 from tidegate.telemetry.logging import request_id as current_request
 
 __all__ = ["Admission", "Admissions", "missing_permission", "over_quota", "quota_lines"]
@@ -75,7 +75,7 @@ class Admissions:
         if workspace.quota is None:
             return Admission(caller, workspace, b"")
         decision = await self._limiter.limit(workspace.quota, workspace.id)
-        if not decision.success:
+        if not decision.allowed:
             raise over_quota(decision, now_ms)
         return Admission(caller, workspace, quota_lines(decision, now_ms))
 
@@ -104,9 +104,9 @@ class Admissions:
 
 def quota_lines(decision: Decision, now_ms: int) -> bytes:
     """The header fields about the quota of a workspace."""
-    reset_s = whole_seconds(decision.reset_ms - now_ms)
+    reset_s = whole_seconds(decision.reset_at_ms - now_ms)
     return (
-        f"ratelimit-limit: {decision.limit}\r\nratelimit-remaining: {decision.remaining}\r\n"
+        f"ratelimit-limit: {decision.limit.quota}\r\nratelimit-remaining: {decision.remaining}\r\n"
         f"ratelimit-reset: {reset_s}\r\n"
     ).encode("ascii")
 
@@ -119,7 +119,7 @@ def over_quota(decision: Decision, now_ms: int) -> Refusal:
         lines += f"retry-after: {whole_seconds(retry_after_ms)}\r\n".encode("ascii")
     return Refusal(
         WORKSPACE_RATE_LIMITED,
-        f"The workspace has used its {decision.limit} API calls. Try again later.",
+        f"The workspace has used its {decision.limit.quota} API calls. Try again later.",
         headers=lines,
     )
 

@@ -137,7 +137,7 @@ class Api:
             quota = self._decide(workspace.quota, workspace.id, 1, now_ms)
             if quota is None:
                 return self._limit_slowly(head, call, request_id)
-            if not quota.success:
+            if not quota.allowed:
                 return error_answer(over_quota(quota, now_ms), request_id, head.accept)
             lines = quota_lines(quota, now_ms)
         override = self._override(namespace, call.identifier) if namespace.has_overrides else None
@@ -153,7 +153,7 @@ class Api:
             return self._limit_slowly(head, call, request_id, Admission(caller, workspace, lines))
         if not head.metrics_off:
             workspace.decisions += 1
-            if not decision.success:
+            if not decision.allowed:
                 self._note_denial(plan, call.identifier, now_ms)
         return plan.answer(request_id, override, decision, now_ms, lines)
 
@@ -174,7 +174,7 @@ class Api:
         now_ms = self._now_ms() if test_time_ms is None else test_time_ms
         if not head.metrics_off:
             plan.workspace.decisions += 1
-            if not decision.success:
+            if not decision.allowed:
                 self._note_denial(plan, call.identifier, now_ms)
         return plan.answer(request_id, override, decision, now_ms, admission.lines)
 
@@ -225,7 +225,7 @@ class Api:
             quota = self._decide(workspace.quota, workspace.id, 1, now_ms)
             if quota is None:
                 return self._multi_limit_slowly(head, calls, request_id)
-            if not quota.success:
+            if not quota.allowed:
                 return error_answer(over_quota(quota, now_ms), request_id, head.accept)
             lines = quota_lines(quota, now_ms)
         decisions = self._decide_many(requests, now_ms)
@@ -263,10 +263,10 @@ class Api:
             MultiLimitItem(
                 call.namespace,
                 call.identifier,
-                decision.limit,
+                decision.limit.quota,
                 decision.remaining,
-                decision.reset_ms,
-                decision.success,
+                decision.reset_at_ms,
+                decision.allowed,
                 UNSET if override is None else override.id,
             )
             for call, (_, override), decision in zip(calls, judgements, decisions, strict=True)
@@ -277,7 +277,7 @@ class Api:
             if not passed:
                 now_ms = self._now_ms()
                 for call, (plan, _), decision in zip(calls, judgements, decisions, strict=True):
-                    if not decision.success:
+                    if not decision.allowed:
                         self._note_denial(plan, call.identifier, now_ms)
         envelope = MultiLimitEnvelope(Meta("req_" + request_id), MultiLimitData(passed, items))
         return 200, JSON_LINE + lines, ENCODE(envelope)

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from operator import attrgetter
 from typing import Final
 
-from tidegate.core.model import Limit
+from tidegate.core.model import Limit, make_limit
 from tidegate.ports import CatalogChanges, KeyRow, NamespaceRow, OverrideRow, WorkspaceRow
 from tidegate.server.overrides import Override, OverrideMatcher
 
@@ -110,13 +110,7 @@ class WorkspaceView:
         self.is_enabled = row.enabled
         self.quota: Limit | None = None
         if row.quota is not None and row.quota_duration_ms is not None:
-            self.quota = Limit(
-                row.quota,
-                duration_ms=row.quota_duration_ms,
-                namespace=QUOTA_NAMESPACE,
-                workspace=row.id,
-                quota_min=0,
-            )
+            self.quota = make_limit(row.quota, row.quota_duration_ms, QUOTA_NAMESPACE, row.id)
 
     def place(self, namespace: NamespaceView) -> NamespaceView | None:
         """Make `namespace` known here; answers another one of the same name, which it replaces."""

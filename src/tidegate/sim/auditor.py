@@ -113,8 +113,8 @@ class Auditor:
     ) -> None:
         """A caller got these answers, just now."""
         self.decisions += 1
-        passed = all(decision.success for decision in decisions)
-        self.note("decided", life.node_id, at_ms, [(d.success, d.effective, d.source) for d in decisions])
+        passed = all(decision.allowed for decision in decisions)
+        self.note("decided", life.node_id, at_ms, [(d.allowed, d.effective, d.source) for d in decisions])
         touched: dict[int, tuple[CellId, Cell]] = {}
         for (limit, identifier, cost), decision in zip(items, decisions, strict=True):
             cell_id = CellId(key_of(limit), identifier, at_ms // limit.duration_ms)
@@ -128,7 +128,7 @@ class Auditor:
                 self._judge(life, limit, cost, decision, cell, subject.cell(cell_id.sequence - 1), at_ms)
             if passed and not own_time:
                 self._check_reading(life, limit, identifier, decision, at_ms)
-            if not decision.success and decision.effective > limit.quota:
+            if not decision.allowed and decision.effective > limit.quota:
                 place = (cell_id.key, identifier)
                 life.denied_ms[place] = max(life.denied_ms.get(place, 0), at_ms)
         for cell_id, cell in touched.values():
@@ -163,15 +163,15 @@ class Auditor:
         before = 0 if previous is None else previous.own + previous.others + previous.foreign
         left_ms = (cell.sequence + 1) * duration_ms - at_ms
         used = cell.own + cell.others + cell.foreign + before * left_ms // duration_ms
-        if not decision.success:
+        if not decision.allowed:
             used += cost
         if decision.effective != used:
             self.fail(7, f"{life.node_id}: answered {decision.effective} in use, the cells say {used}")
-        if decision.success and used > limit.quota:
+        if decision.allowed and used > limit.quota:
             self.fail(7, f"{life.node_id}: passed with {used} of {limit.quota}")
-        if not decision.success and used <= limit.quota and not self._tuning.anticipation:
+        if not decision.allowed and used <= limit.quota and not self._tuning.anticipation:
             self.fail(7, f"{life.node_id}: denied with {used} of {limit.quota}")
-        if decision.remaining != (limit.quota - used if decision.success else 0):
+        if decision.remaining != (limit.quota - used if decision.allowed else 0):
             self.fail(7, f"{life.node_id}: {decision.remaining} remaining, {used} of {limit.quota} used")
 
     def _judge_batch(self, life: Life, items: Sequence[tuple[Limit, str, int]], at_ms: int) -> None:

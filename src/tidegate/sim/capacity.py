@@ -135,7 +135,7 @@ def measure_fleet(scale: int, seconds: float, seed: int = 1, tuning: Tuning | No
     def answered(offer: Offer, decision: Decision) -> None:
         if not before:
             before.update(_counted(ground))
-        outcomes[offer.at_us >= burst_us, decision.success] += 1
+        outcomes[offer.at_us >= burst_us, decision.allowed] += 1
         if decision and (offer.identifier, ground.regions[offer.node]) in views.rises:
             views.rises[offer.identifier, ground.regions[offer.node]].append(ground.loop.time())
 

@@ -227,7 +227,7 @@ class Story:
         if answers.decisions or not answers.errors:
             self._differ(step, "", got)
         self._differ(step, "unchanged", answers.unchanged, "expect_unchanged")
-        successes = sum(decision.success for decision in answers.decisions)
+        successes = sum(decision.allowed for decision in answers.decisions)
         self._differ(step, "successes", successes, "expect_successes")
 
     # -- loops
@@ -408,7 +408,7 @@ class Story:
             decision = limiter.limit_nowait(limit, "load")
             if decision is None:
                 decision = self._await(limiter.limit(limit, "load"))
-            successes += decision.success
+            successes += decision.allowed
         self.found.extend(differences("successes", load.expect_successes, successes))
 
 
@@ -418,11 +418,11 @@ def _always() -> bool:
 
 def _answer(decision: Decision) -> dict[str, object]:
     return {
-        "success": decision.success,
+        "success": decision.allowed,
         "remaining": decision.remaining,
         "current": decision.effective,
-        "reset_ms": decision.reset_ms,
-        "limit": decision.limit,
+        "reset_ms": decision.reset_at_ms,
+        "limit": decision.limit.quota,
         "retry_after_ms": decision.retry_after_ms,
     }
 

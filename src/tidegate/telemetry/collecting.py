@@ -78,10 +78,10 @@ def snapshot_of(statistics: Statistics) -> Snapshot:
 
 def _decisions(statistics: Statistics) -> dict[Key, float]:
     denied_from_origin = statistics.denied_from_origin
-    passed_from_origin = statistics.from_origin - denied_from_origin
+    allowed_from_origin = statistics.from_origin - denied_from_origin
     return {
-        ("decisions_total", ("passed", "local")): statistics.passed - passed_from_origin,
-        ("decisions_total", ("passed", "origin")): passed_from_origin,
+        ("decisions_total", ("allowed", "local")): statistics.allowed - allowed_from_origin,
+        ("decisions_total", ("allowed", "origin")): allowed_from_origin,
         ("decisions_total", ("denied", "local")): statistics.denied - denied_from_origin,
         ("decisions_total", ("denied", "origin")): denied_from_origin,
     }

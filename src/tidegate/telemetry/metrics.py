@@ -80,7 +80,7 @@ METRICS: Final[tuple[Metric, ...]] = (
         "source=origin is more than a few percent for long: subjects are asked for so rarely that memory is cold. "
         "A jump of outcome=denied is an attack, a client in a loop, or a limit set too low.",
         ("outcome", "source"),
-        (("passed", "denied"), ("local", "origin")),
+        (("allowed", "denied"), ("local", "origin")),
     ),
     Metric(
         "subjects",

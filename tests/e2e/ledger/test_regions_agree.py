@@ -208,7 +208,7 @@ async def test_the_previous_window_is_shared_too(world: World) -> None:
     now_ms = world.clock.now_ms()
     yesterday_ms = now_ms - DAY_MS
     fra, iad = await world.grid("fra", "iad", nodes=1)
-    assert (await fra.limit(limit, "ada", 100, now_ms=yesterday_ms)).success
+    assert (await fra.limit(limit, "ada", 100, now_ms=yesterday_ms)).allowed
     await until(lambda: node_of(iad).convergence.rows_imported > 0, "it has crossed")
     assert (await iad.peek(limit, "ada", now_ms=now_ms)).effective == pytest.approx(50, abs=1)
 
