@@ -112,7 +112,12 @@ def test_every_public_class_and_method_says_what_it_is(name: str) -> None:
         and (inspect.isroutine(getattr(cls, method)) or inspect.isdatadescriptor(getattr(cls, method)))
     }
     inherited = {method for base in (Exception, tuple) if issubclass(cls, base) for method in dir(base)}
-    fields = set(getattr(cls, "_fields", ())) | set(getattr(cls, "__slots__", ()))
+    fields = {
+        name.attr if isinstance(name, ast.Attribute) else getattr(name, "id", "")
+        for node in ast.walk(class_source(cls))
+        if isinstance(node, ast.AnnAssign)
+        for name in [node.target]
+    }
     assert seen - inherited - fields - set(documented) == set(), "not seen in the sources"
 
 
@@ -155,8 +160,6 @@ def test_limit_is_a_method_that_can_be_found_mocked_and_overridden() -> None:
     mock = create_autospec(tidegate.Limiter, instance=True)
     mock.limit(LIMIT, "user", 2, now_ms=5)
     mock.limit.assert_called_once_with(LIMIT, "user", 2, now_ms=5)
-    with pytest.raises(TypeError):
-        mock.limit(LIMIT)
     with pytest.raises(TypeError):
         tidegate.Limiter().limit(LIMIT, "user", 1, 5)  # type: ignore[call-arg]  # now_ms is keyword-only
 
