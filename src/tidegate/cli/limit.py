@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 import click
 
+from tidegate.adapters import clock
 from tidegate.cli.client import Client, client_options
 from tidegate.cli.outcomes import ExitCode, answer, json_option
 from tidegate.cli.quotas import quota_from, quota_options
@@ -58,5 +58,5 @@ def limit(
         "cost": cost,
     }
     data = client.post("ratelimit.limit", body).data
-    answer(as_json, data, describe(data["success"], data, time.time_ns() // 1_000_000))
+    answer(as_json, data, describe(data["success"], data, clock.now_ms()))
     return ExitCode.OK if data["success"] else ExitCode.DENIED

@@ -14,6 +14,7 @@ from time import time_ns
 from typing import Final
 
 from tidegate.adapters.clock import WallClock
+from tidegate.adapters.forks import INHERITED
 from tidegate.adapters.urls import check_directory, open_ledger, open_origin
 from tidegate.core.engine import Engine, Need
 from tidegate.core.gate import IDLE, NOT_STARTED, Gate
@@ -21,7 +22,6 @@ from tidegate.core.model import Decision, Limit, Tuning, checked_region
 from tidegate.errors import ConfigurationError, InvalidInput
 from tidegate.ports import Ledger, Origin
 from tidegate.runtime.environment import Environment
-from tidegate.runtime.forks import INHERITED
 from tidegate.runtime.node import Node
 from tidegate.runtime.statistics import Statistics
 

@@ -19,10 +19,10 @@ from urllib.parse import quote
 import msgspec
 from msgspec import Meta
 
+from tidegate.adapters.secrets import mask, url_password
 from tidegate.adapters.urls import MYSQL_SCHEMES, POSTGRES_SCHEMES, REDIS_SCHEMES
 from tidegate.core.model import REGION_EXPECTED
 from tidegate.errors import ConfigurationError
-from tidegate.telemetry.secrets import mask, url_password
 
 __all__ = [
     "SETTINGS",

@@ -16,6 +16,7 @@ from typing import Any, Final
 
 import msgspec
 
+from tidegate.adapters.secrets import mask
 from tidegate.adapters.urls import parse_server_url, scheme_of, sqlite_path
 from tidegate.core.model import checked_region
 from tidegate.errors import ConfigurationError
@@ -33,7 +34,6 @@ from tidegate.server.config import (
     TlsConfig,
     split_listen,
 )
-from tidegate.telemetry.secrets import mask
 
 __all__ = ["check_certificate", "load", "load_values"]
 

@@ -26,7 +26,7 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    """Imported when first used: the command line needs `telemetry.secrets` alone, and quickly."""
+    """Import it at its first use: most commands need none of it."""
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib import import_module
