@@ -75,19 +75,24 @@ class Reads:
         task = asyncio.get_running_loop().create_task(self._read(batch))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        # A task that is cancelled before its first step runs no line of `_read`: its callers must not wait for ever.
+        task.add_done_callback(lambda _: self._finish(batch, answered=False))
 
     async def _read(self, batch: list[tuple[Need, asyncio.Future[bool]]]) -> None:
-        needs = [need for need, _ in batch]
         answered = False
         try:
-            answered = await self._ask(needs)
+            answered = await self._ask([need for need, _ in batch])
         finally:
-            for need, future in batch:
-                key = (need.subject.slot, need.cells[0].sequence)
-                if self._in_flight.get(key, (None, None))[1] is future:
-                    del self._in_flight[key]
-                if not future.done():
-                    future.set_result(answered)
+            self._finish(batch, answered=answered)
+
+    def _finish(self, batch: list[tuple[Need, asyncio.Future[bool]]], *, answered: bool) -> None:
+        """Answer the callers that still wait."""
+        for need, future in batch:
+            key = (need.subject.slot, need.cells[0].sequence)
+            if self._in_flight.get(key, (None, None))[1] is future:
+                del self._in_flight[key]
+            if not future.done():
+                future.set_result(answered)
 
     async def _ask(self, needs: list[Need]) -> bool:
         wanted: list[Component] = [component for need in needs for component in need.wanted]
