@@ -1,6 +1,6 @@
 """The catalog on a database server: drives the scripts of `catalog_sql` over two lanes, one to read and one to write.
 
-Two, so that the question every node asks once a second never waits behind a writer that waits for a lock.
+Two, so that the read that every node does once a second never waits behind a writer that waits for a lock.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class LaneCatalog(Generic[SessionType]):
         self._random = Random()
 
     async def open(self, *, timeout_s: float) -> None:
-        # From the table that came last: whoever has it has all of them.
+        # From the table that was added last: a schema that has it has all of them.
         await self.purged_version(timeout_s=timeout_s)
 
     async def version(self, *, timeout_s: float) -> int:

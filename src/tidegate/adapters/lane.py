@@ -1,8 +1,8 @@
-"""One connection to a database server: opened when first needed, used by one caller at a time, dropped when in doubt.
+"""One connection to a database server: opened when needed, used by one caller at a time, dropped when in doubt.
 
 Laws:
 - Everything inside `session(timeout_s=…)` ends by then: waiting for one's turn, connecting, every statement. A driver
-  is never asked to cancel in good manners, because some wait for the server while they do; the socket is cut instead.
+  is never asked to cancel, because some wait for the server while they do; the socket is closed instead.
 - A connection goes on living only if its last statement was answered to the end and no transaction is open. After a
   timeout, a cancelled caller or a lost byte it is dropped, so that no answer can ever reach the wrong question.
 - A driver's own exception never escapes.
@@ -53,8 +53,8 @@ SqlValue = int | str | bytes | float | Sequence[int] | Sequence[str] | Sequence[
 Record = Sequence[Any]
 """One row of an answer, by position."""
 
-# How long a polite goodbye may take. A server that does not answer it loses nothing.
-GOODBYE_S: Final = 0.5
+# How long a regular close of the connection may take; then the socket is closed.
+CLOSE_S: Final = 0.5
 
 # libpq's names are taken too: people paste the URL that works elsewhere.
 TLS_OPTIONS: Final = frozenset(
@@ -90,7 +90,7 @@ def conflict_backoff(random: Random) -> Backoff:
 def tls_of(url: ServerURL, default: str) -> tuple[str, ssl.SSLContext | None]:
     """The mode that the URL asks for, and the context for it (None for "disable").
 
-    "require" encrypts and believes whoever answers, as libpq does; "verify-ca" checks the certificate, "verify-full"
+    "require" encrypts and trusts any certificate, as libpq does; "verify-ca" checks the certificate, "verify-full"
     the name in it as well.
     """
 
@@ -162,7 +162,7 @@ class Session(ABC, Generic[Raw]):
         self._is_in_transaction = False
 
     async def roll_back(self) -> None:
-        """End an open transaction, if there is still somebody to tell. If not, dropping the connection does it."""
+        """End an open transaction if the connection can still be used. If not, dropping it has the same effect."""
         if not self._is_waiting:
             self._is_in_transaction = True
             with suppress(DependencyError):
@@ -204,27 +204,27 @@ class Lane(ABC, Generic[Raw, SessionType]):
         self._connections_opened = 0
         self._statements = 0
 
-    # ---- what a dialect knows
+    # ---- the dialect
 
     @abstractmethod
     async def _connect(self, timeout_s: float, attempt: Attempt) -> Raw:
-        """A new connection, ready for use. `attempt.give_up` says how to end it early; cancelling, if not told."""
+        """A new connection, ready for use. `attempt.give_up` ends it early; by default it is cancelled."""
 
     @abstractmethod
     async def _allow(self, session: SessionType) -> None:
-        """Tell the server how long the statements of this session may take, if it does not know yet."""
+        """Set the time limit of statements on the server, unless it is set already."""
 
     @abstractmethod
-    def _is_alive(self, raw: Raw) -> bool:
-        """As far as can be told without asking the server."""
+    def _is_usable(self, raw: Raw) -> bool:
+        """Whether it is open, as far as this side can see without a round trip."""
 
     @abstractmethod
     def _abort(self, raw: Raw) -> None:
         """Close the socket at once, whatever is still in its buffers."""
 
     @abstractmethod
-    async def _goodbye(self, raw: Raw) -> None:
-        """Close politely."""
+    async def _close_connection(self, raw: Raw) -> None:
+        """Close it in the regular way."""
 
     @abstractmethod
     def _session(self, raw: Raw, deadline: Deadline) -> SessionType: ...
@@ -272,7 +272,7 @@ class Lane(ABC, Generic[Raw, SessionType]):
             return await session.fetch(sql, args)
 
     async def close(self) -> None:
-        """Release the connection. Idempotent; never raises, never waits long. Whoever is inside gets an error."""
+        """Release the connection. Idempotent; never raises, never waits long. A caller inside gets an error."""
         self._is_closed = True
         raw, self._raw = self._raw, None
         if raw is None:
@@ -280,9 +280,9 @@ class Lane(ABC, Generic[Raw, SessionType]):
         if self._turn.locked() or self._loop is not asyncio.get_running_loop():
             self._abort_quietly(raw)
             return
-        task = asyncio.ensure_future(self._goodbye(raw))
+        task = asyncio.ensure_future(self._close_connection(raw))
         try:
-            await asyncio.wait((task,), timeout=GOODBYE_S)
+            await asyncio.wait((task,), timeout=CLOSE_S)
         finally:
             task.add_done_callback(_mark_seen)
             if not task.done() or task.cancelled() or task.exception() is not None:
@@ -334,11 +334,11 @@ class Lane(ABC, Generic[Raw, SessionType]):
         self._refuse_if_closed()
         raw = self._raw
         if raw is not None:
-            # A server that has hung up is known by two turns of the loop: one hears of it, the next is told.
+            # Two turns of the loop show that the server has closed: one reads the end, the next reports it.
             for _ in range(2):
                 await asyncio.sleep(0)
             self._refuse_if_closed()
-            if self._is_alive(raw):
+            if self._is_usable(raw):
                 return raw
             self.drop(raw)
         attempt = Attempt()
@@ -369,18 +369,16 @@ class Lane(ABC, Generic[Raw, SessionType]):
             raise DependencyUnavailable(f"{self.url.shown}: closed")
 
     def _give_up(self, task: asyncio.Task[Raw], attempt: Attempt) -> None:
-        task.add_done_callback(
-            self._discard
-        )  # also if it was made in the very moment in which the caller left
+        task.add_done_callback(self._discard)  # also if it was made at the moment in which the caller gave up
         attempt.give_up(task)
 
     def _discard(self, task: asyncio.Future[Raw]) -> None:
-        """A connection that nobody waited for."""
+        """Close a connection that was made after its caller gave up."""
         if not task.cancelled() and task.exception() is None:
             self._abort_quietly(task.result())
 
 
 def _mark_seen(task: asyncio.Future[Any]) -> None:
-    """Whoever waited has been told what matters; asyncio need not complain that nobody looked."""
+    """Mark the exception as retrieved: the caller has been answered, and asyncio must not log it."""
     if not task.cancelled():
         task.exception()

@@ -82,7 +82,7 @@ class MemoryOrigin:
     def __init__(self, *, clock: Clock | None = None) -> None:
         self._clock = clock if clock is not None else WallClock()
         self._store = _OriginStore()
-        self._incarnation: int | None = None  # as last heard by a pulse
+        self._incarnation: int | None = None  # as a pulse last read it
         self._commands = 0
         self._cells_read = 0
         self._cells_merged = 0
@@ -242,7 +242,7 @@ class MemoryLedger:
         self._expiries: list[tuple[int, RowKey]] = []  # a heap; may name rows that are gone
         self._beats: dict[str, int] = {}
         self._change = 0
-        self._wipes = 0  # a cursor from before the last one is told that rows were lost
+        self._wipes = 0  # a cursor from before the last one gets `lost`
         self._statements = 0
         self._rows_published = 0
 

@@ -66,7 +66,7 @@ class SqlLedger(ABC, Generic[SessionType]):
 
     @abstractmethod
     async def _written(self, rows: Sequence[StoredRow]) -> list[str]:
-        """The rows as `_publish` wants them. Before a connection is taken: it is work, and nobody should wait."""
+        """The rows as `_publish` wants them. Done before a connection is taken, so that other callers can use it."""
 
     @abstractmethod
     async def _publish(self, session: SessionType, written: list[str]) -> None: ...

@@ -121,7 +121,7 @@ def _host(part: str, default_port: int, shown: str) -> tuple[str, int]:
         raise ConfigurationError(f"{shown}: a host is missing; expected scheme://host:port")
     if not colon:
         return host, default_port
-    # isascii: isdigit alone is also true of digits that int() reads but nobody means
+    # isascii: isdigit alone is also true of digits of other scripts
     if not (port.isascii() and port.isdigit() and 1 <= int(port) <= 65_535):
         raise ConfigurationError(f"{shown}: a port is a number from 1 to 65535")
     return host, int(port)

@@ -332,7 +332,7 @@ class Component(NamedTuple):
     own: int
     """What the writer has accepted in this cell, in total."""
     expires_at_ms: int
-    """(sequence + 3) * duration_ms: nobody asks for the cell any more."""
+    """(sequence + 3) * duration_ms: no request needs the cell any more."""
 
 
 class Heard(NamedTuple):

@@ -134,7 +134,7 @@ class Driver:
         self._failure = error
 
     def _start_ended(self, error: BaseException | None) -> None:
-        """The start is over: requests may enter without waiting, or the next one starts again or is told why not."""
+        """The start is over: requests enter without waiting, or the next one starts again or raises the error."""
         if self._life.state is not LimiterState.STARTING:
             return
         if error is None:

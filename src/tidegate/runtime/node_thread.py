@@ -22,14 +22,14 @@ __all__ = ["NodeThread"]
 
 
 class NodeThread:
-    """`on_started` is called in the thread, with what went wrong or None; requests wait for it `patience_s`."""
+    """`on_started` is called in the thread, with the error or None; requests wait at most `wait_s` for it."""
 
     def __init__(
-        self, node: Node, on_started: Callable[[BaseException | None], object], patience_s: float
+        self, node: Node, on_started: Callable[[BaseException | None], object], wait_s: float
     ) -> None:
         self._node = node
         self._on_started = on_started
-        self._start_by = Deadline.after(patience_s, time.monotonic())
+        self._start_by = Deadline.after(wait_s, time.monotonic())
         self._loop = asyncio.new_event_loop()
         self._stopping = asyncio.Event()
         self._flush_timeout_s: float | None = None

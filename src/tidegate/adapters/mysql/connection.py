@@ -52,10 +52,10 @@ DEFAULT_PORT: Final = 3306
 PREPARED_MAX: Final = 100
 
 # The server ends an idle connection after this: a transaction that a hung client left open cannot stay for the
-# default of eight hours. A node speaks to its ledger every few seconds, so that no live one is ever cut.
+# default of eight hours. A node uses its ledger every few seconds, so that a connection in use is never closed.
 IDLE_MAX_S: Final = 120
 
-# How often to look whether an attempt that nobody waits for can be cancelled by now.
+# How often to check whether an abandoned attempt can be cancelled by now.
 GIVE_UP_AGAIN_S: Final = 0.02
 
 SETTINGS: Final = (
@@ -167,7 +167,7 @@ class MySQLConnection(Lane[Any, MySQLSession]):
         if mode == "prefer":
             raise ConfigurationError(f"{parsed.shown}: MySQL cannot do ssl=prefer; use require or disable")
         self.prepared: dict[str, Any] = {}  # of the present connection; written by its sessions
-        self._allowed_s = 0  # what the server was last told; 0 on a new connection
+        self._allowed_s = 0  # what was last sent to the server; 0 on a new connection
         self._is_mariadb = False
 
     async def _connect(self, timeout_s: float, attempt: Attempt) -> Any:
@@ -177,7 +177,7 @@ class MySQLConnection(Lane[Any, MySQLSession]):
             port=port,
             unix_socket=self.url.options.get("unix_socket"),
             user=self.url.username,
-            # As bytes: the driver would encode a str as Latin-1, and the server knows it in UTF-8.
+            # As bytes: the driver would encode a str as Latin-1, and the server has it in UTF-8.
             password=(self.url.password or "").encode(),
             database=self.url.path,
             connect_timeout=max(timeout_s, 0.001),
@@ -215,7 +215,7 @@ class MySQLConnection(Lane[Any, MySQLSession]):
         await session.script(f"SET SESSION innodb_lock_wait_timeout = {lock_s}, {statement}")
         self._allowed_s = wanted_s
 
-    def _is_alive(self, raw: Any) -> bool:
+    def _is_usable(self, raw: Any) -> bool:
         transport = raw._transport  # noqa: SLF001 - asyncmy has no public way to see that the server hung up
         return bool(raw.connected) and transport is not None and not transport.is_closing()
 
@@ -226,7 +226,7 @@ class MySQLConnection(Lane[Any, MySQLSession]):
             transport.abort()
         raw.close()
 
-    async def _goodbye(self, raw: Any) -> None:
+    async def _close_connection(self, raw: Any) -> None:
         await raw.ensure_closed()
 
     def _session(self, raw: Any, deadline: Deadline) -> MySQLSession:

@@ -212,7 +212,7 @@ class Cluster:
     def _map_done(self, task: asyncio.Task[None]) -> None:
         self._mapping = None
         if not task.cancelled():
-            task.exception()  # who waits for it hears it; a map that was only to be renewed stays as it is
+            task.exception()  # raised to those that wait for it; otherwise the old map stays in use
 
     async def _map(self) -> None:
         known = list(dict.fromkeys(owner for owner in self._owners or () if owner is not None))

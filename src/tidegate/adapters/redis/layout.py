@@ -50,7 +50,7 @@ CELLS_PER_COMMAND_MAX: Final = 250
 
 # Lua's numbers are doubles, exact up to here, and a later expiry than any server takes fails the command when half of
 # it is done. So both stop here: no limit tells such a count from a larger one, and the year is 287396. Answers are
-# turned back, so that a node that has counted more hears that all of its own is held.
+# turned back, so that a node that has counted more is answered that all of its own is held.
 NUMBER_MAX: Final = 2**53
 
 MERGE_SCRIPT: Final = files("tidegate.adapters.redis").joinpath("merge.lua").read_text("utf-8")
@@ -217,7 +217,7 @@ def _with_all_of_ours(components: Sequence[Component], answers: list[Heard]) -> 
 
 
 def _as_of_the_whole_call(components: Sequence[Component], answers: Sequence[Heard]) -> list[Heard]:
-    """Components of one cell were merged one after the other; each hears the last total, and what was held first."""
+    """Components of one cell were merged one after the other; each gets the last total, and what was held first."""
     totals: dict[tuple[bytes, int], int] = {}
     befores: dict[tuple[bytes, int, str], int] = {}
     for (digest, sequence, writer, _, _), (total, before) in zip(components, answers, strict=True):

@@ -1,10 +1,10 @@
-"""The way to one server: connects when needed, keeps every time limit, notices a dead peer and heals.
+"""The connection to one server: made when needed, bounded in time, and replaced when the server does not answer.
 
 Laws:
 - Connecting is shared and belongs to the link: a caller that gives up or is cancelled does not stop it, so that a
-  connection that takes longer than one caller's patience is there for the next.
-- A call that runs out of time does not close the connection of the others. One that has been silent for
-  `SILENCE_MAX_S` although it owes answers is closed: a frozen or vanished peer, not a slow one.
+  connection that takes longer than one caller waits is there for the next.
+- A call that runs out of time does not close the connection, which others use. A connection that has been silent for
+  `SILENCE_MAX_S` while answers are outstanding is closed: the server is frozen or gone, not slow.
 - Nothing is repeated here. What a failed call left undone is known to the caller only.
 """
 
@@ -34,7 +34,7 @@ __all__ = [
 
 # Name, TCP, TLS and greeting together. An origin is near: this is a thousand round trips.
 CONNECT_TIMEOUT_S: Final = 2.0
-# Longer than the patience of any caller with a merely slow server, short enough to find a new master soon.
+# Longer than any caller waits for a slow server, short enough to find a new master soon.
 SILENCE_MAX_S: Final = 1.0
 CLOSE_TIMEOUT_S: Final = 1.0
 
@@ -117,7 +117,7 @@ async def greet(
             raise _refusal(wire, str(command[0]), str(reply))
     facts = replies[0]
     if not isinstance(facts, list):
-        raise ConfigurationError(f"{wire.shown}: answered HELLO with {facts!r}; it is no Redis or Valkey")
+        raise ConfigurationError(f"{wire.shown}: answered HELLO with {facts!r}; it is not Redis or Valkey")
     said = {
         name: value for name, value in zip(facts[::2], facts[1::2], strict=False) if isinstance(name, bytes)
     }

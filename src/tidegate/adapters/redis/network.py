@@ -1,8 +1,8 @@
 """Where commands go: to the one server there is, or to the master that the sentinels name. `cluster.py` has the rest.
 
-A network runs commands and answers their replies in order. Of error replies it lets through only those that concern
-a single command (`refusals.KEPT`); a script that the server forgot is loaded and the command repeated; every other
-error reply fails the call. Lives on one event loop.
+A network runs commands and returns their replies in order. Of error replies it returns only those that concern a
+single command (`refusals.KEPT`); a script that the server no longer has is loaded and the command repeated; every
+other error reply fails the call. Belongs to one event loop.
 """
 
 from __future__ import annotations
@@ -63,29 +63,29 @@ class OneMaster:
         self._statistics.commands += count
         packed = commands[0][1] if count == 1 else b"".join([packed for _, packed in commands])
         replies = await self._link.exchange(packed, count, deadline)
-        forgotten = []
+        unknown = []
         for index, reply in enumerate(replies):
             if isinstance(reply, ReplyError):
                 if is_script_unknown(str(reply)):
-                    forgotten.append(index)
+                    unknown.append(index)
                 else:
                     self._check(reply)
-        if forgotten:
-            await self._run_again(commands, forgotten, replies, deadline)
+        if unknown:
+            await self._run_again(commands, unknown, replies, deadline)
         return replies
 
     async def _run_again(
-        self, commands: Sequence[Command], forgotten: list[int], replies: list[Reply], deadline: Deadline
+        self, commands: Sequence[Command], unknown: list[int], replies: list[Reply], deadline: Deadline
     ) -> None:
-        """After SCRIPT FLUSH, or whatever else made the server forget: load and repeat in one round trip."""
-        self._statistics.commands += len(forgotten) + 1
+        """After SCRIPT FLUSH or a restart: load the script and repeat the commands, in one round trip."""
+        self._statistics.commands += len(unknown) + 1
         self._statistics.scripts_loaded += 1
-        packed = b"".join([LOAD_SCRIPT_PACKED, *(commands[index][1] for index in forgotten)])
-        loaded, *again = await self._link.exchange(packed, len(forgotten) + 1, deadline)
+        packed = b"".join([LOAD_SCRIPT_PACKED, *(commands[index][1] for index in unknown)])
+        loaded, *again = await self._link.exchange(packed, len(unknown) + 1, deadline)
         for reply in (loaded, *again):
             if isinstance(reply, ReplyError):
                 self._check(reply)
-        for index, reply in zip(forgotten, again, strict=True):
+        for index, reply in zip(unknown, again, strict=True):
             replies[index] = reply
 
     def _check(self, reply: ReplyError) -> None:

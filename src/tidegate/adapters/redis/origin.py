@@ -57,7 +57,7 @@ class RedisOrigin:
         self._statistics: Final = Statistics()
         self._cells_read = 0
         self._cells_merged = 0
-        self._incarnations: dict[int, bytes] = {}  # by bucket, as last heard by `pulse`
+        self._incarnations: dict[int, bytes] = {}  # by bucket, as `pulse` last read them
         self._processes: set[bytes] = set()  # the servers that a pulse has met, by their run ids
         self._connections_known = 0  # how many had been opened when they were last asked for it
         self._network_now: Network | None = None
@@ -158,7 +158,7 @@ class RedisOrigin:
         try:
             return await self._network().run(commands, deadline)
         except ConfigurationError as error:
-            # Only `open` tells it as what it is: later it may be somebody changing a password under way.
+            # Only `open` raises a ConfigurationError: later it may be a password that is being changed.
             raise DependencyUnavailable(str(error)) from error
 
     # ---- the region's name

@@ -61,8 +61,8 @@ class Sentinels:
         for failure in failures:
             if isinstance(failure, ConfigurationError):
                 raise failure
-        told = "; ".join(str(failure) for failure in failures)
-        raise DependencyUnavailable(f"no sentinel answers: {told}")
+        reasons = "; ".join(str(failure) for failure in failures)
+        raise DependencyUnavailable(f"no sentinel answers: {reasons}")
 
     async def _ask(self, sentinel: Address) -> Address | None:
         """What one sentinel says: the master's address, None if it does not know the service."""

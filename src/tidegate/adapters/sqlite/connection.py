@@ -130,7 +130,7 @@ class _Job(Generic[Result]):
         self._post(self._set_exception, error)
 
     def _post(self, callback: Callable[..., None], value: object) -> None:
-        with suppress(RuntimeError):  # the caller's loop is closed: nobody is waiting any more
+        with suppress(RuntimeError):  # the caller's loop is closed: no caller waits any more
             self.loop.call_soon_threadsafe(callback, value)
 
     def _set_result(self, result: Result) -> None:
@@ -158,7 +158,7 @@ class _Worker:
         self.stopped = False
         self.finished = False  # the thread has closed the file and is about to end
         self.enders: list[_Job[None]] = []  # who waits for that
-        self.poisoned = False  # this process is a child that was forked in the middle of a job
+        self.is_inherited_open = False  # this process is a child that was forked in the middle of a job
         self.is_held_for_fork = False  # written by the thread that forks
         self.connections_opened = 0
         self.jobs_done = 0
@@ -170,12 +170,12 @@ class _Worker:
         with self.lock:
             if self.stopped:
                 raise DependencyUnavailable(f"{self.path}: closed")
-            if self.poisoned:
+            if self.is_inherited_open:
                 raise DependencyUnavailable(
                     f"{self.path}: this process was forked while its parent was stuck writing the file; restart it"
                 )
             if not self.started:
-                # A daemon, so that a limiter that nobody closed does not keep the interpreter from ending.
+                # A daemon, so that a limiter that was not stopped does not keep the interpreter from ending.
                 threading.Thread(
                     target=self.serve, name=f"tidegate sqlite {self.path.name}", daemon=True
                 ).start()
@@ -183,7 +183,7 @@ class _Worker:
             self.jobs.put(job)
 
     def abandon(self, job: _Job[Any]) -> None:
-        """Nobody waits for `job` any more."""
+        """The caller of `job` has given up."""
         with self.lock:
             job.abandoned = True
             connection = self.connection
@@ -228,16 +228,16 @@ class _Worker:
             ended.succeed(None)
 
     def perform(self, job: _Job[Any]) -> None:
-        """Do the work, leave no transaction behind, and tell the caller."""
-        # Before the caller is told: who then looks at the statistics finds this job in them.
+        """Do the work, leave no transaction open, and answer the caller."""
+        # Before the caller is answered: the statistics it reads then include this job.
         self.jobs_done += 1
         try:
             result = job.work(self.connected(job.deadline))
         except (sqlite3.Error, OverflowError, UnicodeEncodeError) as error:
             self.tidy(broken=_code(error) in BROKEN)
-            told = dependency_error(error, self.path)
-            told.__cause__ = error
-            job.fail(told)
+            translated = dependency_error(error, self.path)
+            translated.__cause__ = error
+            job.fail(translated)
         except Exception as error:  # noqa: BLE001 - whatever the work raised belongs to the caller of `run`
             self.tidy(broken=False)
             job.fail(error)
@@ -253,7 +253,7 @@ class _Worker:
             connection = None
         if connection is None:
             connection = self.connect(deadline)
-        # A little less than is left, so that the caller hears what it waited for instead of a bare timeout.
+        # A little less than is left, so that the caller gets the error of the lock instead of a bare timeout.
         remaining_ms = max(1, int(deadline.remaining(time.monotonic()) * 1000) - BUSY_MARGIN_MS)
         connection.execute(f"PRAGMA busy_timeout={remaining_ms}")
         return connection
@@ -280,7 +280,7 @@ class _Worker:
         return connection
 
     def is_abandoned(self) -> bool:
-        """Whether nobody waits any more for what is running. Asked by SQLite now and then during long statements."""
+        """Whether the caller of the running job has given up. SQLite asks now and then during long statements."""
         job = self.current
         return job is not None and job.abandoned
 
@@ -336,7 +336,7 @@ class _Worker:
         self.enders = []
         if self.connection is not None:
             # The parent could not close it in time. Closing it here could release what the parent relies on.
-            self.poisoned = True
+            self.is_inherited_open = True
             INHERITED.append(self.connection)
             self.connection = None
 

@@ -40,10 +40,10 @@ SCHEMA: Final = (
     """,
 )
 
-# The arguments of a call. Cells that share all but subject and count, which most do, are told as one group: :groups
+# The arguments of a call. Cells that share all but subject and count, which most do, are passed as one group: :groups
 # is a JSON array of [sequence, writer, expires_at_ms, first, [own, …]], and :digests holds 16 bytes for each cell, in
 # the same order. Decoding a value of its own for every cell would cost more than looking the cell up. Answers come
-# back in that order because a join walks its left side in the order in which json_each yields it. "LIMIT -1" keeps a
+# back in that order because a join reads its left side in the order in which json_each yields it. "LIMIT -1" keeps a
 # group from being decoded again for each of its cells ("AS MATERIALIZED" is too new for some systems' SQLite).
 CELLS: Final = """
     WITH groups AS (
@@ -73,13 +73,13 @@ MERGE: Final = f"""{CELLS}
     SELECT digest, sequence, writer, own, expires_at_ms FROM cells WHERE true
         ON CONFLICT (digest, sequence, writer) DO UPDATE SET own = excluded.own WHERE excluded.own > own
 """
-FORGET_EXPIRED: Final = """
+DELETE_EXPIRED: Final = """
     DELETE FROM origin_components WHERE (digest, sequence, writer) IN (
         SELECT digest, sequence, writer FROM origin_components
          WHERE expires_at_ms <= :now_ms ORDER BY expires_at_ms LIMIT :rows_max)
 """
 
-# Cells told in one statement: about a millisecond, half of it without the interpreter lock.
+# Cells in one statement: about a millisecond, half of it without the interpreter lock.
 STATEMENT_CELLS: Final = 250
 # A large merge rests between two statements, this many times as long as it has worked: it then takes about a quarter
 # of the core that it may share with requests, instead of whole slices of the system's scheduler.
@@ -89,8 +89,8 @@ REST_S_MAX: Final = 0.005
 BEFORE_ALL_MS: Final = -1
 NOTHING: Final = Heard(0, 0)
 # Expired components deleted by each merge, for every one merged: more than one, or a backlog would never shrink.
-FORGOTTEN_PER_MERGED: Final = 2
-FORGOTTEN_MIN: Final = 100
+EXPIRED_ROWS_PER_MERGED: Final = 2
+EXPIRED_ROWS_MIN: Final = 100
 
 
 def _prepare(connection: sqlite3.Connection) -> None:
@@ -178,7 +178,7 @@ def _merge(connection: sqlite3.Connection, components: Sequence[Component], now_
             worked_s = _rest(worked_s)
         statement.merge(connection)
     if _has_twins(components):
-        # Only another look tells the total of a cell that stands twice in one call.
+        # The total of a cell that stands twice in one call must be read again.
         for statement in statements:
             for position, total, _ in statement.held(connection, BEFORE_ALL_MS):
                 answers[position] = Heard(total, answers[position].component)
@@ -191,7 +191,7 @@ class SQLiteOrigin:
     def __init__(self, path: str | os.PathLike[str], *, clock: Clock | None = None) -> None:
         self._file = SQLiteFile(path, prepare=_prepare)
         self._clock = clock if clock is not None else WallClock()
-        self._incarnation: str | None = None  # as last heard by `pulse`
+        self._incarnation: str | None = None  # as `pulse` last read it
         self._cells_read = 0
         self._cells_merged = 0
 
@@ -224,12 +224,12 @@ class SQLiteOrigin:
         if not components:
             return []
         now_ms = self._clock.now_ms()
-        forgotten_max = max(FORGOTTEN_MIN, FORGOTTEN_PER_MERGED * len(components))
+        expired_max = max(EXPIRED_ROWS_MIN, EXPIRED_ROWS_PER_MERGED * len(components))
 
         def work(connection: sqlite3.Connection) -> list[Heard]:
             with transaction(connection):
                 answers = _merge(connection, components, now_ms)
-                connection.execute(FORGET_EXPIRED, {"now_ms": now_ms, "rows_max": forgotten_max})
+                connection.execute(DELETE_EXPIRED, {"now_ms": now_ms, "rows_max": expired_max})
             return answers
 
         answers = await self._file.run(work, timeout_s=timeout_s)
