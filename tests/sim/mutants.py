@@ -28,7 +28,7 @@ from tidegate.runtime.replay import ReplayLoop
 from tidegate.sim.plan import draw_plan
 from tidegate.sim.scenario_files import bundled_files, load_file
 from tidegate.sim.scenario_runner import run_scenario
-from tidegate.sim.world import run_world
+from tidegate.sim.simulation import run_plan
 
 # A mutant must be found within so many worlds, or by a bundled scenario.
 SEEDS: Final = range(1, 121)
@@ -672,7 +672,7 @@ def nothing_is_ever_forgotten() -> None:
 def hunt() -> str | None:
     """Who notices: a world, or a scenario; None if nobody does."""
     for seed in SEEDS:
-        report = run_world(draw_plan(seed))
+        report = run_plan(draw_plan(seed))
         if not report.ok:
             return f"seed {seed}: {report.violations[0]}"
     for file in bundled_files():

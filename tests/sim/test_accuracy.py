@@ -8,12 +8,12 @@ import pytest
 from click.testing import CliRunner
 
 from tidegate.sim.accuracy import GROUPS, Case, cases, measure, table
+from tidegate.sim.baselines import admitted_by_log, admitted_by_perfect_counter
 from tidegate.sim.capacity import FleetCost, extrapolated, measure_fleet
 from tidegate.sim.capacity import table as fleet_table
 from tidegate.sim.commands import simulate
-from tidegate.sim.fairground import Offer
+from tidegate.sim.fleet import Offer
 from tidegate.sim.plots import plot_accuracy, plot_fleet
-from tidegate.sim.references import admitted_by_log, admitted_by_perfect_counter
 
 CASES = {case.name: case for case in cases()}
 SEEDS = (1, 2, 3)

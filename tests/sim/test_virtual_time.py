@@ -5,7 +5,7 @@ import logging
 
 import pytest
 
-from tidegate.sim.virtual_time import StandStill, VirtualClock, VirtualLoop, owned_context, recorded_errors
+from tidegate.sim.virtual_time import LoopStalled, VirtualClock, VirtualLoop, owned_context, recorded_errors
 from tidegate.testing.clock import ManualClock
 
 
@@ -19,7 +19,7 @@ def test_a_sleep_of_a_day_takes_no_time_and_all_of_it() -> None:
 def test_a_loop_that_waits_for_nothing_says_so() -> None:
     loop = VirtualLoop()
     waiting = loop.create_task(asyncio.Event().wait())
-    with pytest.raises(StandStill):
+    with pytest.raises(LoopStalled):
         loop.run_until_complete(waiting)
     waiting.cancel()
     loop.run_until_complete(asyncio.sleep(0))
@@ -33,7 +33,7 @@ def test_a_task_that_never_lets_time_pass_is_noticed() -> None:
         loop.call_soon(spin)
 
     spin()
-    with pytest.raises(StandStill):
+    with pytest.raises(LoopStalled):
         loop.run_until_complete(asyncio.sleep(1))
     loop.close()
 

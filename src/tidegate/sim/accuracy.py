@@ -14,9 +14,9 @@ from random import Random
 from typing import Any, Final
 
 from tidegate.core.model import Decision, Limit, Tuning
-from tidegate.sim.fairground import Fairground, Offer
+from tidegate.sim.baselines import PlainOptions, PlainScheme, admitted_by_log, admitted_by_perfect_counter
+from tidegate.sim.fleet import Fleet, Offer
 from tidegate.sim.plan import EPOCH_MS
-from tidegate.sim.references import Plain, PlainWorld, admitted_by_log, admitted_by_perfect_counter
 
 __all__ = ["GROUPS", "Case", "Measured", "cases", "measure", "measure_all", "table"]
 
@@ -25,7 +25,7 @@ WARM_UP_S: Final = 15
 GROUPS: Final = (
     *("nodes", "window", "load", "regions", "skewed", "spreader", "mechanisms", "lag", "burst", "stop"),
 )
-PLAIN: Final = (Plain(20, 5), Plain(50, 10))
+PLAIN: Final = (PlainOptions(20, 5), PlainOptions(50, 10))
 
 
 @dataclass(frozen=True)
@@ -144,7 +144,7 @@ def measure(case: Case) -> Measured:
     """Run one case on everything."""
     offers = offers_of(case)
     tuning = replace(Tuning(), **case.tuning)
-    ground = Fairground(
+    fleet = Fleet(
         [case.nodes] * case.regions,
         tuning,
         ledger_delay_ms=case.ledger_delay_ms,
@@ -158,13 +158,13 @@ def measure(case: Case) -> Measured:
         if decision:
             admitted.append(offer.at_us)
 
-    ground.run(lambda _identifier: limit, offers, answered)
+    fleet.run(lambda _identifier: limit, offers, answered)
     first_until_us = WARM_UP_S * 1_000_000 + case.duration_ms * 1_000
     plain: dict[str, int] = {}
     plain_first: dict[str, int] = {}
     for scheme in PLAIN:
         name = f"{scheme.floor_percent} % floor, {scheme.interval_s} s"
-        world = PlainWorld(
+        reference = PlainScheme(
             scheme,
             regions=case.regions,
             nodes=case.nodes,
@@ -174,7 +174,7 @@ def measure(case: Case) -> Measured:
             ledger_delay_ms=case.ledger_delay_ms,
             seed=case.seed,
         )
-        answers = [world.admits(offer) for offer in offers]
+        answers = [reference.admits(offer) for offer in offers]
         plain[name] = sum(answers)
         plain_first[name] = sum(
             fits for fits, offer in zip(answers, offers, strict=True) if offer.at_us < first_until_us
@@ -188,9 +188,9 @@ def measure(case: Case) -> Measured:
         first_window=sum(at_us < first_until_us for at_us in admitted),
         plain=plain,
         plain_first_window=plain_first,
-        rows_published=ground.traffic.rows_published,
-        ledger_calls=ground.traffic.ledger_calls,
-        origin_commands=ground.traffic.merges + ground.traffic.reads,
+        rows_published=fleet.traffic.rows_published,
+        ledger_calls=fleet.traffic.ledger_calls,
+        origin_commands=fleet.traffic.merges + fleet.traffic.reads,
     )
 
 

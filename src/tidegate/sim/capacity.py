@@ -19,8 +19,8 @@ from typing import Final
 
 from tidegate.core.engine import Engine
 from tidegate.core.model import Decision, Limit, Tuning
-from tidegate.sim.fairground import Fairground, Offer
-from tidegate.sim.inside import parts_of
+from tidegate.sim.fleet import Fleet, Offer
+from tidegate.sim.node_process import parts_of
 
 __all__ = ["FleetCost", "extrapolated", "measure_fleet", "table"]
 
@@ -77,8 +77,8 @@ class FleetCost:
 class _Views:
     """How old foreign counts are where they are used."""
 
-    def __init__(self, ground: Fairground, identifiers: Sequence[str], key: tuple[str, str, int]) -> None:
-        self._ground = ground
+    def __init__(self, fleet: Fleet, identifiers: Sequence[str], key: tuple[str, str, int]) -> None:
+        self._fleet = fleet
         self._identifiers = identifiers
         self._key = key
         # (identifier, region) -> times at which its count rose, one for each unit accepted.
@@ -88,11 +88,11 @@ class _Views:
         self.ages_ms: list[float] = []
 
     def look(self) -> None:
-        now_s = self._ground.loop.time()
-        sequence = self._ground.clock.now_ms() // self._key[2]
-        first_s = now_s - (self._ground.clock.now_ms() - sequence * self._key[2]) / 1000
-        for node, limiter in enumerate(self._ground.limiters[:: max(1, len(self._ground.limiters) // NODES)]):
-            region = self._ground.regions[node * max(1, len(self._ground.limiters) // NODES)]
+        now_s = self._fleet.loop.time()
+        sequence = self._fleet.clock.now_ms() // self._key[2]
+        first_s = now_s - (self._fleet.clock.now_ms() - sequence * self._key[2]) / 1000
+        for node, limiter in enumerate(self._fleet.limiters[:: max(1, len(self._fleet.limiters) // NODES)]):
+            region = self._fleet.regions[node * max(1, len(self._fleet.limiters) // NODES)]
             engine = parts_of(limiter).engine
             for identifier in self._identifiers:
                 subject = engine.subjects.find(self._key, identifier)
@@ -115,9 +115,9 @@ def measure_fleet(scale: int, seconds: float, seed: int = 1, tuning: Tuning | No
     random = Random(f"fleet {seed} {scale}")
     members = NODES * scale
     nodes = [members // REGIONS + (region < members % REGIONS) for region in range(REGIONS)]
-    ground = Fairground(nodes, tuning or Tuning(), ledger_delay_ms=60, seed=seed)
+    fleet = Fleet(nodes, tuning or Tuning(), ledger_delay_ms=60, seed=seed)
     by_region: list[list[int]] = [[] for _ in range(REGIONS)]
-    for node, region in enumerate(ground.regions):
+    for node, region in enumerate(fleet.regions):
         by_region[region].append(node)
     windows = WINDOWS * scale
     homes = _homes(random, windows)
@@ -125,8 +125,8 @@ def measure_fleet(scale: int, seconds: float, seed: int = 1, tuning: Tuning | No
     limit = Limit(LIMIT, duration_ms=DURATION_MS, namespace="fleet")
     hot_limit = Limit(HOT_LIMIT, duration_ms=DURATION_MS, namespace="fleet")
     shared = [name for name, regions in homes.items() if len(regions) > 1 and name.startswith("hot")][:20]
-    views = _Views(ground, shared, (limit.workspace, limit.namespace, DURATION_MS))
-    ground.look = views.look
+    views = _Views(fleet, shared, (limit.workspace, limit.namespace, DURATION_MS))
+    fleet.look = views.look
     outcomes: Counter[tuple[bool, bool]] = Counter()
     burst_us = (warm_s + seconds / 2) * 1e6
 
@@ -134,16 +134,16 @@ def measure_fleet(scale: int, seconds: float, seed: int = 1, tuning: Tuning | No
 
     def answered(offer: Offer, decision: Decision) -> None:
         if not before:
-            before.update(_counted(ground))
+            before.update(_counted(fleet))
         outcomes[offer.at_us >= burst_us, decision.allowed] += 1
-        if decision and (offer.identifier, ground.regions[offer.node]) in views.rises:
-            views.rises[offer.identifier, ground.regions[offer.node]].append(ground.loop.time())
+        if decision and (offer.identifier, fleet.regions[offer.node]) in views.rises:
+            views.rises[offer.identifier, fleet.regions[offer.node]].append(fleet.loop.time())
 
     offers = _offers(random, homes, by_region, windows, warm_s, seconds)
-    ground.run(lambda name: hot_limit if name.startswith("hot") else limit, offers, answered)
-    after = _counted(ground)
+    fleet.run(lambda name: hot_limit if name.startswith("hot") else limit, offers, answered)
+    after = _counted(fleet)
     rates = {name: (after[name] - before[name]) / seconds for name in after}
-    subjects = sum(parts_of(one).engine.subjects.count for one in ground.limiters) / members
+    subjects = sum(parts_of(one).engine.subjects.count for one in fleet.limiters) / members
     ages = sorted(views.ages_ms) or [0.0]
     requests = outcomes.total() / seconds
     usual = outcomes[False, True] + outcomes[False, False]
@@ -176,9 +176,9 @@ def _bytes(rates: dict[str, float]) -> float:
     return commands * COMMAND_BYTES + rates["cells"] * CELL_BYTES + rows * ROW_BYTES
 
 
-def _counted(ground: Fairground) -> dict[str, float]:
-    traffic = ground.traffic
-    imported = sum(one.statistics().import_rows for one in ground.limiters) if traffic.ledger_calls else 0
+def _counted(fleet: Fleet) -> dict[str, float]:
+    traffic = fleet.traffic
+    imported = sum(one.statistics().import_rows for one in fleet.limiters) if traffic.ledger_calls else 0
     return {
         "commands": traffic.merges + traffic.reads,
         "cells": traffic.cells_merged + traffic.cells_read,

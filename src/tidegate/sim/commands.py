@@ -23,8 +23,8 @@ from tidegate.sim.plan import TRAFFIC, Options, draw_plan
 from tidegate.sim.plots import plot_accuracy, plot_fleet
 from tidegate.sim.scenario_files import load_file
 from tidegate.sim.scenario_runner import run_scenario
-from tidegate.sim.world import Report, run_world
-from tidegate.sim.worlds import Summary, run_seeds, shrink, write_scenario
+from tidegate.sim.seeds import Summary, run_seeds, shrink, write_scenario
+from tidegate.sim.simulation import Report, run_plan
 
 __all__ = ["simulate"]
 
@@ -171,8 +171,8 @@ def _run_seeds(
             click.echo(f"{number} of {len(seeds)} worlds, {len(summary.failures)} failed", err=True)
     for report in summary.failures if shrink_to is not None else ():
         path = Path(shrink_to or f"seed-{report.seed}.json")
-        small = shrink(draw_plan(report.seed, options), lambda plan: not run_world(plan).ok)
-        write_scenario(path, small, run_world(small))
+        small = shrink(draw_plan(report.seed, options), lambda plan: not run_plan(plan).ok)
+        write_scenario(path, small, run_plan(small))
         click.echo(f"seed {report.seed}: {len(small.events)} events are enough, written to {path}", err=True)
     document = {"seeds": [seeds[0], seeds[-1]], "options": named, **summary.document()}
     _answer(as_json, document, "\n".join(summary.lines()))

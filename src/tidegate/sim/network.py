@@ -13,39 +13,42 @@ from random import Random
 from typing import Any, TypeVar
 
 from tidegate.errors import DependencyError, DependencyTimeout, DependencyUnavailable
-from tidegate.sim.plan import Network
+from tidegate.sim.plan import NetworkConditions
 from tidegate.sim.virtual_time import VirtualLoop
 
-__all__ = ["Link", "Server", "Weather"]
+__all__ = ["Link", "Network", "Server"]
 
 T = TypeVar("T")
 
 
-class Weather:
+class Network:
     """What may happen to messages at the moment, and what did."""
 
-    def __init__(self, loop: VirtualLoop, random: Random, network: Network) -> None:
+    def __init__(self, loop: VirtualLoop, random: Random, conditions: NetworkConditions) -> None:
         self.loop = loop
         self.random = random
-        self.network = network
+        self.conditions = conditions
         self.fired: Counter[str] = Counter()
 
     def delay_s(self) -> float:
-        network = self.network
-        if network.slow_percent and self.random.random() * 100 < network.slow_percent:
+        conditions = self.conditions
+        if conditions.slow_percent and self.random.random() * 100 < conditions.slow_percent:
             self.fired["message delayed"] += 1
-            return self.random.randrange(network.delay_ms, max(network.delay_ms, network.slow_ms) + 1) / 1000
-        return self.random.randrange(0, network.delay_ms * 1000 + 1) / 1e6
+            return (
+                self.random.randrange(conditions.delay_ms, max(conditions.delay_ms, conditions.slow_ms) + 1)
+                / 1000
+            )
+        return self.random.randrange(0, conditions.delay_ms * 1000 + 1) / 1e6
 
-    def strikes(self, percent: float, name: str) -> bool:
+    def happens(self, percent: float, name: str) -> bool:
         if percent and self.random.random() * 100 < percent:
             self.fired[name] += 1
             return True
         return False
 
-    def clear(self) -> None:
+    def remove_faults(self) -> None:
         """Good weather from now on."""
-        self.network = Network(delay_ms=self.network.delay_ms)
+        self.conditions = NetworkConditions(delay_ms=self.conditions.delay_ms)
 
 
 class Server:
@@ -79,8 +82,8 @@ class Server:
 class Link:
     """One node's way to one store."""
 
-    def __init__(self, weather: Weather, server: Server) -> None:
-        self._weather = weather
+    def __init__(self, network: Network, server: Server) -> None:
+        self._network = network
         self._server = server
         self.is_cut = False
         self.is_dead = False
@@ -91,19 +94,19 @@ class Link:
 
     async def call(self, apply: Callable[[], T], timeout_s: float) -> T:
         """Have `apply` done at the far end, and wait for its answer."""
-        weather = self._weather
-        loop = weather.loop
+        network = self._network
+        loop = network.loop
         if self.is_dead:
             raise DependencyUnavailable("the process is gone")
         reply: asyncio.Future[T] = loop.create_future()
         timer = loop.call_later(timeout_s, self._give_up, reply)
-        network = weather.network
+        conditions = network.conditions
         if self.is_cut:
-            weather.fired["message into a partition"] += 1
-        elif not weather.strikes(network.loss_percent, "request lost"):
+            network.fired["message into a partition"] += 1
+        elif not network.happens(conditions.loss_percent, "request lost"):
             self._sent += 1
             self._depart(apply, reply, self._sent)
-            if weather.strikes(network.duplicate_percent, "request duplicated"):
+            if network.happens(conditions.duplicate_percent, "request duplicated"):
                 self._depart(apply, None, self._sent)
         try:
             return await reply
@@ -112,19 +115,19 @@ class Link:
 
     def _give_up(self, reply: asyncio.Future[Any]) -> None:
         if not reply.done():
-            self._weather.fired["call timed out"] += 1
-            self.troubled_s = self._weather.loop.time()
+            self._network.fired["call timed out"] += 1
+            self.troubled_s = self._network.loop.time()
             reply.set_exception(DependencyTimeout("no answer in time"))
 
     def _depart(self, apply: Callable[[], T], reply: asyncio.Future[T] | None, number: int) -> None:
-        self._weather.loop.call_later(
-            self._weather.delay_s(), self._server.take, lambda: self._arrive(apply, reply, number)
+        self._network.loop.call_later(
+            self._network.delay_s(), self._server.take, lambda: self._arrive(apply, reply, number)
         )
 
     def _arrive(self, apply: Callable[[], T], reply: asyncio.Future[T] | None, number: int) -> None:
-        weather = self._weather
+        network = self._network
         if number < self._newest:
-            weather.fired["message overtaken"] += 1
+            network.fired["message overtaken"] += 1
         self._newest = max(self._newest, number)
         answer: T | None = None
         failure: DependencyError | None = None
@@ -139,18 +142,18 @@ class Link:
             return
         if reply.done():
             if failure is None:
-                weather.fired["applied although timed out"] += 1
+                network.fired["applied although timed out"] += 1
             return
-        if failure is None and weather.strikes(weather.network.reply_loss_percent, "reply lost"):
+        if failure is None and network.happens(network.conditions.reply_loss_percent, "reply lost"):
             return
-        weather.loop.call_later(weather.delay_s(), self._answer, reply, answer, failure)
+        network.loop.call_later(network.delay_s(), self._answer, reply, answer, failure)
 
     def _answer(self, reply: asyncio.Future[Any], answer: object, failure: DependencyError | None) -> None:
         if reply.done():
             if failure is None:
-                self._weather.fired["applied although timed out"] += 1
+                self._network.fired["applied although timed out"] += 1
         elif failure is None:
             reply.set_result(answer)
         else:
-            self.troubled_s = self._weather.loop.time()
+            self.troubled_s = self._network.loop.time()
             reply.set_exception(failure)

@@ -17,7 +17,7 @@ from tidegate.core.model import Tuning
 __all__ = [
     "TRAFFIC",
     "Event",
-    "Network",
+    "NetworkConditions",
     "Options",
     "Plan",
     "SubjectSpec",
@@ -48,14 +48,14 @@ class Event(NamedTuple):
 
     at_ms: int
     kind: str
-    """A request (limit, batch) or a fault; see `world.py` for what each does."""
+    """A request (limit, batch) or a fault; see `simulation.py` for what each does."""
     who: str
     """A node, a region, or nothing for the ledger."""
     what: Mapping[str, Any]
 
 
 @dataclass(frozen=True)
-class Network:
+class NetworkConditions:
     """The weather: what may happen to any message."""
 
     delay_ms: int = 2
@@ -93,7 +93,7 @@ class Plan:
     nodes: tuple[tuple[str, str], ...]
     """(name, region)"""
     tuning: Mapping[str, Any]
-    network: Network
+    network: NetworkConditions
     replica_lag_ms: int
     clocks: Mapping[str, tuple[int, int]]
     """Of each node: offset in ms, drift in ppm."""
@@ -127,7 +127,7 @@ def plan_from(document: Mapping[str, Any]) -> Plan:
         traffic=document["traffic"],
         nodes=tuple((name, region) for name, region in document["nodes"]),
         tuning=dict(document["tuning"]),
-        network=Network(**document["network"]),
+        network=NetworkConditions(**document["network"]),
         replica_lag_ms=document["replica_lag_ms"],
         clocks={name: (offset, drift) for name, (offset, drift) in document["clocks"].items()},
         subjects=tuple(
@@ -202,10 +202,10 @@ def _tuning(random: Random) -> dict[str, int | bool]:
     return tuning
 
 
-def _network(random: Random) -> Network:
+def _network(random: Random) -> NetworkConditions:
     if random.random() < 0.25:
-        return Network(delay_ms=random.randrange(1, 20))
-    return Network(
+        return NetworkConditions(delay_ms=random.randrange(1, 20))
+    return NetworkConditions(
         delay_ms=random.randrange(1, 20),
         slow_percent=random.choice((0.0, 3.0, 15.0)),
         slow_ms=random.randrange(50, 2_000),

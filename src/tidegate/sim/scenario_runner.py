@@ -18,11 +18,11 @@ from tidegate.errors import DependencyError, InvalidInput
 from tidegate.runtime.limiter import AsyncLimiter
 from tidegate.runtime.node import Node
 from tidegate.sim.expectations import Difference, differences, matches
-from tidegate.sim.inside import parts_of
+from tidegate.sim.node_process import parts_of
 from tidegate.sim.scenario_files import Load, NodeSpec, Scenario, Step
 from tidegate.sim.scenario_stores import RegionOrigin, ScenarioLedger, ScenarioOrigin
+from tidegate.sim.simulation import run_plan
 from tidegate.sim.virtual_time import VirtualLoop, recorded_errors
-from tidegate.sim.world import run_world
 from tidegate.testing.clock import ManualClock
 
 __all__ = ["Outcome", "run_scenario"]
@@ -45,7 +45,7 @@ class Outcome:
 
 
 @dataclass
-class Member:
+class ScenarioNode:
     """A node of the scenario, as it runs at the moment."""
 
     spec: NodeSpec
@@ -68,7 +68,7 @@ class Answers:
         self.unchanged = True
 
 
-class Story:
+class ScenarioRun:
     """One run of one scenario."""
 
     def __init__(self, scenario: Scenario) -> None:
@@ -77,7 +77,7 @@ class Story:
         self._clock = ManualClock()
         self._ledger = ScenarioLedger(self._clock)
         self._origins: dict[str, RegionOrigin] = {}
-        self._members: dict[str, Member] = {}
+        self._members: dict[str, ScenarioNode] = {}
         self._begun: dict[str, Answers] = {}
         self.found: list[Difference] = []
 
@@ -100,7 +100,7 @@ class Story:
         finally:
             self._loop.close()
 
-    def _start(self, spec: NodeSpec, starts: int) -> Member:
+    def _start(self, spec: NodeSpec, starts: int) -> ScenarioNode:
         limiter = AsyncLimiter(
             spec.region,
             ScenarioOrigin(self._origin(spec.region)),
@@ -110,7 +110,7 @@ class Story:
             node_id=spec.id if starts == 1 else f"{spec.id}#{starts}",
             random=Random(starts),
         )
-        member = Member(spec, limiter, starts)
+        member = ScenarioNode(spec, limiter, starts)
         self._members[spec.id] = member
         regions = {one.region for one in self._scenario.nodes} | {spec.region}
         member.node.convergence.apply_regions(len(regions))
@@ -141,7 +141,7 @@ class Story:
 
         return self._loop.run_until_complete(wait())
 
-    def _member(self, step: Step) -> Member:
+    def _member(self, step: Step) -> ScenarioNode:
         return self._members[step.text("node")]
 
     def _differ(self, step: Step, name: str, got: object, key: str = "expect") -> None:
@@ -173,7 +173,7 @@ class Story:
         self._ask(self._member(step), step, range(step.get("count", 1)), answers)
         self._compare(step, answers, answers.decisions[-1:] and _answer(answers.decisions[-1]))
 
-    def _ask(self, member: Member, step: Step, indexes: Iterable[int], answers: Answers) -> None:
+    def _ask(self, member: ScenarioNode, step: Step, indexes: Iterable[int], answers: Answers) -> None:
         """Ask for decisions, all at the same instant."""
         try:
             requests = [self._request(step.fields, index) for index in indexes]
@@ -442,9 +442,9 @@ def _frozen(request: Request) -> tuple[object, ...]:
 def run_scenario(scenario: Scenario) -> Outcome:
     """Run it from the beginning, in a world of its own."""
     if scenario.world is not None:
-        report = run_world(scenario.world)
+        report = run_plan(scenario.world)
         return Outcome(scenario, [Difference("world", "no violation", str(one)) for one in report.violations])
     with recorded_errors() as errors:
-        found = Story(scenario).run()
+        found = ScenarioRun(scenario).run()
     found += [Difference("log", "no error", error) for error in errors]
     return Outcome(scenario, found)

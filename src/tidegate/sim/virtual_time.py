@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from contextvars import Context, ContextVar, copy_context
 from typing import Any, TypeVar, TypeVarTuple, Unpack
 
-__all__ = ["StandStill", "VirtualClock", "VirtualLoop", "owned_context", "recorded_errors"]
+__all__ = ["LoopStalled", "VirtualClock", "VirtualLoop", "owned_context", "recorded_errors"]
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
@@ -34,7 +34,7 @@ def owned_context(owner: object) -> Context:
 TURNS_MAX = 100_000
 
 
-class StandStill(RuntimeError):
+class LoopStalled(RuntimeError):
     """Time will never pass again: everything waits without a timer, or something runs in a circle."""
 
 
@@ -47,7 +47,7 @@ class _Jump:
 
     def select(self, timeout_s: float | None) -> list[Any]:
         if timeout_s is None:
-            raise StandStill("every task waits, and no timer is left")
+            raise LoopStalled("every task waits, and no timer is left")
         if timeout_s > 0:
             self.now_s += timeout_s
             self._turns = 0
@@ -55,7 +55,7 @@ class _Jump:
             self._turns += 1
             if self._turns > TURNS_MAX:
                 self._turns = 0
-                raise StandStill("some task is always ready, and never lets time pass")
+                raise LoopStalled("some task is always ready, and never lets time pass")
         return []
 
     def close(self) -> None:

@@ -17,8 +17,8 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Final
 
-from tidegate.sim.plan import Event, Network, Options, Plan, draw_plan, plan_to
-from tidegate.sim.world import Report, run_world
+from tidegate.sim.plan import Event, NetworkConditions, Options, Plan, draw_plan, plan_to
+from tidegate.sim.simulation import Report, run_plan
 
 __all__ = ["Summary", "run_seed", "run_seeds", "shrink", "write_scenario"]
 
@@ -28,7 +28,7 @@ SHRINK_RUNS_MAX: Final = 600
 
 def run_seed(seed: int, options: Options) -> Report:
     """The world of one seed."""
-    return run_world(draw_plan(seed, options))
+    return run_plan(draw_plan(seed, options))
 
 
 def run_seeds(seeds: Sequence[int], options: Options, jobs: int) -> Iterator[Report]:
@@ -130,7 +130,7 @@ def shrink(plan: Plan, fails: Callable[[Plan], bool]) -> Plan:
 
 
 def _calm_network(plan: Plan) -> Plan:
-    return replace(plan, network=Network(delay_ms=plan.network.delay_ms))
+    return replace(plan, network=NetworkConditions(delay_ms=plan.network.delay_ms))
 
 
 def _calm_replica(plan: Plan) -> Plan:

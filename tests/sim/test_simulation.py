@@ -17,8 +17,8 @@ from tidegate.sim.commands import simulate
 from tidegate.sim.plan import TRAFFIC, Options, draw_plan, plan_from, plan_to
 from tidegate.sim.scenario_files import load_file
 from tidegate.sim.scenario_runner import run_scenario
-from tidegate.sim.world import run_world
-from tidegate.sim.worlds import Summary, run_seeds, shrink, write_scenario
+from tidegate.sim.seeds import Summary, run_seeds, shrink, write_scenario
+from tidegate.sim.simulation import run_plan
 
 # Every kind of trouble that the world knows; each must really fire in the worlds of this file.
 TROUBLES = {
@@ -60,13 +60,13 @@ def test_two_thousand_worlds_hold_the_invariants_and_every_fault_fires() -> None
 
 
 def test_the_same_seed_gives_the_same_trace() -> None:
-    first, second = (run_world(draw_plan(42)) for _ in range(2))
+    first, second = (run_plan(draw_plan(42)) for _ in range(2))
     assert first == second
-    assert run_world(draw_plan(43)).trace != first.trace
+    assert run_plan(draw_plan(43)).trace != first.trace
 
 
 def test_the_trace_does_not_depend_on_the_hash_seed() -> None:
-    code = "from tidegate.sim.worlds import *; from tidegate.sim.plan import Options; "
+    code = "from tidegate.sim.seeds import *; from tidegate.sim.plan import Options; "
     code += "print([run_seed(seed, Options()).trace for seed in (3, 8, 21)])"
     source = str(Path(tidegate.__file__).parents[1])
     told = {
@@ -94,7 +94,7 @@ def test_options_of_the_command_line_are_kept(traffic: str) -> None:
     assert len(plan.nodes) == 8
     assert plan.trouble_ms == 3_000
     assert plan.traffic == traffic
-    assert run_world(plan).violations == ()
+    assert run_plan(plan).violations == ()
 
 
 def test_a_plan_survives_being_written_and_read() -> None:
@@ -144,11 +144,11 @@ def test_a_failing_seed_is_made_small_and_written_as_a_scenario(
 
     monkeypatch.setattr(MemoryOrigin, "merge_nowait", forgetful)
     plan = draw_plan(1, Options(regions=1, nodes=2, minutes=0.05))
-    assert not run_world(plan).ok
-    small = shrink(plan, lambda candidate: not run_world(candidate).ok)
+    assert not run_plan(plan).ok
+    small = shrink(plan, lambda candidate: not run_plan(candidate).ok)
     assert 0 < len(small.events) <= 3 < len(plan.events)
     file = tmp_path / "small.json"
-    write_scenario(file, small, run_world(small))
+    write_scenario(file, small, run_plan(small))
     (scenario,) = load_file(file)
     assert not run_scenario(scenario).ok
     monkeypatch.setattr(MemoryOrigin, "merge_nowait", genuine)

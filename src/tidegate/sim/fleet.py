@@ -12,14 +12,13 @@ from typing import Final, NamedTuple
 
 from tidegate.core.model import Component, Decision, Heard, LedgerRow, Limit, Tuning
 from tidegate.runtime.limiter import AsyncLimiter
-from tidegate.sim.inside import parts_of
-from tidegate.sim.life import QuietStalls
-from tidegate.sim.network import Link, Weather
-from tidegate.sim.plan import EPOCH_MS, Network
-from tidegate.sim.stores import LedgerPort, OriginPort, VirtualLedger, VirtualOrigin
+from tidegate.sim.network import Link, Network
+from tidegate.sim.node_process import QuietStalls, parts_of
+from tidegate.sim.plan import EPOCH_MS, NetworkConditions
+from tidegate.sim.virtual_stores import LedgerPort, OriginPort, VirtualLedger, VirtualOrigin
 from tidegate.sim.virtual_time import VirtualClock, VirtualLoop, recorded_errors
 
-__all__ = ["ORIGIN_DELAY_MS", "Fairground", "Offer", "Traffic"]
+__all__ = ["ORIGIN_DELAY_MS", "Fleet", "Offer", "TrafficCounts"]
 
 # One way to an origin in the same region takes up to this long.
 ORIGIN_DELAY_MS: Final = 1
@@ -34,8 +33,8 @@ class Offer(NamedTuple):
     identifier: str = "attacker"
 
 
-class Traffic:
-    """What the nodes sent, as a `Witness` of all of them."""
+class TrafficCounts:
+    """What the nodes sent, as a `Observer` of all of them."""
 
     def __init__(self) -> None:
         self.merges = 0
@@ -46,29 +45,29 @@ class Traffic:
         self.rows_published = 0
         self.ledger_calls = 0
 
-    def sending(self, components: Sequence[Component]) -> None:
+    def on_merge_sent(self, components: Sequence[Component]) -> None:
         self.merges += 1
         self.cells_merged += len(components)
 
-    def merged(
+    def on_merge_applied(
         self, components: Sequence[Component], before: Sequence[Heard], after: Sequence[Heard]
     ) -> None:
         """Nothing to count: it was counted when it was sent."""
 
-    def heard(self, components: Sequence[Component], merged: bool) -> None:
+    def on_reply(self, components: Sequence[Component], merged: bool) -> None:
         if not merged:
             self.reads += 1
             self.cells_read += len(components)
 
-    def publishing(self, rows: Sequence[LedgerRow]) -> None:
+    def on_publish(self, rows: Sequence[LedgerRow]) -> None:
         self.publishes += 1
         self.rows_published += len(rows)
 
-    def touching_ledger(self) -> None:
+    def on_ledger_call(self) -> None:
         self.ledger_calls += 1
 
 
-class Fairground:
+class Fleet:
     """Some regions with some nodes each, in peace. `nodes` says how many, region by region."""
 
     def __init__(
@@ -83,9 +82,9 @@ class Fairground:
     ) -> None:
         self.loop = VirtualLoop()
         self.clock = VirtualClock(self.loop, start_ms)
-        self.traffic = Traffic()
-        near = Weather(self.loop, Random(f"near {seed}"), Network(delay_ms=origin_delay_ms))
-        far = Weather(self.loop, Random(f"far {seed}"), Network(delay_ms=ledger_delay_ms))
+        self.traffic = TrafficCounts()
+        near = Network(self.loop, Random(f"near {seed}"), NetworkConditions(delay_ms=origin_delay_ms))
+        far = Network(self.loop, Random(f"far {seed}"), NetworkConditions(delay_ms=ledger_delay_ms))
         self.ledger = VirtualLedger(self.clock, far, 0)
         self.origins = [VirtualOrigin(self.clock) for _ in nodes]
         self.limiters: list[AsyncLimiter] = []

@@ -14,9 +14,9 @@ from random import Random
 from typing import NamedTuple
 
 from tidegate.core.windows import carried
-from tidegate.sim.fairground import ORIGIN_DELAY_MS, Offer
+from tidegate.sim.fleet import ORIGIN_DELAY_MS, Offer
 
-__all__ = ["Plain", "PlainWorld", "admitted_by_log", "admitted_by_perfect_counter"]
+__all__ = ["PlainOptions", "PlainScheme", "admitted_by_log", "admitted_by_perfect_counter"]
 
 
 def admitted_by_perfect_counter(
@@ -49,7 +49,7 @@ def admitted_by_log(offers: Iterable[Offer], limit: int, duration_ms: int) -> li
     return answers
 
 
-class Plain(NamedTuple):
+class PlainOptions(NamedTuple):
     """A plain scheme."""
 
     floor_percent: int
@@ -68,12 +68,12 @@ class _PlainNode:
         return self.local[cell] + sum(self.foreign.get(cell, {}).values())
 
 
-class PlainWorld:
+class PlainScheme:
     """The plain scheme, event by event."""
 
     def __init__(
         self,
-        plain: Plain,
+        plain: PlainOptions,
         *,
         regions: int,
         nodes: int,
