@@ -16,7 +16,7 @@ SEEDS ?= 1..100000#                             make soak: which seeded worlds
 
 .PHONY: help
 help: ## Show this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 	@echo "  Settings: PYTHON DATA_DIR LISTEN SERVE_ARGS PYTEST_ARGS BENCH_ARGS SEEDS (see the top of the Makefile)"
 
 .PHONY: serve
@@ -47,6 +47,10 @@ format: tools ## Format the code, and repair what lint can repair by itself
 .PHONY: docs-check
 docs-check: tools ## Check the links of the documentation
 	$(BIN)/python scripts/check_docs.py
+
+.PHONY: docs-reference
+docs-reference: tools ## Write docs/reference from the tables of the programs
+	PYTHONPATH=src $(BIN)/python scripts/reference.py
 
 .PHONY: bench
 bench: python ## Measure against other limiters, in one run

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from reference import example_toml
 from tests.cli.conftest import Invoke, InvokeJSON, Program
-from tidegate.cli.reference import example_toml
 from tidegate.server.config import SETTINGS, ServerConfig
 from tidegate.server.config_load import load
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from reference import PAGES
 from tidegate.cli.outcomes import ExitCode
-from tidegate.cli.reference import PAGES
 from tidegate.cli.root import COMMANDS
 from tidegate.server.config import SETTINGS
 from tidegate.telemetry.metrics import METRICS
@@ -18,9 +18,7 @@ REFERENCE = Path(__file__).parents[2] / "docs" / "reference"
 @pytest.mark.parametrize("name", PAGES)
 def test_the_page_is_what_the_data_says(name: str) -> None:
     made = PAGES[name]()
-    assert (REFERENCE / name).read_text(encoding="utf-8") == made, (
-        "run: python -m tidegate.cli.reference docs/reference"
-    )
+    assert (REFERENCE / name).read_text(encoding="utf-8") == made, "run: make docs-reference"
 
 
 def test_the_pages_name_every_setting_metric_command_and_code() -> None:
