@@ -12,7 +12,7 @@ LISTEN ?= 127.0.0.1:8080#                       make serve: host and port
 SERVE_ARGS ?=#                                  make serve: more options of `tidegate serve`
 PYTEST_ARGS ?= -n 2 --dist loadfile#            make test: options of the full run; loadfile shares a file's servers
 BENCH_ARGS ?=#                                  make bench: which benchmarks; all by default
-SEEDS ?= 1..100000#                             make soak: which seeded worlds
+SEEDS ?= 1..100000#                             make soak: which seeds
 
 .PHONY: help
 help: ## Show this list
@@ -59,7 +59,7 @@ bench: python ## Measure against other limiters, in one run
 	$(BIN)/python -m bench $(BENCH_ARGS)
 
 .PHONY: soak
-soak: python ## Run seeded worlds in the simulator for as long as SEEDS=1..N asks
+soak: python ## Run the simulator for the seeds SEEDS=1..N
 	@$(ENVIRONMENT) --extra all --package
 	$(BIN)/tidegate simulate --seeds $(SEEDS)
 
