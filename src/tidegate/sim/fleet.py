@@ -1,7 +1,4 @@
-"""A world in good weather: real nodes, fixed delays, no faults. For measuring rather than proving.
-
-Requests are offered in virtual time, one identifier or many, and whoever offers them learns which were admitted.
-"""
+"""A fleet for measurements: real nodes in virtual time, with bounded delays and without faults."""
 
 from __future__ import annotations
 
@@ -20,21 +17,21 @@ from tidegate.sim.virtual_time import VirtualClock, VirtualLoop, recorded_errors
 
 __all__ = ["ORIGIN_DELAY_MS", "Fleet", "Offer", "TrafficCounts"]
 
-# One way to an origin in the same region takes up to this long.
+# The longest delay in one direction between a node and the origin of its region.
 ORIGIN_DELAY_MS: Final = 1
 
 
 class Offer(NamedTuple):
-    """One request: when, to which node, for whom."""
+    """One request: when, to which node, for which identifier."""
 
     at_us: int
-    """Microseconds since the world's beginning."""
+    """Microseconds since the start."""
     node: int
     identifier: str = "attacker"
 
 
 class TrafficCounts:
-    """What the nodes sent, as a `Observer` of all of them."""
+    """Counts the messages of all nodes: an `Observer`."""
 
     def __init__(self) -> None:
         self.merges = 0
@@ -52,7 +49,7 @@ class TrafficCounts:
     def on_merge_applied(
         self, components: Sequence[Component], before: Sequence[Heard], after: Sequence[Heard]
     ) -> None:
-        """Nothing to count: it was counted when it was sent."""
+        """Counted when it was sent."""
 
     def on_reply(self, components: Sequence[Component], merged: bool) -> None:
         if not merged:
@@ -68,7 +65,7 @@ class TrafficCounts:
 
 
 class Fleet:
-    """Some regions with some nodes each, in peace. `nodes` says how many, region by region."""
+    """Several regions. `nodes` is the number of nodes of each region."""
 
     def __init__(
         self,
@@ -106,10 +103,10 @@ class Fleet:
                 assert node is not None
                 node.stalls = QuietStalls()
                 self.limiters.append(limiter)
-        # Called every so often in virtual time, for whoever wants to look around.
-        self.look: Callable[[], None] | None = None
-        self.look_every_s = 0.1
-        # By number, because the order of a set would not be the same every time.
+        # Called every `sample_every_s` in virtual time, to take samples.
+        self.sample: Callable[[], None] | None = None
+        self.sample_every_s = 0.1
+        # A dict keyed by number, because the order of a set differs between runs.
         self._pending: dict[int, asyncio.Task[None]] = {}
 
     def run(
@@ -118,7 +115,7 @@ class Fleet:
         offers: Iterable[Offer],
         answered: Callable[[Offer, Decision], None],
     ) -> None:
-        """Offer everything, and tell of every answer."""
+        """Send all offers, and call `answered` with every decision."""
         with recorded_errors() as errors:
             self.loop.run_until_complete(self._run(limit, offers, answered))
             self.loop.close()
@@ -132,7 +129,7 @@ class Fleet:
         answered: Callable[[Offer, Decision], None],
     ) -> None:
         await asyncio.gather(*(limiter.start() for limiter in self.limiters))
-        looking = self.loop.create_task(self._look())
+        sampling = self.loop.create_task(self._sample())
         for number, offer in enumerate(offers):
             wait_s = offer.at_us / 1e6 - self.loop.time()
             if wait_s > 0:
@@ -146,13 +143,13 @@ class Fleet:
             else:
                 answered(offer, decision)
         await asyncio.gather(*self._pending.values())
-        looking.cancel()
+        sampling.cancel()
         await asyncio.gather(*(limiter.stop() for limiter in self.limiters))
 
-    async def _look(self) -> None:
-        while self.look is not None:
-            await asyncio.sleep(self.look_every_s)
-            self.look()
+    async def _sample(self) -> None:
+        while self.sample is not None:
+            await asyncio.sleep(self.sample_every_s)
+            self.sample()
 
     async def _wait(
         self,

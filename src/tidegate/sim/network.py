@@ -1,7 +1,7 @@
-"""The virtual network: messages that are late, lost, doubled and overtaken, and stores that are down or frozen.
+"""The virtual network: messages can be delayed, lost, duplicated and reordered; servers can be down or frozen.
 
-A request that has left arrives or is lost, whatever becomes of its sender: a caller that stops waiting, or dies, takes
-nothing back. So a request can be applied although its sender was told that it timed out.
+A message that was sent arrives or is lost, whatever happens to its sender. So a request can be applied after its sender
+stopped waiting, timed out or crashed.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 
 class Network:
-    """What may happen to messages at the moment, and what did."""
+    """The current conditions for messages, and a count of the faults that happened."""
 
     def __init__(self, loop: VirtualLoop, random: Random, conditions: NetworkConditions) -> None:
         self.loop = loop
@@ -47,12 +47,12 @@ class Network:
         return False
 
     def remove_faults(self) -> None:
-        """Good weather from now on."""
+        """From now on messages are only delayed as usual."""
         self.conditions = NetworkConditions(delay_ms=self.conditions.delay_ms)
 
 
 class Server:
-    """A store at the far end: up, down (refuses) or frozen (takes requests, and answers when it thaws)."""
+    """A virtual server: up, down (refuses requests) or frozen (queues requests until it is thawed)."""
 
     def __init__(self) -> None:
         self.is_down = False
@@ -72,7 +72,7 @@ class Server:
             arrive()
 
     def take(self, arrive: Callable[[], None]) -> None:
-        """A request has come in."""
+        """Receive a request."""
         if self._frozen is not None:
             self._frozen.append(arrive)
         else:
@@ -80,46 +80,46 @@ class Server:
 
 
 class Link:
-    """One node's way to one store."""
+    """The connection of one node to one server."""
 
     def __init__(self, network: Network, server: Server) -> None:
         self._network = network
         self._server = server
         self.is_cut = False
         self.is_dead = False
-        # When the last trouble on this way ended, in loop time: a call may still be paying for it.
-        self.troubled_s = 0.0
+        # Loop time of the last fault on this link: calls may be slow for a while after it.
+        self.disturbed_s = 0.0
         self._sent = 0
         self._newest = 0
 
     async def call(self, apply: Callable[[], T], timeout_s: float) -> T:
-        """Have `apply` done at the far end, and wait for its answer."""
+        """Run `apply` on the server, and wait for its reply."""
         network = self._network
         loop = network.loop
         if self.is_dead:
-            raise DependencyUnavailable("the process is gone")
+            raise DependencyUnavailable("the process has ended")
         reply: asyncio.Future[T] = loop.create_future()
-        timer = loop.call_later(timeout_s, self._give_up, reply)
+        timer = loop.call_later(timeout_s, self._time_out, reply)
         conditions = network.conditions
         if self.is_cut:
             network.fired["message into a partition"] += 1
         elif not network.happens(conditions.loss_percent, "request lost"):
             self._sent += 1
-            self._depart(apply, reply, self._sent)
+            self._send(apply, reply, self._sent)
             if network.happens(conditions.duplicate_percent, "request duplicated"):
-                self._depart(apply, None, self._sent)
+                self._send(apply, None, self._sent)
         try:
             return await reply
         finally:
             timer.cancel()
 
-    def _give_up(self, reply: asyncio.Future[Any]) -> None:
+    def _time_out(self, reply: asyncio.Future[Any]) -> None:
         if not reply.done():
             self._network.fired["call timed out"] += 1
-            self.troubled_s = self._network.loop.time()
-            reply.set_exception(DependencyTimeout("no answer in time"))
+            self.disturbed_s = self._network.loop.time()
+            reply.set_exception(DependencyTimeout("the call timed out"))
 
-    def _depart(self, apply: Callable[[], T], reply: asyncio.Future[T] | None, number: int) -> None:
+    def _send(self, apply: Callable[[], T], reply: asyncio.Future[T] | None, number: int) -> None:
         self._network.loop.call_later(
             self._network.delay_s(), self._server.take, lambda: self._arrive(apply, reply, number)
         )
@@ -155,5 +155,5 @@ class Link:
         elif failure is None:
             reply.set_result(answer)
         else:
-            self.troubled_s = self._network.loop.time()
+            self.disturbed_s = self._network.loop.time()
             reply.set_exception(failure)

@@ -1,8 +1,8 @@
-"""A seeded world: real nodes in virtual regions, through trouble into peace, under the eyes of an auditor.
+"""One simulation: real nodes in virtual regions run a plan of traffic and faults, and an auditor checks them.
 
-First the safety phase: traffic and faults as planned, every answer and every message checked as it happens. Then
-everything heals, traffic stops, and the liveness phase must end with all nodes in agreement with the truth. A world
-runs on one virtual event loop; the same plan gives the same trace.
+In the safety phase, traffic and faults happen as planned; every decision and every message is checked when it happens.
+Then traffic stops and all faults are removed. In the liveness phase, all nodes must agree with what was accepted. A
+simulation runs on one virtual event loop; the same plan gives the same trace.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from tidegate.sim.virtual_time import LoopStalled, VirtualClock, VirtualLoop, re
 
 __all__ = ["Report", "Simulation", "run_plan"]
 
-# Every node is looked at as a whole this often; answers and messages are checked as they happen.
+# How often the whole memory of every node is checked. Decisions and messages are checked when they happen.
 SWEEP_MS = 1_000
 
 
 @dataclass(frozen=True)
 class Report:
-    """How a world went."""
+    """The result of a simulation."""
 
     seed: int
     violations: tuple[Violation, ...]
@@ -55,6 +55,7 @@ class Simulation:
         self.loop = VirtualLoop()
         self.clock = VirtualClock(self.loop, plan.epoch_ms)
         self.auditor = Auditor(self.tuning, plan.subjects, self.clock, self.loop.now_us)
+        # The text is part of the seed: another one would change every trace.
         self.network = Network(self.loop, Random(f"weather {plan.seed}"), plan.network)
         self.origins = {region: VirtualOrigin(self.clock) for region in plan.regions}
         self.ledger = VirtualLedger(self.clock, self.network, plan.replica_lag_ms)
@@ -68,15 +69,15 @@ class Simulation:
             )
             for one in plan.subjects
         ]
-        self._in_trouble: list[asyncio.TimerHandle] = []
-        # Requests whose client went away. Only asked for membership: the order of a set is not the same every time.
-        self._left: set[object] = set()
+        self._fault_timers: list[asyncio.TimerHandle] = []
+        # Requests whose client disconnected. Use it for membership tests only: the order of a set differs between runs.
+        self._disconnected: set[object] = set()
         self._swept_ms = 0
 
     # -- nodes
 
     def start_process(self, name: str, region: str, number: int) -> NodeProcess:
-        """Start a node, as a process of its own."""
+        """Start a node, as a process with its own clock and links."""
         offset_ms, drift_ppm = self.plan.clocks[name]
         clock = VirtualClock(self.loop, self.plan.epoch_ms, offset_ms=offset_ms, drift_ppm=drift_ppm)
         process = NodeProcess(name, region, number, self.loop, clock, self.auditor)
@@ -114,24 +115,24 @@ class Simulation:
                 item = (limit, identifier, what["cost"])
                 self.auditor.decided(process, [item], [decision], at_ms, False)
                 return
-        task = self.loop.create_task(self._answered(process, event), context=process.request_context)
+        task = self.loop.create_task(self._answer(process, event), context=process.request_context)
         if "patience_ms" in what:
-            # The client goes away; whoever shares its read must not notice.
-            self.loop.call_later(what["patience_ms"] / 1000, self._leave, task)
+            # The client disconnects; requests that share its read must not be affected.
+            self.loop.call_later(what["patience_ms"] / 1000, self._disconnect, task)
 
-    def _leave(self, task: asyncio.Task[None]) -> None:
+    def _disconnect(self, task: asyncio.Task[None]) -> None:
         if not task.done():
             self.network.fired["client left"] += 1
-            self._left.add(task)
+            self._disconnected.add(task)
             task.cancel()
 
-    async def _answered(self, process: NodeProcess, event: Event) -> None:
-        """Serve a request. Whoever still waits for an answer of a living node gets one."""
+    async def _answer(self, process: NodeProcess, event: Event) -> None:
+        """Serve a request. A running node must answer every client that is still waiting."""
         try:
             await (self._serve_batch if event.kind == "batch" else self._serve)(process, event)
         except asyncio.CancelledError:
-            if process.is_running and asyncio.current_task() not in self._left:
-                self.auditor.fail(1, f"{process.node_id}: a request was never answered")
+            if process.is_running and asyncio.current_task() not in self._disconnected:
+                self.auditor.fail(1, f"{process.node_id}: a request got no answer")
             raise
 
     async def _serve(self, process: NodeProcess, event: Event) -> None:
@@ -145,7 +146,7 @@ class Simulation:
             at_ms += what["own_time_ms"]
         decision = await process.limiter.limit(limit, identifier, what["cost"], now_ms=at_ms)
         self.auditor.decided(process, [(limit, identifier, what["cost"])], [decision], at_ms, own_time)
-        self._check_patience(process, started_s)
+        self._check_wait(process, started_s)
 
     async def _serve_batch(self, process: NodeProcess, event: Event) -> None:
         items = [
@@ -156,30 +157,30 @@ class Simulation:
         at_ms = process.clock.now_ms()
         decisions = await process.limiter.limit_many([Request(*item) for item in items], now_ms=at_ms)
         self.auditor.decided(process, items, decisions, at_ms, False)
-        self._check_patience(process, started_s)
+        self._check_wait(process, started_s)
 
-    def _check_patience(self, process: NodeProcess, started_s: float) -> None:
-        """No request waits longer than for one read, whatever is broken."""
+    def _check_wait(self, process: NodeProcess, started_s: float) -> None:
+        """No request waits longer than one read, whatever has failed."""
         waited_s = self.loop.time() - started_s
         allowed_s = self.tuning.read_timeout_ms / 1000 * 1.1 + 0.001
         if started_s < process.started_s + allowed_s:
-            # Its node was starting, which may take as long as a read, once.
+            # The node was starting, which may add the time of one read.
             allowed_s *= 2
         if waited_s > allowed_s and process.resumed_s < started_s:
             self.auditor.fail(
                 1, f"{process.node_id}: a request waited {waited_s:.3f} s, allowed {allowed_s:.3f} s"
             )
 
-    # -- faults: each happens, and undoes itself after `lasts_ms`
+    # -- faults: each starts, and is undone after `lasts_ms`
 
     def _after(self, event: Event, undo: object) -> None:
         assert callable(undo)
-        self._in_trouble.append(self.loop.call_later(event.what["lasts_ms"] / 1000, undo))
+        self._fault_timers.append(self.loop.call_later(event.what["lasts_ms"] / 1000, undo))
 
     def _cut(self, links: list[Link], is_cut: bool) -> None:
         for link in links:
             link.is_cut = is_cut
-            link.troubled_s = self.loop.time()
+            link.disturbed_s = self.loop.time()
 
     def _cut_node(self, event: Event) -> None:
         links = [self.processes[event.who].origin_link]
@@ -191,48 +192,48 @@ class Simulation:
         self._cut(links, True)
         self._after(event, lambda: self._cut(links, False))
 
-    def _trouble_region(self, region: str) -> None:
+    def _mark_region_disturbed(self, region: str) -> None:
         for process in self.processes.values():
             if process.region == region:
-                process.origin_link.troubled_s = self.loop.time()
+                process.origin_link.disturbed_s = self.loop.time()
 
     def _origin_crash(self, event: Event) -> None:
         origin = self.origins[event.who]
         origin.is_down = True
-        self._trouble_region(event.who)
+        self._mark_region_disturbed(event.who)
         if event.what["comes_back"] == "wiped":
-            self.convergence.lose(event.who, origin.memory.wipe)
+            self.convergence.record_loss(event.who, origin.memory.wipe)
 
         def restart() -> None:
             origin.is_down = False
-            self._trouble_region(event.who)
+            self._mark_region_disturbed(event.who)
 
         self._after(event, restart)
 
     def _origin_freeze(self, event: Event) -> None:
         origin = self.origins[event.who]
         origin.freeze()
-        self._trouble_region(event.who)
+        self._mark_region_disturbed(event.who)
 
         def thaw() -> None:
             origin.thaw()
-            self._trouble_region(event.who)
+            self._mark_region_disturbed(event.who)
 
         self._after(event, thaw)
 
     def _origin_wipe(self, event: Event) -> None:
-        self._trouble_region(event.who)
-        self.convergence.lose(event.who, self.origins[event.who].memory.wipe)
+        self._mark_region_disturbed(event.who)
+        self.convergence.record_loss(event.who, self.origins[event.who].memory.wipe)
 
     def _origin_failover(self, event: Event) -> None:
         memory = self.origins[event.who].memory
         older = memory.snapshot()
 
         def fail_over() -> None:
-            self._trouble_region(event.who)
-            self.convergence.lose(event.who, lambda: memory.restore(older))
+            self._mark_region_disturbed(event.who)
+            self.convergence.record_loss(event.who, lambda: memory.restore(older))
 
-        self._in_trouble.append(self.loop.call_later(event.what["age_ms"] / 1000, fail_over))
+        self._fault_timers.append(self.loop.call_later(event.what["age_ms"] / 1000, fail_over))
 
     def _ledger_down(self, event: Event) -> None:
         self.ledger.is_down = True
@@ -265,7 +266,7 @@ class Simulation:
         process.is_running = False
         process.origin_link.is_dead = process.ledger_link.is_dead = True
         self.loop.kill(process.node_id)
-        self.convergence.died(process)
+        self.convergence.record_end(process)
 
     def _restart(self, process: NodeProcess) -> None:
         if self.processes[process.name] is process:
@@ -278,10 +279,10 @@ class Simulation:
             self.loop.create_task(self._stop(process, event), context=process.context)
 
     async def _stop(self, process: NodeProcess, event: Event) -> None:
-        # As a server does: requests under way are answered first.
+        # Like a server, answer the requests in progress first.
         await asyncio.sleep(self.tuning.read_timeout_ms / 1000 * 2.5)
         started_s = self.loop.time()
-        # The last requests are answered in the very step in which the stop begins: only the flush can save them.
+        # These requests are answered in the same step in which the stop begins: only the flush can deliver them.
         for spec, limits in zip(self.plan.subjects, self.limits, strict=True):
             at_ms = process.clock.now_ms()
             decision = process.limiter.limit_nowait(limits[0], spec.identifier)
@@ -289,7 +290,7 @@ class Simulation:
                 self.auditor.decided(process, [(limits[0], spec.identifier, 1)], [decision], at_ms, False)
         await process.limiter.stop()
         self.convergence.check_stop(process, started_s)
-        self.convergence.died(process)
+        self.convergence.record_end(process)
         self._after(event, lambda: self._restart(process))
 
     def _node_pause(self, event: Event) -> None:
@@ -302,7 +303,7 @@ class Simulation:
     def _resume(self, process: NodeProcess) -> None:
         if process.is_paused:
             process.is_paused = False
-            process.resumed_s = process.origin_link.troubled_s = self.loop.time()
+            process.resumed_s = process.origin_link.disturbed_s = self.loop.time()
             self.loop.resume(process.node_id)
 
     def _clock_step(self, event: Event) -> None:
@@ -312,11 +313,11 @@ class Simulation:
 
     # -- the run
 
-    async def _live(self) -> None:
+    async def _run_phases(self) -> None:
         for name, region in self.plan.nodes:
             self.start_process(name, region, 1)
         for event in self.plan.events:
-            await self._until_ms(event.at_ms)
+            await self._run_until_ms(event.at_ms)
             if self.auditor.violations:
                 return
             if event.kind in {"limit", "batch"}:
@@ -325,12 +326,12 @@ class Simulation:
                 self.auditor.note(event.kind, event.who)
                 self.network.fired[event.kind.replace("_", " ")] += 1
                 getattr(self, f"_{event.kind}")(event)
-        await self._until_ms(self.plan.trouble_ms)
+        await self._run_until_ms(self.plan.trouble_ms)
         await self._heal()
         if not self.auditor.violations:
-            await self.convergence.settle()
+            await self.convergence.check()
 
-    async def _until_ms(self, at_ms: int) -> None:
+    async def _run_until_ms(self, at_ms: int) -> None:
         while True:
             wait_s = at_ms / 1000 - self.loop.time()
             sweep_s = self._swept_ms / 1000 + SWEEP_MS / 1000 - self.loop.time()
@@ -347,8 +348,8 @@ class Simulation:
                 self.auditor.sweep(process)
 
     async def _heal(self) -> None:
-        """Everything works again, for good: links, stores, clocks, and a process for every node."""
-        for timer in self._in_trouble:
+        """Remove all faults: links, stores and clocks work again, and every node has a running process."""
+        for timer in self._fault_timers:
             timer.cancel()
         self.network.remove_faults()
         for origin in self.origins.values():
@@ -361,7 +362,7 @@ class Simulation:
         for process in list(self.processes.values()):
             self._resume(process)
             self._cut([process.origin_link, process.ledger_link], False)
-        # A stop that is under way may take its whole deadline.
+        # A stop in progress may take its whole timeout.
         await asyncio.sleep(self.tuning.flush_timeout_ms / 1000 + 1)
         for process in list(self.processes.values()):
             if not process.is_running:
@@ -375,7 +376,7 @@ class Simulation:
         asyncio.set_event_loop(None)
         with recorded_errors() as errors:
             try:
-                self.loop.run_until_complete(self._live())
+                self.loop.run_until_complete(self._run_phases())
             except LoopStalled as stopped:
                 self.auditor.fail(8, str(stopped))
             finally:
@@ -393,7 +394,7 @@ class Simulation:
         )
 
     def _close(self) -> None:
-        """End what still runs, so that nothing of this world outlives it."""
+        """Cancel all tasks that still run."""
         for process in self.all_processes:
             process.is_running = False
             process.origin_link.is_dead = process.ledger_link.is_dead = True
@@ -404,5 +405,5 @@ class Simulation:
 
 
 def run_plan(plan: Plan) -> Report:
-    """Run a plan from its beginning to its end, or to its first violation."""
+    """Run a plan to its end, or to the first violation."""
     return Simulation(plan).run()

@@ -1,7 +1,7 @@
-"""Virtual origins and the virtual ledger: the embedded ones behind the virtual network.
+"""The virtual origins and the virtual ledger: the in-memory adapters behind the virtual network.
 
-A port belongs to one node and tells the auditor what that node sent and heard. The ledger is read from a replica that
-may lag behind; with a lag of nothing it is the ledger itself.
+A port belongs to one node, and reports what that node sends and receives to an observer. The ledger is read from a
+replica that may lag behind; without a lag it is the ledger itself.
 """
 
 from __future__ import annotations
@@ -20,24 +20,24 @@ __all__ = ["LedgerPort", "Observer", "OriginPort", "VirtualLedger", "VirtualOrig
 
 
 class Observer(Protocol):
-    """Who watches what one node sends and hears."""
+    """Is called for the messages that nodes send and receive."""
 
     def on_merge_sent(self, components: Sequence[Component]) -> None:
-        """These leave for the origin, to be merged."""
+        """The node sends these to the origin, to be merged."""
 
     def on_merge_applied(
         self, components: Sequence[Component], before: Sequence[Heard], after: Sequence[Heard]
     ) -> None:
-        """They arrived at the origin, which held this before and holds that now."""
+        """The origin merged them: its values before and after."""
 
     def on_reply(self, components: Sequence[Component], merged: bool) -> None:
-        """The origin's answer for these has come."""
+        """The node received the origin's reply for these."""
 
     def on_publish(self, rows: Sequence[LedgerRow]) -> None:
-        """These leave for the ledger."""
+        """The node sends these to the ledger."""
 
     def on_ledger_call(self) -> None:
-        """The ledger is about to be called."""
+        """The node is about to call the ledger."""
 
 
 class VirtualOrigin(Server):
@@ -50,7 +50,7 @@ class VirtualOrigin(Server):
 
 
 class OriginPort:
-    """Honours `Origin` for one node, over its link."""
+    """Implements `Origin` for one node, over its link."""
 
     def __init__(self, origin: VirtualOrigin, link: Link, observer: Observer) -> None:
         self._memory = origin.memory.another()
@@ -80,10 +80,10 @@ class OriginPort:
         return answers
 
     async def pulse(self, region: str, *, timeout_s: float) -> Pulse:
-        # Which incarnation of the origin a node knows is in the node's memory: an answer that is lost teaches nothing.
+        # The node remembers which incarnation of the origin it has seen: a reply that is lost must not change that.
         def apply() -> tuple[MemoryOrigin, Pulse]:
-            taught = copy(self._memory)
-            return taught, taught.pulse_nowait(region)
+            updated = copy(self._memory)
+            return updated, updated.pulse_nowait(region)
 
         self._memory, pulse = await self._link.call(apply, timeout_s)
         return pulse
@@ -96,7 +96,7 @@ class OriginPort:
 
 
 class VirtualLedger(Server):
-    """The ledger, and the replica that is read."""
+    """The ledger, and the replica from which nodes read."""
 
     def __init__(self, clock: Clock, network: Network, lag_ms: int) -> None:
         super().__init__()
@@ -105,7 +105,7 @@ class VirtualLedger(Server):
         self._network = network
         self._behind: list[list[LedgerRow]] = []
         self.lag_ms = lag_ms
-        # How many more publishes fail, and what refuses rows for their content.
+        # How many of the next publishes fail.
         self.failing_chunks = 0
 
     def reject(self, rejects: Callable[[LedgerRow], bool] | None) -> None:
@@ -115,7 +115,7 @@ class VirtualLedger(Server):
         if self.failing_chunks:
             self.failing_chunks -= 1
             self._network.fired["chunk failed"] += 1
-            raise DependencyUnavailable("deadlock, and no time left to repeat")
+            raise DependencyUnavailable("deadlock, and no time left to retry")
         self.memory.publish_nowait(rows)
         if self._replica is not self.memory:
             self._behind.append(list(rows))
@@ -130,7 +130,7 @@ class VirtualLedger(Server):
 
 
 class LedgerPort:
-    """Honours `Ledger` for one node, over its link."""
+    """Implements `Ledger` for one node, over its link."""
 
     def __init__(self, ledger: VirtualLedger, link: Link, observer: Observer) -> None:
         self._ledger = ledger
