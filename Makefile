@@ -12,11 +12,11 @@ LISTEN ?= 127.0.0.1:8080#                       make serve: host and port
 SERVE_ARGS ?=#                                  make serve: more options of `tidegate serve`
 PYTEST_ARGS ?= -n 2 --dist loadfile#            make test: options of the full run; loadfile shares a file's servers
 BENCH_ARGS ?=#                                  make bench: which benchmarks; all by default
-SEEDS ?= 1..100000#                             make soak: which seeded worlds
+SEEDS ?= 1..100000#                             make soak: which seeds
 
 .PHONY: help
 help: ## Show this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 	@echo "  Settings: PYTHON DATA_DIR LISTEN SERVE_ARGS PYTEST_ARGS BENCH_ARGS SEEDS (see the top of the Makefile)"
 
 .PHONY: serve
@@ -48,6 +48,10 @@ format: tools ## Format the code, and repair what lint can repair by itself
 docs-check: tools ## Check the links of the documentation
 	$(BIN)/python scripts/check_docs.py
 
+.PHONY: docs-reference
+docs-reference: tools ## Write docs/reference from the tables of the programs
+	PYTHONPATH=src $(BIN)/python scripts/reference.py
+
 .PHONY: bench
 bench: python ## Measure against other limiters, in one run
 	@scripts/system-packages compiler
@@ -55,7 +59,7 @@ bench: python ## Measure against other limiters, in one run
 	$(BIN)/python -m bench $(BENCH_ARGS)
 
 .PHONY: soak
-soak: python ## Run seeded worlds in the simulator for as long as SEEDS=1..N asks
+soak: python ## Run the simulator for the seeds SEEDS=1..N
 	@$(ENVIRONMENT) --extra all --package
 	$(BIN)/tidegate simulate --seeds $(SEEDS)
 

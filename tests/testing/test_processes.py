@@ -22,7 +22,7 @@ from tidegate.testing import (
     wait_until,
 )
 from tidegate.testing.servers import postgres, process
-from tidegate.testing.servers.directories import DataDirectory, sweep_abandoned
+from tidegate.testing.servers.directories import DataDirectory, remove_abandoned
 from tidegate.testing.servers.process import child_pids, is_gone
 from tidegate.testing.servers.reservation import LOOPBACK, PortReservation
 
@@ -61,7 +61,7 @@ def test_a_killed_owner_leaves_no_process_behind_and_the_next_one_sweeps_its_dat
     assert len(pids) > 10  # PostgreSQL's children are among them
 
     wait_until(lambda: all(map(is_gone, pids)), timeout_s=20, what="the servers of a killed owner to end")
-    sweep_abandoned()
+    remove_abandoned()
     assert not [directory for directory, *_ in started if Path(directory).exists()]
 
 
@@ -180,14 +180,14 @@ def test_a_missing_program_is_an_error_that_names_its_package_and_make_test(
 def test_a_directory_in_use_is_not_swept_and_an_abandoned_one_is(tmp_path: Path) -> None:
     used = DataDirectory("test")
     try:
-        sweep_abandoned()
+        remove_abandoned()
         assert used.path.exists()
         abandoned = used.path.with_name(used.path.name + "-abandoned")
         abandoned.mkdir()
         (abandoned / "file").touch()
         stranger = used.path.with_name("tidegate-" + used.path.name)
         stranger.mkdir()
-        sweep_abandoned()
+        remove_abandoned()
         assert not abandoned.exists()
         assert stranger.exists()
         stranger.rmdir()

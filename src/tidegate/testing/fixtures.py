@@ -19,10 +19,14 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from typing import Protocol
 
-import pytest
-
+from tidegate.errors import MissingExtra
 from tidegate.testing.proxy import FaultProxy
 from tidegate.testing.servers import MariaDBServer, PostgresServer, RedisCluster, RedisSentinel, RedisServer
+
+try:
+    import pytest
+except ImportError as error:
+    raise MissingExtra("testing", "tidegate.testing.fixtures") from error
 
 SERVER_FIXTURES = frozenset(
     {"redis_server", "redis_cluster", "redis_sentinel", "mariadb_server", "postgres_server"}

@@ -24,7 +24,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import ClassVar, Self
 
-from tidegate.testing.servers.directories import DataDirectory, sweep_abandoned
+from tidegate.testing.servers.directories import DataDirectory, remove_abandoned
 from tidegate.testing.servers.reservation import LOOPBACK, PortReservation
 
 # Short against the 14 ms in which the fastest server gets ready, long enough to leave the processor to it.
@@ -274,7 +274,7 @@ class ServerProcess(ABC):
             raise ServerError(f"{self.kind} runs already (pid {self.pid})")
         try:
             if self._directory is None:
-                sweep_abandoned()
+                remove_abandoned()
                 self._directory = DataDirectory(self.kind)
                 self._prepare()
             self._launch_on_a_free_port()

@@ -143,6 +143,8 @@ class RedisServer(ServerProcess):
     def _is_ready(self) -> bool:
         try:
             answer = self.info("server", timeout_s=READY_TIMEOUT_S)
+            # INFO works while the data is still being loaded, other commands do not.
+            self.command("PING", timeout_s=READY_TIMEOUT_S)
         except (OSError, RedisReplyError):  # not listening yet, or loading its data
             return False
         return answer.get("process_id") == str(self.pid)

@@ -1,8 +1,8 @@
-"""What Tidegate is measured against: one perfect counter, an exact sliding log, and the plain scheme.
+"""The limiters that Tidegate is compared with: one perfect counter, an exact sliding log, and the plain scheme.
 
-The perfect counter uses the same two-cell formula, in one place, without any delay. The sliding log remembers every
-request. The plain scheme is what is usually built: one INCRBY for each accepted request, the larger of the local and
-the shared count, and a table between regions that is written and read on a timer, above a fixed floor.
+The perfect counter uses the same two-cell formula, in one place, without delay. The sliding log stores every request.
+The plain scheme is the usual one: one INCRBY per accepted request, the larger of the local and the shared count,
+and a table between regions, written and read at fixed intervals, for counts above a fixed share of the limit.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from random import Random
 from typing import NamedTuple
 
 from tidegate.core.windows import carried
-from tidegate.sim.fairground import ORIGIN_DELAY_MS, Offer
+from tidegate.sim.fleet import ORIGIN_DELAY_MS, Offer
 
-__all__ = ["Plain", "PlainWorld", "admitted_by_log", "admitted_by_perfect_counter"]
+__all__ = ["PlainOptions", "PlainScheme", "admitted_by_log", "admitted_by_perfect_counter"]
 
 
 def admitted_by_perfect_counter(
     offers: Iterable[Offer], limit: int, duration_ms: int, start_ms: int
 ) -> list[bool]:
-    """One counter for the whole world, with the two-cell formula."""
+    """One counter for all nodes, with the two-cell formula."""
     counts: Counter[int] = Counter()
     answers = []
     for offer in offers:
@@ -36,7 +36,7 @@ def admitted_by_perfect_counter(
 
 
 def admitted_by_log(offers: Iterable[Offer], limit: int, duration_ms: int) -> list[bool]:
-    """A log of what was admitted in the last `duration_ms`, exactly."""
+    """An exact log of the requests admitted in the last `duration_ms`."""
     log: deque[int] = deque()
     answers = []
     for offer in offers:
@@ -49,8 +49,8 @@ def admitted_by_log(offers: Iterable[Offer], limit: int, duration_ms: int) -> li
     return answers
 
 
-class Plain(NamedTuple):
-    """A plain scheme."""
+class PlainOptions(NamedTuple):
+    """From which share of the limit the plain scheme publishes, and how often."""
 
     floor_percent: int
     interval_s: int
@@ -68,12 +68,12 @@ class _PlainNode:
         return self.local[cell] + sum(self.foreign.get(cell, {}).values())
 
 
-class PlainWorld:
+class PlainScheme:
     """The plain scheme, event by event."""
 
     def __init__(
         self,
-        plain: Plain,
+        plain: PlainOptions,
         *,
         regions: int,
         nodes: int,
@@ -93,7 +93,7 @@ class PlainWorld:
         self._members = [_PlainNode(number // nodes) for number in range(regions * nodes)]
         self._totals: list[Counter[int]] = [Counter() for _ in range(regions)]
         self._rows: dict[int, dict[int, int]] = {}
-        # When, in which order among equals, what, and its node and cell.
+        # A heap of (time, order of scheduling, callback, node, cell).
         self._events: list[tuple[int, int, Callable[[int, _PlainNode, int], None], _PlainNode, int]] = []
         self._order = 0
         for member in self._members:
@@ -101,10 +101,10 @@ class PlainWorld:
             self._later(int(self._random.random() * self._interval_us), self._import, member)
 
     def _later(
-        self, at_us: int, what: Callable[[int, _PlainNode, int], None], member: _PlainNode, cell: int = 0
+        self, at_us: int, callback: Callable[[int, _PlainNode, int], None], member: _PlainNode, cell: int = 0
     ) -> None:
         self._order += 1
-        heapq.heappush(self._events, (at_us, self._order, what, member, cell))
+        heapq.heappush(self._events, (at_us, self._order, callback, member, cell))
 
     def _cells(self, at_us: int) -> tuple[int, int]:
         sequence = (self._start_ms + at_us // 1_000) // self._duration_ms
@@ -120,8 +120,8 @@ class PlainWorld:
     def _publish(self, at_us: int, member: _PlainNode, _cell: int) -> None:
         for cell in self._cells(at_us):
             if member.local[cell] >= self._floor:
-                way_us = self._random.randrange(self._ledger_delay_us + 1)
-                self._later(at_us + way_us, self._write, member, cell)
+                delay_us = self._random.randrange(self._ledger_delay_us + 1)
+                self._later(at_us + delay_us, self._write, member, cell)
         self._later(at_us + self._interval_us, self._publish, member)
 
     def _write(self, _at_us: int, member: _PlainNode, cell: int) -> None:
@@ -129,8 +129,8 @@ class PlainWorld:
         held[member.region] = max(held.get(member.region, 0), member.local[cell])
 
     def _import(self, at_us: int, member: _PlainNode, _cell: int) -> None:
-        way_us = self._random.randrange(2 * self._ledger_delay_us + 1)
-        self._later(at_us + way_us, self._imported, member)
+        delay_us = self._random.randrange(2 * self._ledger_delay_us + 1)
+        self._later(at_us + delay_us, self._imported, member)
         self._later(at_us + self._interval_us, self._import, member)
 
     def _imported(self, at_us: int, member: _PlainNode, _cell: int) -> None:
@@ -141,10 +141,10 @@ class PlainWorld:
             }
 
     def admits(self, offer: Offer) -> bool:
-        """Let everything happen that comes before this request, and decide it."""
+        """Run all events before this request, and decide it."""
         while self._events and self._events[0][0] <= offer.at_us:
-            at_us, _, what, who, cell = heapq.heappop(self._events)
-            what(at_us, who, cell)
+            at_us, _, callback, node, cell = heapq.heappop(self._events)
+            callback(at_us, node, cell)
         member = self._members[offer.node]
         previous, current = self._cells(offer.at_us)
         elapsed_ms = self._start_ms + offer.at_us // 1_000 - current * self._duration_ms
@@ -152,6 +152,6 @@ class PlainWorld:
         if used + 1 > self._limit:
             return False
         member.local[current] += 1
-        way_us = self._random.randrange(ORIGIN_DELAY_MS * 1_000)
-        self._later(offer.at_us + way_us, self._increment, member, current)
+        delay_us = self._random.randrange(ORIGIN_DELAY_MS * 1_000)
+        self._later(offer.at_us + delay_us, self._increment, member, current)
         return True

@@ -1,7 +1,4 @@
-"""A world in good weather: real nodes, fixed delays, no faults. For measuring rather than proving.
-
-Requests are offered in virtual time, one identifier or many, and whoever offers them learns which were admitted.
-"""
+"""A fleet for measurements: real nodes in virtual time, with bounded delays and without faults."""
 
 from __future__ import annotations
 
@@ -12,30 +9,29 @@ from typing import Final, NamedTuple
 
 from tidegate.core.model import Component, Decision, Heard, LedgerRow, Limit, Tuning
 from tidegate.runtime.limiter import AsyncLimiter
-from tidegate.sim.inside import parts_of
-from tidegate.sim.life import QuietStalls
-from tidegate.sim.network import Link, Weather
-from tidegate.sim.plan import EPOCH_MS, Network
-from tidegate.sim.stores import LedgerPort, OriginPort, VirtualLedger, VirtualOrigin
+from tidegate.sim.network import Link, Network
+from tidegate.sim.node_process import QuietStalls, parts_of
+from tidegate.sim.plan import EPOCH_MS, NetworkConditions
+from tidegate.sim.virtual_stores import LedgerPort, OriginPort, VirtualLedger, VirtualOrigin
 from tidegate.sim.virtual_time import VirtualClock, VirtualLoop, recorded_errors
 
-__all__ = ["ORIGIN_DELAY_MS", "Fairground", "Offer", "Traffic"]
+__all__ = ["ORIGIN_DELAY_MS", "Fleet", "Offer", "TrafficCounts"]
 
-# One way to an origin in the same region takes up to this long.
+# The longest delay in one direction between a node and the origin of its region.
 ORIGIN_DELAY_MS: Final = 1
 
 
 class Offer(NamedTuple):
-    """One request: when, to which node, for whom."""
+    """One request: when, to which node, for which identifier."""
 
     at_us: int
-    """Microseconds since the world's beginning."""
+    """Microseconds since the start."""
     node: int
     identifier: str = "attacker"
 
 
-class Traffic:
-    """What the nodes sent, as a `Witness` of all of them."""
+class TrafficCounts:
+    """Counts the messages of all nodes: an `Observer`."""
 
     def __init__(self) -> None:
         self.merges = 0
@@ -46,30 +42,30 @@ class Traffic:
         self.rows_published = 0
         self.ledger_calls = 0
 
-    def sending(self, components: Sequence[Component]) -> None:
+    def on_merge_sent(self, components: Sequence[Component]) -> None:
         self.merges += 1
         self.cells_merged += len(components)
 
-    def merged(
+    def on_merge_applied(
         self, components: Sequence[Component], before: Sequence[Heard], after: Sequence[Heard]
     ) -> None:
-        """Nothing to count: it was counted when it was sent."""
+        """Counted when it was sent."""
 
-    def heard(self, components: Sequence[Component], merged: bool) -> None:
+    def on_reply(self, components: Sequence[Component], merged: bool) -> None:
         if not merged:
             self.reads += 1
             self.cells_read += len(components)
 
-    def publishing(self, rows: Sequence[LedgerRow]) -> None:
+    def on_publish(self, rows: Sequence[LedgerRow]) -> None:
         self.publishes += 1
         self.rows_published += len(rows)
 
-    def touching_ledger(self) -> None:
+    def on_ledger_call(self) -> None:
         self.ledger_calls += 1
 
 
-class Fairground:
-    """Some regions with some nodes each, in peace. `nodes` says how many, region by region."""
+class Fleet:
+    """Several regions. `nodes` is the number of nodes of each region."""
 
     def __init__(
         self,
@@ -83,9 +79,9 @@ class Fairground:
     ) -> None:
         self.loop = VirtualLoop()
         self.clock = VirtualClock(self.loop, start_ms)
-        self.traffic = Traffic()
-        near = Weather(self.loop, Random(f"near {seed}"), Network(delay_ms=origin_delay_ms))
-        far = Weather(self.loop, Random(f"far {seed}"), Network(delay_ms=ledger_delay_ms))
+        self.traffic = TrafficCounts()
+        near = Network(self.loop, Random(f"near {seed}"), NetworkConditions(delay_ms=origin_delay_ms))
+        far = Network(self.loop, Random(f"far {seed}"), NetworkConditions(delay_ms=ledger_delay_ms))
         self.ledger = VirtualLedger(self.clock, far, 0)
         self.origins = [VirtualOrigin(self.clock) for _ in nodes]
         self.limiters: list[AsyncLimiter] = []
@@ -107,10 +103,10 @@ class Fairground:
                 assert node is not None
                 node.stalls = QuietStalls()
                 self.limiters.append(limiter)
-        # Called every so often in virtual time, for whoever wants to look around.
-        self.look: Callable[[], None] | None = None
-        self.look_every_s = 0.1
-        # By number, because the order of a set would not be the same every time.
+        # Called every `sample_every_s` in virtual time, to take samples.
+        self.sample: Callable[[], None] | None = None
+        self.sample_every_s = 0.1
+        # A dict keyed by number, because the order of a set differs between runs.
         self._pending: dict[int, asyncio.Task[None]] = {}
 
     def run(
@@ -119,7 +115,7 @@ class Fairground:
         offers: Iterable[Offer],
         answered: Callable[[Offer, Decision], None],
     ) -> None:
-        """Offer everything, and tell of every answer."""
+        """Send all offers, and call `answered` with every decision."""
         with recorded_errors() as errors:
             self.loop.run_until_complete(self._run(limit, offers, answered))
             self.loop.close()
@@ -133,7 +129,7 @@ class Fairground:
         answered: Callable[[Offer, Decision], None],
     ) -> None:
         await asyncio.gather(*(limiter.start() for limiter in self.limiters))
-        looking = self.loop.create_task(self._look())
+        sampling = self.loop.create_task(self._sample())
         for number, offer in enumerate(offers):
             wait_s = offer.at_us / 1e6 - self.loop.time()
             if wait_s > 0:
@@ -147,13 +143,13 @@ class Fairground:
             else:
                 answered(offer, decision)
         await asyncio.gather(*self._pending.values())
-        looking.cancel()
+        sampling.cancel()
         await asyncio.gather(*(limiter.stop() for limiter in self.limiters))
 
-    async def _look(self) -> None:
-        while self.look is not None:
-            await asyncio.sleep(self.look_every_s)
-            self.look()
+    async def _sample(self) -> None:
+        while self.sample is not None:
+            await asyncio.sleep(self.sample_every_s)
+            self.sample()
 
     async def _wait(
         self,

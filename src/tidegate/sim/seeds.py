@@ -1,7 +1,6 @@
-"""Many seeded worlds: run, counted together, in several processes if asked; and a failing one made small.
+"""Runs simulations for many seeds, in several processes, sums up their reports, and shrinks a failing plan.
 
-Worlds share nothing, so that the order in which they end decides nothing: results are put together in the order of
-their seeds.
+Simulations share nothing. Reports are combined in the order of their seeds, not in the order in which they finish.
 """
 
 from __future__ import annotations
@@ -17,41 +16,41 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Final
 
-from tidegate.sim.plan import Event, Network, Options, Plan, draw_plan, plan_to
-from tidegate.sim.world import Report, run_world
+from tidegate.sim.plan import Event, NetworkConditions, Options, Plan, draw_plan, plan_to
+from tidegate.sim.simulation import Report, run_plan
 
 __all__ = ["Summary", "run_seed", "run_seeds", "shrink", "write_scenario"]
 
-# A shrink stops after so many worlds: smaller would be nicer, waiting would not.
+# Bounds the time of a shrink; the result is small long before.
 SHRINK_RUNS_MAX: Final = 600
 
 
 def run_seed(seed: int, options: Options) -> Report:
-    """The world of one seed."""
-    return run_world(draw_plan(seed, options))
+    """Run the simulation of one seed."""
+    return run_plan(draw_plan(seed, options))
 
 
 def run_seeds(seeds: Sequence[int], options: Options, jobs: int) -> Iterator[Report]:
-    """The worlds of all seeds, in order, on `jobs` processes."""
+    """Run the simulations of all seeds on `jobs` processes; reports come in the order of the seeds."""
     if jobs <= 1 or len(seeds) <= 1:
         for seed in seeds:
             yield run_seed(seed, options)
         return
-    # Started afresh rather than forked: a fork would inherit whatever threads the caller has.
+    # Spawned, not forked: a fork would inherit the threads of the caller.
     with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
         yield from pool.map(run_seed, seeds, repeat(options), chunksize=max(1, min(25, len(seeds) // jobs)))
 
 
 @dataclass
 class Summary:
-    """What many worlds came to."""
+    """The sum of many reports."""
 
     passed: int = 0
     decisions: int = 0
     virtual_s: float = 0.0
     fired: Counter[str] = field(default_factory=Counter)
-    worlds_with: Counter[str] = field(default_factory=Counter)
-    """In how many worlds each fault fired."""
+    simulations_with: Counter[str] = field(default_factory=Counter)
+    """In how many simulations each fault occurred."""
     failures: list[Report] = field(default_factory=list)
     _traces: list[str] = field(default_factory=list)
 
@@ -59,7 +58,7 @@ class Summary:
         self.decisions += report.decisions
         self.virtual_s += report.virtual_s
         self.fired.update(report.fired)
-        self.worlds_with.update(report.fired.keys())
+        self.simulations_with.update(report.fired.keys())
         self._traces.append(report.trace)
         if report.ok:
             self.passed += 1
@@ -78,7 +77,7 @@ class Summary:
             "virtual_s": round(self.virtual_s, 3),
             "trace": self.trace_hash(),
             "faults_fired": dict(sorted(self.fired.items())),
-            "worlds_with_fault": dict(sorted(self.worlds_with.items())),
+            "worlds_with_fault": dict(sorted(self.simulations_with.items())),
             "failures": [
                 {
                     "seed": report.seed,
@@ -90,20 +89,20 @@ class Summary:
         }
 
     def lines(self) -> Iterator[str]:
-        worlds = self.passed + len(self.failures)
-        yield f"{worlds} worlds, {self.virtual_s / 60:.1f} virtual minutes, {self.decisions} decisions"
-        yield "faults that fired (times, worlds):"
+        simulations = self.passed + len(self.failures)
+        yield f"{simulations} simulations, {self.virtual_s / 60:.1f} virtual minutes, {self.decisions} decisions"
+        yield "faults (times, simulations):"
         for name in sorted(self.fired):
-            yield f"  {name:<28} {self.fired[name]:>9} {self.worlds_with[name]:>7}"
+            yield f"  {name:<28} {self.fired[name]:>9} {self.simulations_with[name]:>7}"
         yield f"trace {self.trace_hash()}"
         yield f"{self.passed} passed, {len(self.failures)} failed"
 
 
-# -- making a failing world small
+# -- shrinking
 
 
 def shrink(plan: Plan, fails: Callable[[Plan], bool]) -> Plan:
-    """The smallest plan that was found which still fails: fewer events, better weather, right clocks, defaults."""
+    """The smallest plan found that still fails: fewer events, fewer network faults, correct clocks, default tuning."""
     runs = 0
 
     def still_fails(candidate: Plan) -> bool:
@@ -114,10 +113,15 @@ def shrink(plan: Plan, fails: Callable[[Plan], bool]) -> Plan:
         return fails(candidate)
 
     plan = _fewer_events(plan, still_fails)
-    for calm in (_calm_network, _calm_replica, _calm_clocks, _calm_tuning):
-        calmer = calm(plan)
-        if calmer != plan and still_fails(calmer):
-            plan = calmer
+    for simplify in (
+        _without_network_faults,
+        _without_replica_lag,
+        _with_correct_clocks,
+        _with_default_tuning,
+    ):
+        simpler = simplify(plan)
+        if simpler != plan and still_fails(simpler):
+            plan = simpler
     for name in list(plan.tuning):
         fewer = replace(plan, tuning={key: value for key, value in plan.tuning.items() if key != name})
         if still_fails(fewer):
@@ -129,24 +133,24 @@ def shrink(plan: Plan, fails: Callable[[Plan], bool]) -> Plan:
     return _fewer_events(plan, still_fails)
 
 
-def _calm_network(plan: Plan) -> Plan:
-    return replace(plan, network=Network(delay_ms=plan.network.delay_ms))
+def _without_network_faults(plan: Plan) -> Plan:
+    return replace(plan, network=NetworkConditions(delay_ms=plan.network.delay_ms))
 
 
-def _calm_replica(plan: Plan) -> Plan:
+def _without_replica_lag(plan: Plan) -> Plan:
     return replace(plan, replica_lag_ms=0)
 
 
-def _calm_clocks(plan: Plan) -> Plan:
+def _with_correct_clocks(plan: Plan) -> Plan:
     return replace(plan, clocks=dict.fromkeys(plan.clocks, (0, 0)))
 
 
-def _calm_tuning(plan: Plan) -> Plan:
+def _with_default_tuning(plan: Plan) -> Plan:
     return replace(plan, tuning={})
 
 
 def _fewer_events(plan: Plan, still_fails: Callable[[Plan], bool]) -> Plan:
-    """Leave out events, many at a time first, then one by one."""
+    """Remove events, many at a time first, then one by one."""
     events: tuple[Event, ...] = plan.events
     size = max(1, len(events) // 2)
     while True:
@@ -163,11 +167,11 @@ def _fewer_events(plan: Plan, still_fails: Callable[[Plan], bool]) -> Plan:
 
 
 def write_scenario(path: Path, plan: Plan, report: Report) -> None:
-    """A failing world as a scenario file, to be run, sent and kept."""
-    story = {
+    """Write a plan as a scenario file."""
+    scenario = {
         "name": f"seed {plan.seed}",
         "why": str(report.violations[0]) if report.violations else "",
         "kind": "world",
         "plan": plan_to(plan),
     }
-    path.write_text(json.dumps({"schema": 1, "scenarios": [story]}, indent=1) + "\n", encoding="utf-8")
+    path.write_text(json.dumps({"schema": 1, "scenarios": [scenario]}, indent=1) + "\n", encoding="utf-8")

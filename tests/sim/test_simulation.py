@@ -17,11 +17,11 @@ from tidegate.sim.commands import simulate
 from tidegate.sim.plan import TRAFFIC, Options, draw_plan, plan_from, plan_to
 from tidegate.sim.scenario_files import load_file
 from tidegate.sim.scenario_runner import run_scenario
-from tidegate.sim.world import run_world
-from tidegate.sim.worlds import Summary, run_seeds, shrink, write_scenario
+from tidegate.sim.seeds import Summary, run_seeds, shrink, write_scenario
+from tidegate.sim.simulation import run_plan
 
-# Every kind of trouble that the world knows; each must really fire in the worlds of this file.
-TROUBLES = {
+# Every kind of fault; each must happen in the simulations of this file.
+FAULTS = {
     "applied although timed out",
     "call timed out",
     "chunk failed",
@@ -50,26 +50,26 @@ TROUBLES = {
 
 
 @pytest.mark.slow
-def test_two_thousand_worlds_hold_the_invariants_and_every_fault_fires() -> None:
+def test_two_thousand_seeds_keep_the_invariants_and_every_fault_happens() -> None:
     summary = Summary()
     for report in run_seeds(range(1, 2_001), Options(), jobs=2):
         summary.add(report)
     assert [(one.seed, str(one.violations[0])) for one in summary.failures] == []
     assert summary.passed == 2_000
-    assert summary.fired.keys() >= TROUBLES
+    assert summary.fired.keys() >= FAULTS
 
 
 def test_the_same_seed_gives_the_same_trace() -> None:
-    first, second = (run_world(draw_plan(42)) for _ in range(2))
+    first, second = (run_plan(draw_plan(42)) for _ in range(2))
     assert first == second
-    assert run_world(draw_plan(43)).trace != first.trace
+    assert run_plan(draw_plan(43)).trace != first.trace
 
 
 def test_the_trace_does_not_depend_on_the_hash_seed() -> None:
-    code = "from tidegate.sim.worlds import *; from tidegate.sim.plan import Options; "
+    code = "from tidegate.sim.seeds import *; from tidegate.sim.plan import Options; "
     code += "print([run_seed(seed, Options()).trace for seed in (3, 8, 21)])"
     source = str(Path(tidegate.__file__).parents[1])
-    told = {
+    outputs = {
         subprocess.run(
             [sys.executable, "-c", code],
             env=os.environ | {"PYTHONHASHSEED": hash_seed, "PYTHONPATH": source},
@@ -79,25 +79,25 @@ def test_the_trace_does_not_depend_on_the_hash_seed() -> None:
         ).stdout
         for hash_seed in ("0", "1", "77")
     }
-    assert len(told) == 1 and "[" in told.pop()
+    assert len(outputs) == 1 and "[" in outputs.pop()
 
 
-def test_processes_change_nothing() -> None:
+def test_the_number_of_processes_does_not_change_the_traces() -> None:
     alone = [report.trace for report in run_seeds(range(1, 5), Options(), jobs=1)]
     assert [report.trace for report in run_seeds(range(1, 5), Options(), jobs=2)] == alone
 
 
 @pytest.mark.parametrize("traffic", TRAFFIC)
-def test_options_of_the_command_line_are_kept(traffic: str) -> None:
+def test_options_override_what_the_seed_would_draw(traffic: str) -> None:
     plan = draw_plan(5, Options(regions=4, nodes=2, minutes=0.05, traffic=traffic))
     assert len(plan.regions) == 4
     assert len(plan.nodes) == 8
     assert plan.trouble_ms == 3_000
     assert plan.traffic == traffic
-    assert run_world(plan).violations == ()
+    assert run_plan(plan).violations == ()
 
 
-def test_a_plan_survives_being_written_and_read() -> None:
+def test_a_plan_is_the_same_after_it_was_written_and_read() -> None:
     plan = draw_plan(9)
     assert plan_from(json.loads(json.dumps(plan_to(plan)))) == replace(
         plan, events=tuple(event._replace(what=dict(event.what)) for event in plan.events)
@@ -107,11 +107,11 @@ def test_a_plan_survives_being_written_and_read() -> None:
 def test_a_seed_is_run_and_reported() -> None:
     result = CliRunner().invoke(simulate, ["--seed", "7", "--regions", "1", "--nodes", "1"])
     assert result.exit_code == 0
-    assert "again: tidegate simulate --seed 7 --regions 1 --nodes 1" in result.output
+    assert "repeat: tidegate simulate --seed 7 --regions 1 --nodes 1" in result.output
     assert result.output.splitlines()[-1] == "1 passed, 0 failed"
 
 
-def test_many_seeds_are_summed_up_as_json() -> None:
+def test_json_sums_up_many_seeds() -> None:
     result = CliRunner().invoke(simulate, ["--seeds", "1..3", "--jobs", "1", "--json"])
     assert result.exit_code == 0
     document = json.loads(result.output)
@@ -123,33 +123,33 @@ def test_many_seeds_are_summed_up_as_json() -> None:
 @pytest.mark.parametrize(
     "arguments", [[], ["--seed", "1", "--seeds", "1..2"], ["--seeds", "2..1"], ["--seeds", "x"]]
 )
-def test_unclear_wishes_are_refused(arguments: list[str]) -> None:
+def test_missing_or_conflicting_arguments_are_errors(arguments: list[str]) -> None:
     result = CliRunner().invoke(simulate, arguments)
     assert result.exit_code == 2
 
 
-def test_a_failing_seed_is_made_small_and_written_as_a_scenario(
+def test_a_failing_seed_is_shrunk_and_written_as_a_scenario(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # An origin that forgets every second merge: an adapter, so that it can be broken under a compiled core too.
-    genuine = MemoryOrigin.merge_nowait
+    # An origin that drops every second merge. It is an adapter, so it can be replaced under a compiled core too.
+    original = MemoryOrigin.merge_nowait
     merges = 0
 
-    def forgetful(self: MemoryOrigin, components: list[Component]) -> list[Heard]:
+    def dropping(self: MemoryOrigin, components: list[Component]) -> list[Heard]:
         nonlocal merges
         merges += 1
-        return genuine(self, components if merges % 2 else [])[: len(components)] or [
+        return original(self, components if merges % 2 else [])[: len(components)] or [
             Heard(one.own, one.own) for one in components
         ]
 
-    monkeypatch.setattr(MemoryOrigin, "merge_nowait", forgetful)
+    monkeypatch.setattr(MemoryOrigin, "merge_nowait", dropping)
     plan = draw_plan(1, Options(regions=1, nodes=2, minutes=0.05))
-    assert not run_world(plan).ok
-    small = shrink(plan, lambda candidate: not run_world(candidate).ok)
+    assert not run_plan(plan).ok
+    small = shrink(plan, lambda candidate: not run_plan(candidate).ok)
     assert 0 < len(small.events) <= 3 < len(plan.events)
     file = tmp_path / "small.json"
-    write_scenario(file, small, run_world(small))
+    write_scenario(file, small, run_plan(small))
     (scenario,) = load_file(file)
     assert not run_scenario(scenario).ok
-    monkeypatch.setattr(MemoryOrigin, "merge_nowait", genuine)
+    monkeypatch.setattr(MemoryOrigin, "merge_nowait", original)
     assert run_scenario(scenario).ok

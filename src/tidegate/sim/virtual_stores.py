@@ -1,7 +1,7 @@
-"""Virtual origins and the virtual ledger: the embedded ones behind the virtual network.
+"""The virtual origins and the virtual ledger: the in-memory adapters behind the virtual network.
 
-A port belongs to one node and tells the auditor what that node sent and heard. The ledger is read from a replica that
-may lag behind; with a lag of nothing it is the ledger itself.
+A port belongs to one node, and reports what that node sends and receives to an observer. The ledger is read from a
+replica that may lag behind; without a lag it is the ledger itself.
 """
 
 from __future__ import annotations
@@ -14,30 +14,30 @@ from tidegate.adapters.memory import MemoryLedger, MemoryOrigin, OriginSnapshot
 from tidegate.core.model import Component, Heard, LedgerRow
 from tidegate.errors import DependencyUnavailable, RegionMismatch
 from tidegate.ports import Changes, Clock, LedgerOverview, Pulse, RegionBeat
-from tidegate.sim.network import Link, Server, Weather
+from tidegate.sim.network import Link, Network, Server
 
-__all__ = ["LedgerPort", "OriginPort", "VirtualLedger", "VirtualOrigin", "Witness"]
+__all__ = ["LedgerPort", "Observer", "OriginPort", "VirtualLedger", "VirtualOrigin"]
 
 
-class Witness(Protocol):
-    """Who watches what one node sends and hears."""
+class Observer(Protocol):
+    """Is called for the messages that nodes send and receive."""
 
-    def sending(self, components: Sequence[Component]) -> None:
-        """These leave for the origin, to be merged."""
+    def on_merge_sent(self, components: Sequence[Component]) -> None:
+        """The node sends these to the origin, to be merged."""
 
-    def merged(
+    def on_merge_applied(
         self, components: Sequence[Component], before: Sequence[Heard], after: Sequence[Heard]
     ) -> None:
-        """They arrived at the origin, which held this before and holds that now."""
+        """The origin merged them: its values before and after."""
 
-    def heard(self, components: Sequence[Component], merged: bool) -> None:
-        """The origin's answer for these has come."""
+    def on_reply(self, components: Sequence[Component], merged: bool) -> None:
+        """The node received the origin's reply for these."""
 
-    def publishing(self, rows: Sequence[LedgerRow]) -> None:
-        """These leave for the ledger."""
+    def on_publish(self, rows: Sequence[LedgerRow]) -> None:
+        """The node sends these to the ledger."""
 
-    def touching_ledger(self) -> None:
-        """The ledger is about to be called."""
+    def on_ledger_call(self) -> None:
+        """The node is about to call the ledger."""
 
 
 class VirtualOrigin(Server):
@@ -50,12 +50,12 @@ class VirtualOrigin(Server):
 
 
 class OriginPort:
-    """Honours `Origin` for one node, over its link."""
+    """Implements `Origin` for one node, over its link."""
 
-    def __init__(self, origin: VirtualOrigin, link: Link, witness: Witness) -> None:
+    def __init__(self, origin: VirtualOrigin, link: Link, observer: Observer) -> None:
         self._memory = origin.memory.another()
         self._link = link
-        self._witness = witness
+        self._observer = observer
 
     async def open(self, region: str, *, timeout_s: float) -> None:
         pulse = await self.pulse(region, timeout_s=timeout_s)
@@ -64,26 +64,26 @@ class OriginPort:
 
     async def read(self, wanted: Sequence[Component], *, timeout_s: float) -> list[Heard]:
         answers = await self._link.call(lambda: self._memory.read_nowait(wanted), timeout_s)
-        self._witness.heard(wanted, False)
+        self._observer.on_reply(wanted, False)
         return answers
 
     async def merge(self, components: Sequence[Component], *, timeout_s: float) -> list[Heard]:
         def apply() -> list[Heard]:
             before = self._memory.read_nowait(components)
             answers = self._memory.merge_nowait(components)
-            self._witness.merged(components, before, self._memory.read_nowait(components))
+            self._observer.on_merge_applied(components, before, self._memory.read_nowait(components))
             return answers
 
-        self._witness.sending(components)
+        self._observer.on_merge_sent(components)
         answers = await self._link.call(apply, timeout_s)
-        self._witness.heard(components, True)
+        self._observer.on_reply(components, True)
         return answers
 
     async def pulse(self, region: str, *, timeout_s: float) -> Pulse:
-        # Which incarnation of the origin a node knows is in the node's memory: an answer that is lost teaches nothing.
+        # The node remembers which incarnation of the origin it has seen: a reply that is lost must not change that.
         def apply() -> tuple[MemoryOrigin, Pulse]:
-            taught = copy(self._memory)
-            return taught, taught.pulse_nowait(region)
+            updated = copy(self._memory)
+            return updated, updated.pulse_nowait(region)
 
         self._memory, pulse = await self._link.call(apply, timeout_s)
         return pulse
@@ -96,16 +96,16 @@ class OriginPort:
 
 
 class VirtualLedger(Server):
-    """The ledger, and the replica that is read."""
+    """The ledger, and the replica from which nodes read."""
 
-    def __init__(self, clock: Clock, weather: Weather, lag_ms: int) -> None:
+    def __init__(self, clock: Clock, network: Network, lag_ms: int) -> None:
         super().__init__()
         self.memory = MemoryLedger(clock=clock)
         self._replica = MemoryLedger(clock=clock) if lag_ms else self.memory
-        self._weather = weather
+        self._network = network
         self._behind: list[list[LedgerRow]] = []
         self.lag_ms = lag_ms
-        # How many more publishes fail, and what refuses rows for their content.
+        # How many of the next publishes fail.
         self.failing_chunks = 0
 
     def reject(self, rejects: Callable[[LedgerRow], bool] | None) -> None:
@@ -114,13 +114,13 @@ class VirtualLedger(Server):
     def publish(self, rows: Sequence[LedgerRow]) -> None:
         if self.failing_chunks:
             self.failing_chunks -= 1
-            self._weather.fired["chunk failed"] += 1
-            raise DependencyUnavailable("deadlock, and no time left to repeat")
+            self._network.fired["chunk failed"] += 1
+            raise DependencyUnavailable("deadlock, and no time left to retry")
         self.memory.publish_nowait(rows)
         if self._replica is not self.memory:
             self._behind.append(list(rows))
-            self._weather.fired["replica lagged"] += 1
-            self._weather.loop.call_later(self.lag_ms / 1000, self._catch_up)
+            self._network.fired["replica lagged"] += 1
+            self._network.loop.call_later(self.lag_ms / 1000, self._catch_up)
 
     def _catch_up(self) -> None:
         self._replica.publish_nowait(self._behind.pop(0))
@@ -130,27 +130,27 @@ class VirtualLedger(Server):
 
 
 class LedgerPort:
-    """Honours `Ledger` for one node, over its link."""
+    """Implements `Ledger` for one node, over its link."""
 
-    def __init__(self, ledger: VirtualLedger, link: Link, witness: Witness) -> None:
+    def __init__(self, ledger: VirtualLedger, link: Link, observer: Observer) -> None:
         self._ledger = ledger
         self._link = link
-        self._witness = witness
+        self._observer = observer
 
     async def open(self, *, timeout_s: float) -> None:
         await self._link.call(lambda: None, timeout_s)
 
     async def publish(self, rows: Sequence[LedgerRow], *, timeout_s: float) -> None:
-        self._witness.touching_ledger()
-        self._witness.publishing(rows)
+        self._observer.on_ledger_call()
+        self._observer.on_publish(rows)
         await self._link.call(lambda: self._ledger.publish(rows), timeout_s)
 
     async def changes(self, cursor: str | None, *, now_ms: int, timeout_s: float) -> Changes:
-        self._witness.touching_ledger()
+        self._observer.on_ledger_call()
         return await self._link.call(lambda: self._ledger.changes(cursor, now_ms), timeout_s)
 
     async def heartbeat(self, region: str, *, timeout_s: float) -> list[RegionBeat]:
-        self._witness.touching_ledger()
+        self._observer.on_ledger_call()
         return await self._link.call(lambda: self._ledger.memory.heartbeat_nowait(region), timeout_s)
 
     async def cleanup(self, cutoff_ms: int, *, rows_max: int, timeout_s: float) -> int:
