@@ -10,6 +10,7 @@ from tidegate.testing.proxy import FaultProxy, Faults, ProxyStatistics
 from tidegate.testing.servers import (
     MariaDBServer,
     MissingBinary,
+    MySQLServer,
     PostgresServer,
     RedisCluster,
     RedisReplyError,
@@ -17,6 +18,7 @@ from tidegate.testing.servers import (
     RedisServer,
     ServerError,
     ServerProcess,
+    ValkeyServer,
     wait_until,
 )
 
@@ -28,6 +30,7 @@ __all__ = [
     "ManualClock",
     "MariaDBServer",
     "MissingBinary",
+    "MySQLServer",
     "PostgresServer",
     "ProxyStatistics",
     "RedisCluster",
@@ -38,5 +41,6 @@ __all__ = [
     "ServerProcess",
     "TrackingLedger",
     "TrackingOrigin",
+    "ValkeyServer",
     "wait_until",
 ]
