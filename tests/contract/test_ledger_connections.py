@@ -38,7 +38,7 @@ from tidegate.testing.servers import MariaDBServer, MySQLServer, PostgresServer,
 from tidegate.testing.servers.mysql_family import MySQLFamilyServer
 
 Connect = Callable[[str], Lane[Any, Any]]
-DIALECTS = ["mariadb", "mysql", "postgres"]
+DIALECTS = [pytest.param(name, marks=pytest.mark.server) for name in ("mariadb", "mysql", "postgres")]
 PASSWORD = "p@ss:wörd/%?#& 'x"
 
 

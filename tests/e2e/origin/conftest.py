@@ -5,7 +5,7 @@ import pytest
 from tidegate.testing import RedisServer
 
 
-@pytest.fixture(params=["redis", "valkey"])
+@pytest.fixture(params=[pytest.param(kind, marks=pytest.mark.server) for kind in ("redis", "valkey")])
 def server(request: pytest.FixtureRequest) -> RedisServer:
     """A server of each kind, whole and empty."""
     server: RedisServer = request.getfixturevalue(f"fresh_{request.param}")

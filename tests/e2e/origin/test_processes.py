@@ -39,7 +39,9 @@ async def processes() -> AsyncIterator[Processes]:
         await node.kill()
 
 
-@pytest.fixture(params=["redis", "valkey", "sqlite"])
+@pytest.fixture(
+    params=[*(pytest.param(kind, marks=pytest.mark.server) for kind in ("redis", "valkey")), "sqlite"]
+)
 def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     if request.param == "sqlite":
         return f"sqlite:///{tmp_path}/counts.db"
