@@ -114,7 +114,8 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
         return
     terminalreporter.section("servers")
     # One line each, with a fixed beginning: scripts/test repeats them at its end.
-    terminalreporter.line("servers: " + ", ".join(f"{NAMES[kind]} {version}" for kind, version in servers))
+    shown = ", ".join(f"{NAMES[kind]} {version}" for kind, version in servers)
+    terminalreporter.line(f"servers: {shown or 'none'}")
     for missing, files in skipped.items():
         counts = ", ".join(f"{file} ({count})" for file, count in sorted(files.items()))
         terminalreporter.line(f"not checked: {files.total()} tests on {missing}: {counts}")
