@@ -28,6 +28,7 @@ serve: python ## Run a rate limit server here, with nothing else to start
 .PHONY: test
 test: python ## Run all tests: compiled, interpreted, and on every Python of this machine
 	@scripts/system-packages compiler servers
+	@scripts/mysql-server || true # the tests that need it are skipped, and listed at the end
 	@$(ENVIRONMENT) --extra all --group dev --package
 	@PYTEST_ARGS="$(PYTEST_ARGS)" scripts/test
 

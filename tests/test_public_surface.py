@@ -21,6 +21,7 @@ OPTIONAL = {
     "asyncmy",
     "asyncpg",
     "click",
+    "cryptography",
     "hiredis",
     "httptools",
     "matplotlib",

@@ -206,13 +206,17 @@ def test_a_missing_driver_is_named_with_its_extra(tmp_path: Path) -> None:
     assert "pip install 'tidegate[redis]'" in done.stdout
 
 
+@pytest.mark.parametrize(("origin", "url_of"), [("redis", "mariadb_url"), ("valkey", "mysql_url")])
+@pytest.mark.server
 def test_a_fleet_without_faults_passes_all_checks(
-    invoke: Invoke, invoke_json: InvokeJSON, fresh_redis: RedisServer, mariadb_url: str
+    request: pytest.FixtureRequest, invoke: Invoke, invoke_json: InvokeJSON, origin: str, url_of: str
 ) -> None:
-    arguments = ("doctor", "--region", "fra", "--origin", fresh_redis.url, "--ledger", mariadb_url)
+    redis: RedisServer = request.getfixturevalue(f"fresh_{origin}")
+    ledger: str = request.getfixturevalue(url_of)
+    arguments = ("doctor", "--region", "fra", "--origin", redis.url, "--ledger", ledger)
     without_schema = invoke_json(*arguments, exit_code=2)
     assert "tidegate migrate" in findings(without_schema)["schema"][0]["next_step"]
-    invoke("migrate", "--ledger", mariadb_url)
+    invoke("migrate", "--ledger", ledger)
     found = statuses(invoke_json(*arguments))
     assert found["origin"] == ["ok"]
     assert found["region"] == ["ok"]

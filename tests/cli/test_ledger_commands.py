@@ -1,4 +1,4 @@
-"""migrate, cleanup and ledger, on a SQLite file and on real MariaDB and PostgreSQL servers."""
+"""migrate, cleanup and ledger, on a SQLite file and on real MariaDB, MySQL and PostgreSQL servers."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ HOUR_MS = 3_600_000
     params=[
         "sqlite",
         pytest.param("mariadb", marks=pytest.mark.server),
+        pytest.param("mysql", marks=pytest.mark.server),
         pytest.param("postgres", marks=pytest.mark.server),
     ]
 )
@@ -35,7 +36,7 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     return url
 
 
-@pytest.fixture(params=["mariadb", "postgres"])
+@pytest.fixture(params=["mariadb", "mysql", "postgres"])
 def server_url(request: pytest.FixtureRequest) -> str:
     """A SQLite ledger cleans itself whenever something is published; these do not."""
     url: str = request.getfixturevalue(f"{request.param}_url")

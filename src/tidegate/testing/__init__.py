@@ -11,6 +11,7 @@ from tidegate.testing.proxy import FaultProxy, Faults, ProxyStatistics
 from tidegate.testing.servers import (
     MariaDBServer,
     MissingBinary,
+    MySQLServer,
     PostgresServer,
     RedisCluster,
     RedisReplyError,
@@ -18,6 +19,7 @@ from tidegate.testing.servers import (
     RedisServer,
     ServerError,
     ServerProcess,
+    ValkeyServer,
     wait_until,
 )
 
@@ -29,6 +31,7 @@ __all__ = [
     "ManualClock",
     "MariaDBServer",
     "MissingBinary",
+    "MySQLServer",
     "PostgresServer",
     "ProxyStatistics",
     "RedisCluster",
@@ -39,5 +42,6 @@ __all__ = [
     "ServerProcess",
     "TrackingLedger",
     "TrackingOrigin",
+    "ValkeyServer",
     "wait_until",
 ]

@@ -31,7 +31,7 @@ from tidegate.errors import SchemaMissing
 from tidegate.runtime.importer import ImportLoop
 from tidegate.runtime.publish import PublishLoop
 from tidegate.testing.faults import TrackingLedger
-from tidegate.testing.servers import MariaDBServer
+from tidegate.testing.servers.mysql_family import MySQLFamilyServer
 
 pytestmark = pytest.mark.server
 
@@ -151,11 +151,13 @@ async def test_a_publish_of_many_chunks_is_finished_after_the_server_died_in_it(
     assert len({row.identifier for row in sent}) <= len(names) - len(stored) + 50
 
 
+MYSQL_TRIGGER = (
+    "DELIMITER //\nCREATE TRIGGER refuse BEFORE INSERT ON ratelimit_window_counts FOR EACH ROW "
+    "IF NEW.identifier = 'user-055' THEN SIGNAL SQLSTATE '45000' SET MESSAGE_TEXT = 'not now'; END IF//"
+)
 TRIGGERS = {
-    "mariadb": (
-        "DELIMITER //\nCREATE TRIGGER refuse BEFORE INSERT ON ratelimit_window_counts FOR EACH ROW "
-        "IF NEW.identifier = 'user-055' THEN SIGNAL SQLSTATE '45000' SET MESSAGE_TEXT = 'not now'; END IF//"
-    ),
+    "mariadb": MYSQL_TRIGGER,
+    "mysql": MYSQL_TRIGGER,
     "postgres": (
         "CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN "
         "IF NEW.identifier = convert_to('user-055', 'UTF8') THEN RAISE EXCEPTION 'not now'; END IF; "
@@ -300,15 +302,12 @@ async def test_a_schema_that_is_missing_when_the_ledger_comes_up_late_is_told_an
 @asynccontextmanager
 async def _late(database: ServerDatabase, rows: list[LedgerRow]) -> AsyncIterator[None]:
     """A publish that has done everything but commit, until the end of the block."""
-    if isinstance(database.server, MariaDBServer):
+    if isinstance(database.server, MySQLFamilyServer):
         mysql = MySQLConnection(database.url)
-        *_, last = packets = await publish_packets(await stored_rows(rows))
-        packets[-1] = last.removesuffix("COMMIT") + "DO 0"
-        async with mysql.session(timeout_s=30) as session:
-            for packet in packets:
+        async with mysql.session(timeout_s=30) as session, session.transaction():
+            for packet in await publish_packets(await stored_rows(rows)):
                 await session.script(packet)
             yield
-            await session.script("COMMIT")
         await mysql.close()
     else:
         postgres = PostgresConnection(database.url)

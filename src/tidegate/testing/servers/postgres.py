@@ -61,7 +61,7 @@ def _system_user() -> pwd.struct_passwd | None:
     try:
         return pwd.getpwnam(SUPERUSER)
     except KeyError:
-        raise MissingBinary(f"the system user {SUPERUSER}", PACKAGE) from None
+        raise MissingBinary(f"the system user {SUPERUSER}", f"apt-get install {PACKAGE}") from None
 
 
 def _identity() -> list[str]:
@@ -113,6 +113,10 @@ class PostgresServer(ServerProcess):
     def url(self) -> str:
         """Without a database."""
         return f"postgres://{SUPERUSER}@{self.host}:{self.port}"
+
+    @property
+    def version(self) -> str:
+        return self.sql("SHOW server_version")[0][0].partition(" ")[0]
 
     def create_database(self, name: str | None = None) -> str:
         """Create an empty database, by a name not used before unless one is given, and return its URL."""

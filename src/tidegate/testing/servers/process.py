@@ -2,11 +2,11 @@
 
 Laws:
 - A server dies with the process that started it, even if that one is killed by SIGKILL (`setpriv --pdeathsig`).
-- A missing binary is an error that says what to install. It is never a reason to skip.
+- A missing binary is an error that says what to install.
 - Every wait polls an observable condition and has a deadline; a failure shows the end of the server's log.
 - The port never changes while an object lives: clients find a restarted server where it was.
 
-Objects are driven by one thread at a time. Knows nothing about Redis, MariaDB or PostgreSQL, and imports only the
+Objects are driven by one thread at a time. Knows nothing about any particular server, and imports only the
 standard library.
 """
 
@@ -48,10 +48,9 @@ class ServerError(Exception):
 class MissingBinary(ServerError):
     """A program that the tests need is not installed."""
 
-    def __init__(self, name: str, package: str) -> None:
+    def __init__(self, name: str, command: str) -> None:
         super().__init__(
-            f"{name} is not installed: run `make test`, which installs what the tests need, "
-            f"or `apt-get install --no-install-recommends {package}`"
+            f"{name} is not installed: run `make test`, which installs what the tests need, or `{command}`"
         )
 
 
@@ -64,7 +63,7 @@ def find_binary(name: str, package: str, places: Sequence[str] = ()) -> str:
     search = os.pathsep.join([*places, os.environ.get("PATH", os.defpath), *EXTRA_BINARY_PLACES])
     found = shutil.which(name, path=search)
     if found is None:
-        raise MissingBinary(name, package)
+        raise MissingBinary(name, f"apt-get install --no-install-recommends {package}")
     return found
 
 
@@ -222,7 +221,12 @@ class ServerProcess(ABC):
     @property
     @abstractmethod
     def url(self) -> str:
-        """How clients are told to find the server."""
+        """The address that clients use."""
+
+    @property
+    @abstractmethod
+    def version(self) -> str:
+        """The version of the server that runs, as it reports it."""
 
     def _identity(self) -> list[str]:
         """setpriv's options for the user to run as."""

