@@ -89,7 +89,7 @@ def test_help_loads_no_driver_no_server_and_no_telemetry() -> None:
         for name in loaded
         if name.startswith(("tidegate.server", "tidegate.telemetry.", "tidegate.cli."))
     }
-    assert ours == {"tidegate.telemetry.secrets", "tidegate.cli.root", "tidegate.cli.outcomes"}
+    assert ours == {"tidegate.adapters.secrets", "tidegate.cli.root", "tidegate.cli.outcomes"}
     assert "Run the rate limit server." in done.stdout
 
 

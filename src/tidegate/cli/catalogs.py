@@ -7,7 +7,6 @@ work before and while servers run; running servers pick up changes by themselves
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from functools import wraps
@@ -22,7 +21,7 @@ from tidegate.server.config import CATALOG_FILE, catalog_url
 if TYPE_CHECKING:
     from tidegate.ports import Catalog, CatalogChanges, WorkspaceRow
 
-__all__ = ["Place", "all_rows", "catalog_options", "find_workspace", "now_ms", "opened_catalog"]
+__all__ = ["Place", "all_rows", "catalog_options", "find_workspace", "opened_catalog"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -105,8 +104,3 @@ def find_workspace(rows: CatalogChanges, wanted: str) -> WorkspaceRow | None:
         ids = ", ".join(row.id for row in found)
         raise click.ClickException(f"several workspaces have the name {wanted!r}: use an id ({ids})")
     return found[0] if found else None
-
-
-def now_ms() -> int:
-    """Unix time in whole milliseconds."""
-    return time.time_ns() // 1_000_000

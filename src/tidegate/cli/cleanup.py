@@ -15,6 +15,8 @@ from typing import Any, Final
 
 import click
 
+from tidegate.adapters import clock
+from tidegate.adapters.secrets import mask
 from tidegate.cli.catalogs import Place, opened_catalog
 from tidegate.cli.databases import ledger_options, opened_ledger, run
 from tidegate.cli.durations import DURATION
@@ -22,7 +24,6 @@ from tidegate.cli.outcomes import json_option, print_error, print_result
 from tidegate.core.quota import format_duration
 from tidegate.errors import DependencyError
 from tidegate.ports import Catalog, Ledger
-from tidegate.telemetry.secrets import mask
 
 __all__ = ["cleanup"]
 
@@ -69,7 +70,7 @@ def cleanup(
 
 
 async def _once(url: str, timeout_s: float, grace_ms: int, purge_age_ms: int, as_json: bool) -> None:
-    now_ms = time.time_ns() // 1_000_000
+    now_ms = clock.now_ms()
     started_s = time.monotonic()
     async with opened_ledger(url, timeout_s) as ledger:
         deleted, batches = await _delete_expired(ledger, now_ms - grace_ms, timeout_s)

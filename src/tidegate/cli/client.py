@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 
 import click
 
-from tidegate.telemetry.secrets import mask
+from tidegate.adapters.secrets import mask
 
 __all__ = ["Answer", "Client", "client_options"]
 

@@ -7,11 +7,11 @@ from typing import Any
 
 import click
 
+from tidegate.adapters.secrets import mask
 from tidegate.cli.outcomes import ExitCode, json_option, print_result
 from tidegate.cli.settings import setting_options
 from tidegate.server.config import SETTINGS, ConfigFaults, Loaded, Setting
 from tidegate.server.config_load import check_certificate
-from tidegate.telemetry.secrets import mask
 
 __all__ = ["config"]
 

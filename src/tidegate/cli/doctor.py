@@ -11,7 +11,6 @@ import shutil
 import socket
 import ssl
 import stat
-import time
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -20,6 +19,8 @@ from typing import Final, Literal, NamedTuple
 import click
 
 from tidegate import compiled
+from tidegate.adapters import clock
+from tidegate.adapters.secrets import mask
 from tidegate.cli.databases import opened_ledger, run
 from tidegate.cli.outcomes import ExitCode, json_option, print_result
 from tidegate.cli.serve import renamed
@@ -28,7 +29,6 @@ from tidegate.core.model import Component, Tuning
 from tidegate.errors import MissingExtra, RegionMismatch, TidegateError
 from tidegate.ports import LedgerOverview
 from tidegate.server.config import CATALOG_FILE, ORIGIN_FILE, ConfigFaults, Loaded, ServerConfig
-from tidegate.telemetry.secrets import mask
 
 __all__ = ["Finding", "doctor", "examine"]
 
@@ -203,9 +203,9 @@ async def _query_origin(url: str, region: str | None) -> float | None:
             return None
         # Like a starting server, this claims an origin that has no region yet.
         await origin.open(region, timeout_s=TIMEOUT_S)
-        before_ms = time.time_ns() / 1_000_000
+        before_ms = clock.now_ms()
         pulse = await origin.pulse(region, timeout_s=TIMEOUT_S)
-        after_ms = time.time_ns() / 1_000_000
+        after_ms = clock.now_ms()
         return (before_ms + after_ms) / 2 - pulse.time_ms
     finally:
         await origin.close()
@@ -283,9 +283,9 @@ async def _query_schema(url: str) -> tuple[int, int]:
 
 async def _query_ledger(url: str) -> tuple[LedgerOverview, float]:
     async with opened_ledger(url, TIMEOUT_S) as ledger:
-        now_ms = time.time_ns() // 1_000_000
+        now_ms = clock.now_ms()
         overview = await ledger.overview(now_ms=now_ms, hottest_max=0, timeout_s=TIMEOUT_S)
-        after_ms = time.time_ns() // 1_000_000
+        after_ms = clock.now_ms()
         return overview, (now_ms + after_ms) / 2 - overview.clock_ms
 
 

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from tidegate.cli.catalogs import Place, all_rows, catalog_options, find_workspace, now_ms, opened_catalog
+from tidegate.adapters.clock import now_ms
+from tidegate.cli.catalogs import Place, all_rows, catalog_options, find_workspace, opened_catalog
 from tidegate.cli.databases import run
 from tidegate.cli.durations import DURATION
 from tidegate.cli.outcomes import json_option, print_result, warn

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 import click
 
+from tidegate.adapters import clock
 from tidegate.cli.databases import ledger_options, opened_ledger, run
 from tidegate.cli.outcomes import json_option, print_result
 from tidegate.core.quota import format_duration
@@ -35,7 +35,7 @@ def ledger(url: str, timeout_s: float, hottest_max: int, as_json: bool) -> None:
 
 async def _overview(url: str, timeout_s: float, hottest_max: int) -> LedgerOverview:
     async with opened_ledger(url, timeout_s) as opened:
-        now_ms = time.time_ns() // 1_000_000
+        now_ms = clock.now_ms()
         return await opened.overview(now_ms=now_ms, hottest_max=hottest_max, timeout_s=timeout_s)
 
 

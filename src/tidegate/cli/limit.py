@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 import click
 
+from tidegate.adapters import clock
 from tidegate.cli.client import Client, client_options
 from tidegate.cli.outcomes import ExitCode, json_option, print_result
 from tidegate.cli.quotas import quota_from, quota_options
@@ -62,5 +62,5 @@ def limit(
     response = client.post("ratelimit.limit", body)
     data = response.data
     retry_after_s = response.headers.get("retry-after")
-    print_result(as_json, data, describe(data["success"], data, time.time_ns() // 1_000_000, retry_after_s))
+    print_result(as_json, data, describe(data["success"], data, clock.now_ms(), retry_after_s))
     return ExitCode.OK if data["success"] else ExitCode.DENIED

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-import time
 from typing import IO, Any
 
 import click
 
+from tidegate.adapters import clock
 from tidegate.cli.client import Client, client_options
 from tidegate.cli.limit import describe
 from tidegate.cli.outcomes import ExitCode, json_option, print_result
@@ -52,7 +52,7 @@ def multi_limit(
     if not body:
         raise click.UsageError("no requests: give --item or --file")
     data = client.post("ratelimit.multiLimit", body).data
-    now_ms = time.time_ns() // 1_000_000
+    now_ms = clock.now_ms()
     lines = [
         "allowed" if data["passed"] else "denied: nothing was counted",
         *(

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from tidegate.cli.catalogs import Place, all_rows, catalog_options, find_workspace, now_ms, opened_catalog
+from tidegate.adapters.clock import now_ms
+from tidegate.cli.catalogs import Place, all_rows, catalog_options, find_workspace, opened_catalog
 from tidegate.cli.databases import run
 from tidegate.cli.outcomes import json_option, print_result
 

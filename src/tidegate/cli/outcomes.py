@@ -16,8 +16,8 @@ from typing import Any, Final, TypeVar
 
 import click
 
+from tidegate.adapters.secrets import mask
 from tidegate.errors import TidegateError
-from tidegate.telemetry.secrets import mask
 
 __all__ = ["EXIT_CODES", "JSON_KEY", "ExitCode", "fail", "json_option", "print_error", "print_result", "warn"]
 

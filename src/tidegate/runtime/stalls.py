@@ -1,4 +1,4 @@
-"""How long the event loop was held by somebody: the delay of a timer that should be on time."""
+"""How long the event loop was blocked: the delay of a timer."""
 
 from __future__ import annotations
 

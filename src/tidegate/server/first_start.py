@@ -11,11 +11,11 @@ import json
 import os
 import shlex
 import socket
-import time
 from pathlib import Path
 from typing import IO, Final, NamedTuple
 
 from tidegate.adapters.catalogs import open_catalog
+from tidegate.adapters.clock import now_ms
 from tidegate.adapters.migrations import migrate
 from tidegate.errors import ConfigurationError
 from tidegate.ports import Catalog, KeyRow, WorkspaceRow
@@ -68,7 +68,7 @@ async def prepare(config: ServerConfig) -> FirstKey | None:
         keys = (await catalog.changes(0, timeout_s=TIMEOUT_S)).keys
         for row in keys:
             if row.id in unseen and row.revoked_at_ms is None:
-                moment_ms = time.time_ns() // 1_000_000
+                moment_ms = now_ms()
                 await catalog.revoke_key(row.id, revoked_at_ms=moment_ms, timeout_s=TIMEOUT_S)
         if any(row.id not in unseen for row in keys):
             not_shown.unlink(missing_ok=True)
@@ -98,7 +98,7 @@ async def create_key(
         name,
         hint_of(key),
         permissions,
-        time.time_ns() // 1_000_000,
+        now_ms(),
         None,
         True,
         None,

@@ -22,6 +22,7 @@ from typing import Final
 
 import tidegate
 from tidegate.adapters.catalogs import open_catalog
+from tidegate.adapters.clock import now_ms
 from tidegate.adapters.urls import open_ledger, open_origin
 from tidegate.core.model import Tuning
 from tidegate.ports import Ledger, Origin
@@ -74,10 +75,6 @@ SWITCH_INTERVAL_S: Final = 0.001
 
 Snapshots = Callable[[Snapshot], Awaitable[Sequence[Snapshot]]]
 """From this process's numbers to those of all workers."""
-
-
-def now_ms() -> int:
-    return time.time_ns() // 1_000_000
 
 
 async def _alone(own: Snapshot) -> Sequence[Snapshot]:
@@ -198,7 +195,7 @@ def _limiter(config: ServerConfig) -> AsyncLimiter:
 
         origin = traced_origin(open_origin(origin) if isinstance(origin, str) else origin)
         ledger = None if config.ledger is None else traced_ledger(open_ledger(config.ledger))
-    return AsyncLimiter(region, origin, ledger, tuning=tuning)
+    return AsyncLimiter(region=region, origin=origin, ledger=ledger, tuning=tuning)
 
 
 def tls_context(config: ServerConfig) -> ssl.SSLContext | None:

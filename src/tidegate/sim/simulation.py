@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from random import Random
 
 from tidegate.core.model import Limit, Request
-from tidegate.runtime.limiter import AsyncLimiter
 from tidegate.sim.auditor import WORKSPACE, Auditor, Violation
 from tidegate.sim.convergence_check import ConvergenceCheck
 from tidegate.sim.network import Link, Network
@@ -21,6 +20,7 @@ from tidegate.sim.node_process import NodeProcess
 from tidegate.sim.plan import Event, Plan
 from tidegate.sim.virtual_stores import LedgerPort, OriginPort, VirtualLedger, VirtualOrigin
 from tidegate.sim.virtual_time import LoopStalled, VirtualClock, VirtualLoop, recorded_errors
+from tidegate.testing.limiters import make_async_limiter
 
 __all__ = ["Report", "Simulation", "run_plan"]
 
@@ -84,10 +84,10 @@ class Simulation:
         process.origin_link = Link(self.network, self.origins[region])
         process.ledger_link = Link(self.network, self.ledger)
         process.bind(
-            AsyncLimiter(
-                region,
-                OriginPort(self.origins[region], process.origin_link, process),
-                LedgerPort(self.ledger, process.ledger_link, process),
+            make_async_limiter(
+                region=region,
+                origin=OriginPort(self.origins[region], process.origin_link, process),
+                ledger=LedgerPort(self.ledger, process.ledger_link, process),
                 clock=clock,
                 tuning=self.tuning,
                 node_id=process.node_id,

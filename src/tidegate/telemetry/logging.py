@@ -20,7 +20,7 @@ from datetime import UTC, datetime
 from types import TracebackType
 from typing import IO, Any, Final, Literal
 
-from tidegate.telemetry.secrets import Masker
+from tidegate.adapters.secrets import Masker
 
 __all__ = ["JSONFormatter", "MaskSecrets", "TextFormatter", "configure", "request_id", "set_level"]
 

@@ -7,6 +7,7 @@ suites (`tidegate.testing.contracts`) need `pip install 'tidegate[testing]'`.
 
 from tidegate.testing.clock import ManualClock
 from tidegate.testing.faults import FailingLedger, FailingOrigin, TrackingLedger, TrackingOrigin
+from tidegate.testing.limiters import make_async_limiter, make_limiter
 from tidegate.testing.proxy import FaultProxy, Faults, ProxyStatistics
 from tidegate.testing.servers import (
     MariaDBServer,
@@ -43,5 +44,7 @@ __all__ = [
     "TrackingLedger",
     "TrackingOrigin",
     "ValkeyServer",
+    "make_async_limiter",
+    "make_limiter",
     "wait_until",
 ]

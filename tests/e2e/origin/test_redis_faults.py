@@ -205,7 +205,7 @@ async def test_an_origin_that_is_down_at_the_start_is_used_when_it_comes(server:
 async def test_an_origin_of_another_region_refuses_both_drivers_and_leaves_no_connection(
     server: RedisServer,
 ) -> None:
-    async with AsyncLimiter("ams", server.url) as owner:
+    async with AsyncLimiter(region="ams", origin=server.url) as owner:
         await owner.limit(LIMIT, "x")
 
         def connections() -> int:
@@ -213,9 +213,9 @@ async def test_an_origin_of_another_region_refuses_both_drivers_and_leaves_no_co
 
         before = await asyncio.to_thread(connections)
         with pytest.raises(RegionMismatch, match=r"'fra'.*'ams'"):
-            await AsyncLimiter("fra", server.url).start()
+            await AsyncLimiter(region="fra", origin=server.url).start()
         with pytest.raises(RegionMismatch, match=r"'fra'.*'ams'"):
-            await asyncio.to_thread(Limiter("fra", server.url).start)
+            await asyncio.to_thread(Limiter(region="fra", origin=server.url).start)
 
         async def is_released() -> bool:
             return await asyncio.to_thread(connections) == before

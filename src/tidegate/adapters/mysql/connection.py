@@ -20,10 +20,10 @@ from typing import Any, Final, NamedTuple
 from asyncmy import errors as driver
 from asyncmy.connection import Connection
 
+from tidegate.adapters.deadline import Deadline
 from tidegate.adapters.lane import (
     TLS_OPTIONS,
     Attempt,
-    Deadline,
     Lane,
     LockConflict,
     Record,
@@ -245,7 +245,7 @@ class MySQLConnection(Lane[Any, MySQLSession]):
         # Values that the driver cannot write are refused before a byte is sent. All else is a broken stream.
         return not isinstance(error, (ValueError, OverflowError))
 
-    def told(self, error: Exception) -> TidegateError:
+    def translate_error(self, error: Exception) -> TidegateError:
         shown = self.url.shown
         if isinstance(error, (ValueError, OverflowError)):
             return RowsRejected(f"{shown}: {error}")

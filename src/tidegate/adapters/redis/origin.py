@@ -17,6 +17,8 @@ import secrets
 from collections.abc import Mapping, Sequence
 from typing import Final
 
+from tidegate.adapters.deadline import Deadline, loop_time
+from tidegate.adapters.forks import INHERITED
 from tidegate.adapters.redis.cluster import Cluster
 from tidegate.adapters.redis.layout import (
     MERGE_SCRIPT,
@@ -25,7 +27,7 @@ from tidegate.adapters.redis.layout import (
     heard_from_merges,
     heard_from_reads,
 )
-from tidegate.adapters.redis.link import Deadline, Statistics
+from tidegate.adapters.redis.link import Statistics
 from tidegate.adapters.redis.network import Network, OneMaster
 from tidegate.adapters.redis.refusals import refused
 from tidegate.adapters.redis.sentinel import Sentinels
@@ -40,9 +42,6 @@ __all__ = ["RedisOrigin"]
 TIME: Final = pack(("TIME",))
 INFO_SERVER: Final = pack(("INFO", "server"))
 RUN_ID: Final = re.compile(rb"run_id:(\w+)")
-
-# Networks of a parent process, kept so that no destructor ever touches its sockets or its event loop.
-_INHERITED: Final[list[Network]] = []
 
 
 class RedisOrigin:
@@ -67,21 +66,21 @@ class RedisOrigin:
         self._closed = False
 
     async def open(self, region: str, *, timeout_s: float) -> None:
-        held = (await self._pulse(region, Deadline.after(timeout_s))).region
+        held = (await self._pulse(region, Deadline.after(timeout_s, loop_time()))).region
         if held != region:
             raise RegionMismatch(region, held)
 
     async def read(self, wanted: Sequence[Component], *, timeout_s: float) -> list[Heard]:
         if not wanted:
             return []
-        replies = await self._run(self._layout.reads(wanted), Deadline.after(timeout_s))
+        replies = await self._run(self._layout.reads(wanted), Deadline.after(timeout_s, loop_time()))
         self._cells_read += len(wanted)
         return heard_from_reads(wanted, replies)
 
     async def merge(self, components: Sequence[Component], *, timeout_s: float) -> list[Heard]:
         if not components:
             return []
-        deadline = Deadline.after(timeout_s)
+        deadline = Deadline.after(timeout_s, loop_time())
         plan = self._layout.merges(components)
         replies = await self._run([merge.command for merge in plan.merges], deadline)
         moving = {index for index, reply in enumerate(replies) if isinstance(reply, ReplyError)}
@@ -104,7 +103,7 @@ class RedisOrigin:
 
     async def pulse(self, region: str, *, timeout_s: float) -> Pulse:
         try:
-            return await self._pulse(region, Deadline.after(timeout_s))
+            return await self._pulse(region, Deadline.after(timeout_s, loop_time()))
         except ConfigurationError as error:
             raise DependencyUnavailable(str(error)) from error
 
@@ -138,7 +137,7 @@ class RedisOrigin:
             raise DependencyUnavailable(f"{self._settings.shown}: the origin was closed")
         if self._network_now is None or not self._is_ours():
             if self._network_now is not None and self._pid != os.getpid():
-                _INHERITED.append(self._network_now)
+                INHERITED.append(self._network_now)
             self._network_now = self._new_network()
             self._loop, self._pid = asyncio.get_running_loop(), os.getpid()
         return self._network_now

@@ -18,7 +18,7 @@ from typing import Any, Final
 import pytest
 
 from tidegate.adapters.migrations import load_migrations, migrate, schema_version
-from tidegate.adapters.urls import masked
+from tidegate.adapters.secrets import mask
 from tidegate.core.model import LedgerRow
 from tidegate.errors import (
     ConfigurationError,
@@ -364,7 +364,7 @@ class ServerLedgerContract(LedgerContract):
         url = place.empty_url()
         ledger = place.ledger(url)
         # A URL without a password is not masked: the command can be pasted.
-        command = rf"tidegate migrate --ledger {re.escape(masked(url))}$"
+        command = rf"tidegate migrate --ledger {re.escape(mask(url))}$"
         with pytest.raises(SchemaMissing, match=command):
             await ledger.open(timeout_s=TIMEOUT_S)
         with pytest.raises(DependencyUnavailable, match=command):
