@@ -37,6 +37,7 @@ check: tools ## Check format, lint, types, layering and documentation links
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy src tests scripts setup.py
+	$(BIN)/python scripts/check_types.py
 	PYTHONPATH=src $(BIN)/lint-imports --no-cache
 	$(BIN)/python scripts/check_docs.py
 

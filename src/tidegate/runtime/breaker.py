@@ -37,7 +37,7 @@ class Breaker:
         self._trials = 0
         # How often it has opened or closed, from 1. A call's ticket is the value at which it was admitted.
         self._era = 1
-        self.trips = 0
+        self.trips: int = 0
 
     def state(self, now_s: float) -> BreakerState:
         if self._opened_at_s is None:

@@ -24,7 +24,7 @@ from tidegate.runtime.latency import Histogram
 
 __all__ = ["ADAPTER_SHARE", "Calls", "reason_of"]
 
-logger = logging.getLogger(__name__)
+logger: Final = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -48,7 +48,7 @@ class Calls:
     """Calls of one kind to a dependency (reads, replays, …)."""
 
     def __init__(self, name: str, tuning: Tuning, is_usable: Callable[[], bool] = _always) -> None:
-        self.breaker = Breaker(name, tuning)
+        self.breaker: Final[Breaker] = Breaker(name, tuning)
         # False while the dependency must not be called at all: not opened yet, or that of another region.
         self.is_usable = is_usable
         # Made calls, and failed or refused ones by (operation, reason).
@@ -58,7 +58,7 @@ class Calls:
         # The last error, for health reports.
         self.last_error: str | None = None
         # Whether the last call got no answer. A breaker opens after 20 calls in 10 s, which a quiet node never makes.
-        self.is_failing = False
+        self.is_failing: bool = False
 
     async def call(
         self, operations: Sequence[str], function: Callable[[float], Awaitable[T]], timeout_s: float

@@ -120,11 +120,11 @@ class Fleet:
             origin = None
         if tuning is not None and not isinstance(tuning, Tuning):
             raise InvalidInput("tuning", tuning, "a Tuning, or None for the defaults")
-        self.region = _named_region(
+        self.region: str | None = _named_region(
             region, has_origin=origin is not None, has_ledger=ledger is not None, is_embedded=is_embedded
         )
-        self.tuning = Tuning() if tuning is None else tuning
-        self.environment = environment
+        self.tuning: Tuning = Tuning() if tuning is None else tuning
+        self.environment: Environment = environment
         self._origin = origin
         self._ledger = ledger
         _check_store("origin", origin, "redis://host:6379", ORIGIN_METHODS)

@@ -23,7 +23,7 @@ from tidegate.runtime.loops import Metronome, wait_for_event
 
 __all__ = ["ImportLoop", "Imported"]
 
-logger = logging.getLogger(__name__)
+logger: Final = logging.getLogger(__name__)
 
 # Rows merged between two turns of the event loop: about half a millisecond, compiled.
 SLICE_ROWS: Final = 200
@@ -67,11 +67,11 @@ class ImportLoop:
         self._full_at_s = 0.0
         self._heal_at_s = 0.0
         self._wanted = asyncio.Event()
-        self.calls = Calls("ledger_import", tuning)
+        self.calls: Final[Calls] = Calls("ledger_import", tuning)
         # Logged once when it begins, and once when it ends.
         self._is_down = False
-        self.rows_last = 0
-        self.rows_total = 0
+        self.rows_last: int = 0
+        self.rows_total: int = 0
         self.lag_ms: dict[str, int] = {}
         self.beats: list[RegionBeat] = []
 

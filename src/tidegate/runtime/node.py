@@ -40,7 +40,7 @@ from tidegate.runtime.statistics import Health
 
 __all__ = ["Node"]
 
-logger = logging.getLogger(__name__)
+logger: Final = logging.getLogger(__name__)
 
 BREAKER_NUMBERS = {"closed": 0, "half_open": 1, "open": 2}
 
@@ -102,9 +102,9 @@ class Node:
         # Why the ledger cannot be used; None once it was opened.
         self._ledger_problem: str | None = "not opened yet"
         # Set when requests need not wait for the start any longer: the origin was opened, or could not be.
-        self.can_decide = asyncio.Event()
-        self.convergence = Convergence(engine, tuning, region)
-        self.stalls = StallMonitor()
+        self.can_decide: Final[asyncio.Event] = asyncio.Event()
+        self.convergence: Final[Convergence] = Convergence(engine, tuning, region)
+        self.stalls: StallMonitor = StallMonitor()
         self.reads: Reads | None = None
         self.replay: ReplayLoop | None = None
         self.pulse: PulseLoop | None = None

@@ -26,7 +26,7 @@ from tidegate.runtime.loops import Metronome, wait_for_event
 
 __all__ = ["PublishLoop", "Published"]
 
-logger = logging.getLogger(__name__)
+logger: Final = logging.getLogger(__name__)
 
 # After so many chunks in a row have failed the rest of the turn is left for the next one.
 FAILED_CHUNKS_MAX: Final = 2
@@ -87,9 +87,9 @@ class PublishLoop:
         self._pressure = asyncio.Event()
         # Called after rows were written: cells are hot, and imports should be fast.
         self._on_published = on_published
-        self.calls = Calls("ledger_publish", tuning, is_usable)
-        self.rows_published = 0
-        self.turns = 0
+        self.calls: Final[Calls] = Calls("ledger_publish", tuning, is_usable)
+        self.rows_published: int = 0
+        self.turns: int = 0
 
     def press(self) -> None:
         """A cell has grown enough not to wait for the tick."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from typing import Final
 
 from tidegate.core.convergence import Convergence
 from tidegate.core.gate import Gate
@@ -19,7 +20,7 @@ from tidegate.ports import Origin
 
 __all__ = ["PulseLoop"]
 
-logger = logging.getLogger(__name__)
+logger: Final = logging.getLogger(__name__)
 
 
 class PulseLoop:
@@ -50,7 +51,7 @@ class PulseLoop:
         self.last_error: str | None = None
         # Origin clock minus ours, at the middle of the last round trip; None before the first.
         self.clock_offset_ms: int | None = None
-        self.is_alive = False
+        self.is_alive: bool = False
         self._is_confirmed = False
         # The name that the origin holds instead of ours, if it is the origin of another region.
         self.foreign_region: str | None = None

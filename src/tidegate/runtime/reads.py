@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from typing import Final
 
 from tidegate.core.convergence import Convergence
 from tidegate.core.engine import Need
@@ -38,7 +39,7 @@ class Reads:
         self._gate = gate
         self._convergence = convergence
         self._timeout_s = tuning.read_timeout_ms / 1000
-        self.calls = Calls("origin_read", tuning, is_usable)
+        self.calls: Final[Calls] = Calls("origin_read", tuning, is_usable)
         # Called when an answer has left work for other loops (counts to merge again, cells to publish).
         self._on_work = on_work
         # (slot, sequence) of the subject -> its read in flight. The subject is compared, as slots are reused.

@@ -57,9 +57,9 @@ class ReplayLoop:
         self._woken = asyncio.Event()
         self._retry_now = asyncio.Event()
         # False only while the loop sleeps with nothing to do: a decision that makes a cell dirty then must wake it.
-        self.awake = True
-        self.calls = Calls("origin_replay", tuning, is_usable)
-        self.cells_merged = 0
+        self.awake: bool = True
+        self.calls: Final[Calls] = Calls("origin_replay", tuning, is_usable)
+        self.cells_merged: int = 0
         # Since when there have been unacknowledged counts; None when there are none.
         self.behind_since_s: float | None = None
 

@@ -16,8 +16,8 @@ class StallMonitor:
     """Feeds `loop_stall_seconds`."""
 
     def __init__(self) -> None:
-        self.histogram = Histogram()
-        self.worst_s = 0.0
+        self.histogram: Final[Histogram] = Histogram()
+        self.worst_s: float = 0.0
 
     async def run(self) -> None:
         """The loop, until cancelled."""

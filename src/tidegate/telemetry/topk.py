@@ -40,7 +40,7 @@ class SpaceSaving(Generic[K]):
         # count is found by correcting the top until it is up to date. The order avoids comparing keys.
         self._heap: list[tuple[int, int, K]] = []
         self._order = 0
-        self.total = 0
+        self.total: int = 0
 
     def add(self, key: K, weight: int = 1) -> None:
         """Count `key`. A weight below 1 counts nothing."""

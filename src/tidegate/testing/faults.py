@@ -103,7 +103,7 @@ class FailingOrigin:
 
     def __init__(self, inner: Origin) -> None:
         self.inner = inner
-        self.faults = FaultPlan(ORIGIN_OPERATIONS)
+        self.faults: FaultPlan = FaultPlan(ORIGIN_OPERATIONS)
 
     async def open(self, region: str, *, timeout_s: float) -> None:
         await self.faults.around("open", lambda: self.inner.open(region, timeout_s=timeout_s))
@@ -129,7 +129,7 @@ class FailingLedger:
 
     def __init__(self, inner: Ledger) -> None:
         self.inner = inner
-        self.faults = FaultPlan(LEDGER_OPERATIONS)
+        self.faults: FaultPlan = FaultPlan(LEDGER_OPERATIONS)
 
     async def open(self, *, timeout_s: float) -> None:
         await self.faults.around("open", lambda: self.inner.open(timeout_s=timeout_s))
@@ -182,7 +182,7 @@ class _Tracking(Generic[Port]):
         self.calls: list[Call] = []
         self.in_flight: Counter[str] = Counter()
         self.in_flight_max: Counter[str] = Counter()
-        self.closed = 0
+        self.closed: int = 0
         """How often `close` was called."""
         self._call_started = asyncio.Event()
 

@@ -365,7 +365,7 @@ class SQLiteFile:
     def __init__(
         self, path: str | os.PathLike[str], *, prepare: Callable[[sqlite3.Connection], None] | None = None
     ) -> None:
-        self.path = Path(path).absolute()  # the working directory may change before the file is opened
+        self.path: Path = Path(path).absolute()  # the working directory may change before the file is opened
         self._worker = _Worker(self.path, prepare)
         # The thread keeps the worker alive, not this object: dropping it without `close` ends the thread too.
         weakref.finalize(self, self._worker.stop)
