@@ -74,7 +74,7 @@ async def test_a_node_of_a_fleet_has_metrics_of_its_origin_and_ledger() -> None:
     assert {labels for name, labels in snapshot.values if name == "breaker_state"}
     named = {name for name, _ in [*snapshot.values, *snapshot.histograms]}
     missing = {entry.name for entry in METRICS} - named - NOT_OF_A_LIMITER
-    # Only told once there is another region, or a pulse of the origin.
+    # Present only after there is another region, or a pulse of the origin.
     assert missing <= {"global_lag_seconds", "clock_offset_seconds"}
 
 

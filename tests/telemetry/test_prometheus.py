@@ -38,7 +38,7 @@ def series(page: bytes) -> list[str]:
 
 
 def full_snapshot(node: str = "a") -> Snapshot:
-    """A number for every metric that there is."""
+    """A value for every metric."""
     values: dict[Key, float] = {}
     histograms: dict[Key, HistogramValue] = {}
     for number, entry in enumerate(METRICS, 1):
