@@ -253,7 +253,7 @@ def test_a_clock_that_is_off_by_more_than_100_ms_is_a_warning_that_names_ntp(
     async def off(_url: str, _region: str | None) -> float:
         return offset_ms
 
-    # Nobody can set the clock of the machine in a test: the measured offset is what is given.
+    # A test cannot set the clock of the machine: the measured offset is a parameter.
     monkeypatch.setattr("tidegate.cli.doctor._query_origin", off)
     found = findings(invoke_json("doctor", "--region", "fra", "--origin", "redis://127.0.0.1:1"))["clock"][0]
     assert found["status"] == status

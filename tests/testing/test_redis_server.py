@@ -161,5 +161,5 @@ def test_what_the_server_objected_to_is_in_the_error_and_nothing_is_left_behind(
 
 
 def test_starting_twice_is_refused(fresh_redis: RedisServer) -> None:
-    with pytest.raises(ServerError, match="runs already"):
+    with pytest.raises(ServerError, match="is already running"):
         fresh_redis.start()

@@ -144,9 +144,9 @@ class _Pipe:
             self._timer.cancel()
             self._timer = None
         while self._queue and not self.has_ended and not self._is_held():
-            arrived_s, luck, item = self._queue[0]
+            arrived_s, chance, item = self._queue[0]
             faults = self._board.faults
-            late_s = (faults.latency_ms + luck * faults.jitter_ms) / 1000
+            late_s = (faults.latency_ms + chance * faults.jitter_ms) / 1000
             due_s = max(arrived_s + late_s, self._sent_until_s)
             if due_s > self._board.loop.time():
                 self._timer = self._board.loop.call_at(due_s, self.pump)
@@ -174,9 +174,9 @@ class _Pipe:
             left_bytes = faults.reset_after_reply_bytes - self._bytes_since_faults
             is_last = sent_bytes >= left_bytes
             sent_bytes = min(sent_bytes, left_bytes)
-        arrived_s, luck, _ = self._queue.popleft()
+        arrived_s, chance, _ = self._queue.popleft()
         if sent_bytes < len(item):
-            self._queue.appendleft((arrived_s, luck, item[sent_bytes:]))
+            self._queue.appendleft((arrived_s, chance, item[sent_bytes:]))
         self._held_bytes -= sent_bytes
         self._bytes_since_faults += sent_bytes
         self._board.count_bytes(sent_bytes, is_reply=self._is_reply)

@@ -351,7 +351,7 @@ class CatalogContract:
         assert [row for row in left.overrides if row.namespace_id in (here.id, gone.id)] == kept
         assert [row for row in left.keys if row.workspace_id == workspace_id] == [*keys[1:], expired]
         again = await catalog.create_namespace(namespace(workspace_id, "gone"), timeout_s=TIMEOUT_S)
-        assert (again.id, again.deleted_at_ms) == (gone.id, 1), "a deleted namespace is told for ever"
+        assert (again.id, again.deleted_at_ms) == (gone.id, 1), "a deleted namespace stays in the changes"
         before = await catalog.version(timeout_s=TIMEOUT_S)
         assert await catalog.purge(100, timeout_s=TIMEOUT_S) == 0
         assert await catalog.version(timeout_s=TIMEOUT_S) == before, "nothing to do leaves no trace"

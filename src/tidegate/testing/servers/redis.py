@@ -19,7 +19,7 @@ from tidegate.testing.servers.process import MissingBinary, ServerProcess, find_
 from tidegate.testing.servers.resp import RedisReplyError, Reply, RespConnection
 
 COMMAND_TIMEOUT_S = 5.0
-READY_TIMEOUT_S = 1.0  # of one question; whoever listens there may be a stranger who never answers
+READY_TIMEOUT_S = 1.0  # of one command; another process may listen there and never respond
 
 
 class RedisServer(ServerProcess):
@@ -63,10 +63,10 @@ class RedisServer(ServerProcess):
         """The certificate that a TLS client must trust, `None` without TLS."""
         return self.directory / "tls.crt" if self.tls else None
 
-    # ---- questions and commands
+    # ---- commands
 
     def command(self, *words: str | int, timeout_s: float = COMMAND_TIMEOUT_S) -> Reply:
-        """One command on a connection of its own; an error reply raises `RedisReplyError`."""
+        """Run one command on a new connection; an error reply raises `RedisReplyError`."""
         with RespConnection(
             self.host, self.port, password=self.password, ca_path=self.ca_path, timeout_s=timeout_s
         ) as connection:
@@ -77,20 +77,20 @@ class RedisServer(ServerProcess):
         return parse_info(self.command("INFO", section, timeout_s=timeout_s))
 
     def flush(self) -> None:
-        """As new: no keys, no scripts, no functions."""
+        """Remove all keys, scripts and functions."""
         self.command("FLUSHALL", "SYNC")
         self.command("SCRIPT", "FLUSH", "SYNC")
         self.command("FUNCTION", "FLUSH", "SYNC")
 
     def save(self) -> None:
-        """Keep a copy of the data that the next start, and only that one, begins with."""
+        """Save the data for the next start, and only for that one."""
         self.command("SAVE")
 
     # ---- the process
 
     def start(self) -> Self:
         super().start()
-        # A copy is loaded once. A later kill must wipe, not bring back what an earlier restart has saved.
+        # A copy is loaded once: a later kill must lose all data, and not restore an old copy.
         if not self._persistent:
             (self.directory / "dump.rdb").unlink(missing_ok=True)
         return self
@@ -106,14 +106,14 @@ class RedisServer(ServerProcess):
             create_certificate(self.directory / "tls.crt", self.directory / "tls.key")
 
     def _wipe(self) -> None:
-        """The data only: configuration, certificate and a cluster's `nodes.conf` are not data."""
+        """Only the data: configuration, certificate and the `nodes.conf` of a cluster are kept."""
         (self.directory / "dump.rdb").unlink(missing_ok=True)
         shutil.rmtree(self.directory / "appendonlydir", ignore_errors=True)
 
     def _argv(self) -> list[str]:
         path = self.directory / "redis.conf"
         if not self.has_served:
-            path.touch(mode=0o600)  # it may hold a password
+            path.touch(mode=0o600)  # it may contain a password
             path.write_text("".join(f"{name} {value}\n" for name, value in self._configuration().items()))
         return [self._program(), os.fspath(path)]
 
@@ -121,16 +121,16 @@ class RedisServer(ServerProcess):
         return find_binary("redis-server", "redis-server")
 
     def _configuration(self) -> dict[str, str]:
-        """Everything the server is told, as setting -> value."""
+        """The configuration, as setting -> value."""
         settings = {
             "bind": self.host,
             "dir": os.fspath(self.directory),
             "daemonize": "no",
             "save": '""',
             "appendonly": "yes" if self._persistent else "no",
-            # By default a master waits 5 s for more replicas before it sends the first a copy,
+            # By default a master waits 5 s for more replicas before it sends a copy to the first,
             "repl-diskless-sync-delay": "0",
-            # and 10 s for a replica that lags (or is frozen) before it stops.
+            # and 10 s for a lagging (or frozen) replica before it stops.
             "shutdown-timeout": "0",
         }
         if self.tls:
@@ -179,13 +179,13 @@ class ValkeyServer(RedisServer):
 
 
 def _quoted(value: str) -> str:
-    """A value of the configuration file that may hold blanks and quotes."""
+    """A value of the configuration file, which may contain spaces and quotes."""
     escaped = value.replace("\\", "\\\\").replace('"', '\\"')
     return f'"{escaped}"'
 
 
 def parse_info(reply: Reply) -> dict[str, str]:
-    """The `field:value` lines that INFO and CLUSTER INFO answer."""
+    """The `field:value` lines of INFO and CLUSTER INFO."""
     lines = (line.partition(":") for line in str(reply).splitlines())
     return {name: value for name, colon, value in lines if colon}
 
