@@ -5,11 +5,11 @@ import re
 import pytest
 
 from tidegate.ports import KeyRow, WorkspaceRow
-from tidegate.server import auth
-from tidegate.server.auth import Authenticator, digest_of, hint_of, new_key
-from tidegate.server.catalog import CatalogView
+from tidegate.server.api.problems import KEY_NOT_FOUND, Refusal
+from tidegate.server.catalog import keys as auth
+from tidegate.server.catalog.keys import Authenticator, digest_of, hint_of, new_key
+from tidegate.server.catalog.view import CatalogView
 from tidegate.server.messages import Head, Operation
-from tidegate.server.problems import KEY_NOT_FOUND, Refusal
 
 
 def head(authorization: bytes) -> Head:

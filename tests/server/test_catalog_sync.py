@@ -11,13 +11,13 @@ from tidegate.adapters.catalogs import open_catalog
 from tidegate.adapters.migrations import migrate
 from tidegate.errors import DependencyUnavailable
 from tidegate.ports import Catalog, KeyRow, NamespaceRow, OverrideRow, WorkspaceRow
-from tidegate.server import catalog_sync
-from tidegate.server.auth import digest_of
-from tidegate.server.catalog import CatalogView, WorkspaceView
-from tidegate.server.catalog_sync import CatalogSync
-from tidegate.server.ids import IdSource, namespace_id
-from tidegate.server.problems import Refusal
-from tidegate.server.snapshot import SnapshotFile
+from tidegate.server.api.problems import Refusal
+from tidegate.server.catalog import sync as catalog_sync
+from tidegate.server.catalog.ids import IdSource, namespace_id
+from tidegate.server.catalog.keys import digest_of
+from tidegate.server.catalog.snapshot import SnapshotFile
+from tidegate.server.catalog.sync import CatalogSync
+from tidegate.server.catalog.view import CatalogView, WorkspaceView
 
 TIMEOUT_S = 10.0
 NOW_MS = 1_800_000_000_000

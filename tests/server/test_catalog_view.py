@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tidegate.ports import CatalogChanges, KeyRow, NamespaceRow, OverrideRow, WorkspaceRow
-from tidegate.server.catalog import CatalogView, NamespaceView
-from tidegate.server.overrides import Override
+from tidegate.server.catalog.overrides import Override
+from tidegate.server.catalog.view import CatalogView, NamespaceView
 
 Row = WorkspaceRow | KeyRow | NamespaceRow | OverrideRow
 

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from tests.server.harness import TidegateServer, Workspace
-from tidegate.server import docs_page, problems
-from tidegate.server.auth import new_key
-from tidegate.server.problems import DOCUMENTATION, PROBLEMS, Problem, problems_by_suffix
+from tidegate.server.api import docs_page, problems
+from tidegate.server.api.problems import DOCUMENTATION, PROBLEMS, Problem, problems_by_suffix
+from tidegate.server.catalog.keys import new_key
 
 REFERENCE = Path(__file__).parents[2] / "docs" / "reference" / "errors.md"
 SUFFIXES = list(problems_by_suffix())
@@ -83,7 +83,7 @@ def test_the_table_holds_nothing_that_is_never_sent() -> None:
     )
     server_source = "".join(
         file.read_text(encoding="utf-8")
-        for file in sorted(Path(problems.__file__).parent.glob("*.py"))
+        for file in sorted(Path(problems.__file__).parents[1].rglob("*.py"))
         if file.name != "problems.py"
     )
     for name, value in vars(problems).items():

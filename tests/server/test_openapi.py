@@ -9,8 +9,8 @@ import jsonschema_rs
 import pytest
 
 from tests.server.harness import TidegateServer, Workspace
-from tidegate.server import docs_page, openapi
-from tidegate.server.problems import PROBLEMS
+from tidegate.server.api import docs_page, openapi
+from tidegate.server.api.problems import PROBLEMS
 
 # The API answers 400, not 401, to a request without an Authorization header: clients in the field expect that.
 NOT_OUR_CONTRACT = "missing_required_header,ignored_auth"

@@ -6,13 +6,13 @@ from typing import cast
 
 import pytest
 
-from tidegate.server.config import HttpConfig
-from tidegate.server.http import HttpConnection
-from tidegate.server.ids import IdSource
-from tidegate.server.listener import HttpServer
+from tidegate.server.api.problems import Answer, error_answer
+from tidegate.server.catalog.ids import IdSource
+from tidegate.server.http1.connection import HttpConnection
+from tidegate.server.http1.listener import HttpServer
+from tidegate.server.http1.outbox import WAITING_MAX, Outbox
 from tidegate.server.messages import Head, Route, Router
-from tidegate.server.outbox import WAITING_MAX, Outbox
-from tidegate.server.problems import Answer, error_answer
+from tidegate.server.process.config import HttpConfig
 
 REQUEST = b"GET /echo HTTP/1.1\r\nHost: x\r\n\r\n"
 LAST_REQUEST = b"GET /echo HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"

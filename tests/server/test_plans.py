@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 from tidegate.core.header_fields import policy_name, policy_value
 from tidegate.core.model import LOCAL, Decision, make_limit
 from tidegate.ports import NamespaceRow, WorkspaceRow
-from tidegate.server.catalog import NamespaceView, WorkspaceView
-from tidegate.server.overrides import Override
-from tidegate.server.plans import Plan, allowed_line, denied_line
+from tidegate.server.api.plans import Plan, allowed_line, denied_line
+from tidegate.server.catalog.overrides import Override
+from tidegate.server.catalog.view import NamespaceView, WorkspaceView
 
 INT64_MAX = 2**63 - 1
 

@@ -9,8 +9,8 @@ import click
 
 from tidegate.cli.outcomes import ExitCode, answer, json_option
 from tidegate.cli.settings import setting_options
-from tidegate.server.config import SETTINGS, ConfigFaults, Loaded, Setting
-from tidegate.server.config_load import check_certificate
+from tidegate.server.process.config import SETTINGS, ConfigFaults, Loaded, Setting
+from tidegate.server.process.config_load import check_certificate
 from tidegate.telemetry.secrets import mask
 
 __all__ = ["config"]

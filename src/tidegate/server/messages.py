@@ -11,7 +11,7 @@ from http import HTTPStatus
 from typing import Any, Final, NamedTuple
 from urllib.parse import unquote_to_bytes
 
-from tidegate.server.problems import METHOD_NOT_ALLOWED, ROUTE_NOT_FOUND, Answer, Refusal
+from tidegate.server.api.problems import METHOD_NOT_ALLOWED, ROUTE_NOT_FOUND, Answer, Refusal
 
 __all__ = ["Handler", "Head", "Operation", "Route", "Router", "length_line", "status_line"]
 

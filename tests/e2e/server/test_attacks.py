@@ -12,10 +12,10 @@ import pytest
 from tests.e2e.server.wire import Client, body, post, used
 from tests.server.harness import TidegateServer, Workspace, eventually
 from tidegate.core.model import Tuning
-from tidegate.server.auth import UNKNOWN_MAX, Authenticator, digest_of, new_key
-from tidegate.server.catalog import Caller, CatalogView
+from tidegate.server.api.problems import Refusal
+from tidegate.server.catalog.keys import UNKNOWN_MAX, Authenticator, digest_of, new_key
+from tidegate.server.catalog.view import Caller, CatalogView
 from tidegate.server.messages import Head, Operation
-from tidegate.server.problems import Refusal
 
 HOSTILE = {
     "deep arrays": b"[" * 5_000_000,

@@ -19,10 +19,10 @@ from typing import Final
 
 from tidegate.errors import DependencyError, InvalidInput, TidegateError
 from tidegate.ports import Catalog, CatalogChanges, NamespaceRow, OverrideRow
-from tidegate.server.catalog import CatalogView, NamespaceView, WorkspaceView
-from tidegate.server.ids import IdSource, namespace_id
-from tidegate.server.problems import FORBIDDEN, Refusal
-from tidegate.server.snapshot import SnapshotFile
+from tidegate.server.api.problems import FORBIDDEN, Refusal
+from tidegate.server.catalog.ids import IdSource, namespace_id
+from tidegate.server.catalog.snapshot import SnapshotFile
+from tidegate.server.catalog.view import CatalogView, NamespaceView, WorkspaceView
 
 __all__ = ["CatalogSync"]
 

@@ -27,19 +27,19 @@ from tidegate.core.model import Tuning
 from tidegate.ports import Ledger, Origin
 from tidegate.runtime.limiter import AsyncLimiter
 from tidegate.runtime.statistics import Health
-from tidegate.server.admission import Admissions
-from tidegate.server.api import Api
-from tidegate.server.catalog import CatalogView
-from tidegate.server.catalog_sync import CatalogSync
-from tidegate.server.config import ServerConfig
-from tidegate.server.first_start import announce, make_directory, prepare
-from tidegate.server.health import HealthPages
-from tidegate.server.ids import IdSource
-from tidegate.server.listener import HttpServer, bind
+from tidegate.server.api.admission import Admissions
+from tidegate.server.api.health import HealthPages
+from tidegate.server.api.operations import Api
+from tidegate.server.api.overrides import OverrideApi
+from tidegate.server.api.problems import Answer, Refusal, error_answer
+from tidegate.server.catalog.ids import IdSource
+from tidegate.server.catalog.snapshot import SnapshotFile
+from tidegate.server.catalog.sync import CatalogSync
+from tidegate.server.catalog.view import CatalogView
+from tidegate.server.http1.listener import HttpServer, bind
 from tidegate.server.messages import Head, Router
-from tidegate.server.override_api import OverrideApi
-from tidegate.server.problems import Answer, Refusal, error_answer
-from tidegate.server.snapshot import SnapshotFile
+from tidegate.server.process.config import ServerConfig
+from tidegate.server.process.first_start import announce, make_directory, prepare
 from tidegate.telemetry.collecting import snapshot_of
 from tidegate.telemetry.logging import set_level
 from tidegate.telemetry.metrics import Key, Snapshot
@@ -280,7 +280,7 @@ def run(config: ServerConfig, *, reload: Callable[[], ServerConfig] | None = Non
     make_directory(config)
     first = asyncio.run(prepare(config))
     if config.workers > 1:
-        from tidegate.server.workers import Supervisor
+        from tidegate.server.process.supervisor import Supervisor
 
         return asyncio.run(Supervisor(config, reload=reload, first=first).run())
 

@@ -15,7 +15,7 @@ from typing import Annotated, Any, Final, Generic, TypeVar
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
-from tidegate.server.problems import INVALID_INPUT, FieldError, Refusal
+from tidegate.server.api.problems import INVALID_INPUT, FieldError, Refusal
 
 __all__ = [
     "SCHEMAS",

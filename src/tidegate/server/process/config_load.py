@@ -1,8 +1,8 @@
 """Reading the server's configuration: a TOML file, then the environment, then flags; the later of these wins.
 
-Every fault is collected instead of stopping at the first, and every value remembers where it came from. What the
-settings are is the business of `tidegate.server.config`; this module only finds their values. It reads the files
-that it is told to read, and nothing else: the environment is passed in.
+Every fault is collected instead of stopping at the first, and every value remembers where it came from. The
+settings are defined in `tidegate.server.process.config`; this module only finds their values. It reads the files that
+it is given and nothing else: the environment is passed in.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import msgspec
 
 from tidegate.adapters.urls import parse_server_url, scheme_of, sqlite_path
 from tidegate.errors import ConfigurationError
-from tidegate.server.config import (
+from tidegate.server.process.config import (
     LEDGER_SCHEMES,
     ORIGIN_SCHEMES,
     REGION_PATTERN,

@@ -19,10 +19,10 @@ from tidegate.adapters.catalogs import open_catalog
 from tidegate.adapters.migrations import migrate
 from tidegate.errors import ConfigurationError
 from tidegate.ports import Catalog, KeyRow, WorkspaceRow
-from tidegate.server.auth import digest_of, hint_of, new_key
-from tidegate.server.config import ServerConfig
-from tidegate.server.ids import IdSource
-from tidegate.server.permissions import ALL
+from tidegate.server.catalog.ids import IdSource
+from tidegate.server.catalog.keys import digest_of, hint_of, new_key
+from tidegate.server.catalog.permissions import ALL
+from tidegate.server.process.config import ServerConfig
 
 __all__ = ["FirstKey", "announce", "create_key", "make_directory", "make_private_directory", "prepare"]
 

@@ -2,7 +2,7 @@
 
 `ServerConfig` is the whole truth: defaults, bounds and descriptions stand at its fields, and the flags of
 `tidegate serve`, the `TIDEGATE_…` variables, `tidegate config show` and docs/reference/config.md are made
-from them. `tidegate.server.config_load` fills it. Laws: a fault names the field, the value, where the value
+from them. `tidegate.server.process.config_load` fills it. Laws: a fault names the field, the value, where the value
 came from and the next step; a secret is never shown. There are no tuning constants here: nodes of one fleet
 must not drift apart. This module opens no connection and creates no file.
 """

@@ -14,12 +14,7 @@ from tidegate.core.header_fields import whole_seconds
 from tidegate.core.model import Decision
 from tidegate.errors import DependencyError
 from tidegate.runtime.limiter import AsyncLimiter
-from tidegate.server.auth import Authenticator
-from tidegate.server.catalog import Caller, NamespaceView, WorkspaceView
-from tidegate.server.catalog_sync import CatalogSync
-from tidegate.server.ids import IdSource
-from tidegate.server.messages import Head
-from tidegate.server.problems import (
+from tidegate.server.api.problems import (
     INSUFFICIENT_PERMISSIONS,
     SERVICE_UNAVAILABLE,
     WORKSPACE_RATE_LIMITED,
@@ -27,6 +22,11 @@ from tidegate.server.problems import (
     Refusal,
     error_answer,
 )
+from tidegate.server.catalog.ids import IdSource
+from tidegate.server.catalog.keys import Authenticator
+from tidegate.server.catalog.sync import CatalogSync
+from tidegate.server.catalog.view import Caller, NamespaceView, WorkspaceView
+from tidegate.server.messages import Head
 from tidegate.telemetry.logging import request_id as current_request
 
 __all__ = ["Admission", "Admissions", "missing_permission", "over_quota", "quota_lines"]

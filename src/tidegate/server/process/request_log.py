@@ -12,8 +12,8 @@ import re
 from collections.abc import Callable, Coroutine
 from typing import Any, Final
 
+from tidegate.server.api.problems import Answer
 from tidegate.server.messages import Handler, Head, Operation, Router
-from tidegate.server.problems import Answer
 
 __all__ = ["RequestLog"]
 

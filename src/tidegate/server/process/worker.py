@@ -1,4 +1,4 @@
-"""One worker of `tidegate serve --workers N`: `python -m tidegate.server.worker FD`, started by the supervisor.
+"""One worker of `tidegate serve --workers N`: `python -m tidegate.server.process.worker FD`, started by the supervisor.
 
 It is a node like any other. The line on file descriptor FD brings its configuration, carries its numbers, and by its
 end says that the supervisor is gone.
@@ -17,17 +17,17 @@ from typing import Final, Literal
 import uvloop
 
 from tidegate.errors import ConfigurationError
-from tidegate.server.config import ServerConfig
-from tidegate.server.control import Line, ToSupervisor, ToWorker
-from tidegate.server.listener import bind
-from tidegate.server.service import GC_THRESHOLDS, Service, run_service
+from tidegate.server.http1.listener import bind
+from tidegate.server.process.config import ServerConfig
+from tidegate.server.process.control import Line, ToSupervisor, ToWorker
+from tidegate.server.process.service import GC_THRESHOLDS, Service, run_service
 from tidegate.telemetry.logging import configure, set_level
 from tidegate.telemetry.metrics import Snapshot
 
 __all__ = ["CANNOT_START", "main"]
 
 # By name: run as a program this module is called __main__, whose level nobody sets.
-logger = logging.getLogger("tidegate.server.worker")
+logger = logging.getLogger("tidegate.server.process.worker")
 
 # The exit code that tells the supervisor not to try again.
 CANNOT_START: Final = 78

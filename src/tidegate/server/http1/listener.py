@@ -14,15 +14,15 @@ from collections.abc import Callable
 from email.utils import formatdate
 from typing import Final
 
-from tidegate.server.config import HttpConfig
-from tidegate.server.deadlines import Wheel
-from tidegate.server.http import HttpConnection
-from tidegate.server.ids import IdSource
+from tidegate.server.api.problems import Answer, Refusal, error_answer
+from tidegate.server.catalog.ids import IdSource
+from tidegate.server.http1.connection import HttpConnection
+from tidegate.server.http1.deadlines import Wheel
+from tidegate.server.http1.outbox import Outbox
+from tidegate.server.http1.reader import Intake
 from tidegate.server.messages import Router, status_line
-from tidegate.server.outbox import Outbox
-from tidegate.server.problems import Answer, Refusal, error_answer
-from tidegate.server.reader import Intake
-from tidegate.server.request_log import RequestLog
+from tidegate.server.process.config import HttpConfig
+from tidegate.server.process.request_log import RequestLog
 
 __all__ = ["HttpServer", "bind"]
 

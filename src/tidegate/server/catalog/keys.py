@@ -15,10 +15,7 @@ import secrets
 from hashlib import blake2b
 from typing import Final
 
-from tidegate.server.catalog import Caller, CatalogView
-from tidegate.server.ids import ALPHABET
-from tidegate.server.messages import Head
-from tidegate.server.problems import (
+from tidegate.server.api.problems import (
     FORBIDDEN,
     INVALID_INPUT,
     KEY_DISABLED,
@@ -28,6 +25,9 @@ from tidegate.server.problems import (
     FieldError,
     Refusal,
 )
+from tidegate.server.catalog.ids import ALPHABET
+from tidegate.server.catalog.view import Caller, CatalogView
+from tidegate.server.messages import Head
 
 __all__ = ["Authenticator", "digest_of", "hint_of", "new_key"]
 

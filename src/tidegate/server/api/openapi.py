@@ -11,11 +11,11 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from tidegate import __version__
-from tidegate.server.api import MultiLimitData
-from tidegate.server.override_api import OverrideData, Pagination
-from tidegate.server.problems import ErrorBody, FieldError, problems_by_suffix
-from tidegate.server.problems import Meta as AnswerMeta
-from tidegate.server.schema import SCHEMAS
+from tidegate.server.api.operations import MultiLimitData
+from tidegate.server.api.overrides import OverrideData, Pagination
+from tidegate.server.api.problems import ErrorBody, FieldError, problems_by_suffix
+from tidegate.server.api.problems import Meta as AnswerMeta
+from tidegate.server.api.schema import SCHEMAS
 
 __all__ = ["document"]
 

@@ -11,9 +11,7 @@ from typing import Final, Protocol
 
 import httptools
 
-from tidegate.server.config import HttpConfig
-from tidegate.server.messages import Head, Router
-from tidegate.server.problems import (
+from tidegate.server.api.problems import (
     BODY_TOO_LARGE,
     EXPECTATION_FAILED,
     HEADERS_TOO_LARGE,
@@ -24,6 +22,8 @@ from tidegate.server.problems import (
     Problem,
     Refusal,
 )
+from tidegate.server.messages import Head, Router
+from tidegate.server.process.config import HttpConfig
 
 __all__ = ["BODY", "HEADERS", "REST", "Intake", "RequestReader", "Sink"]
 

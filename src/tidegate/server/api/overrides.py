@@ -13,13 +13,8 @@ from typing import Any, Final, TypeVar
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from tidegate.server.admission import Admission, Admissions, missing_permission
-from tidegate.server.catalog import Caller, NamespaceView
-from tidegate.server.catalog_sync import CatalogSync
-from tidegate.server.messages import Handler, Head, Route
-from tidegate.server.overrides import Override
-from tidegate.server.permissions import override_urn
-from tidegate.server.problems import (
+from tidegate.server.api.admission import Admission, Admissions, missing_permission
+from tidegate.server.api.problems import (
     JSON_LINE,
     NAMESPACE_NOT_FOUND,
     OVERRIDE_NOT_FOUND,
@@ -28,7 +23,7 @@ from tidegate.server.problems import (
     Refusal,
     error_answer,
 )
-from tidegate.server.schema import (
+from tidegate.server.api.schema import (
     PAGE_DEFAULT,
     BodyDecoder,
     ListOverridesBody,
@@ -39,6 +34,11 @@ from tidegate.server.schema import (
     decode_list_overrides,
     decode_set_override,
 )
+from tidegate.server.catalog.overrides import Override
+from tidegate.server.catalog.permissions import override_urn
+from tidegate.server.catalog.sync import CatalogSync
+from tidegate.server.catalog.view import Caller, NamespaceView
+from tidegate.server.messages import Handler, Head, Route
 
 __all__ = ["OverrideApi"]
 

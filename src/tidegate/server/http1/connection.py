@@ -18,12 +18,12 @@ import logging
 from collections import deque
 from typing import TYPE_CHECKING, Any, Final, cast
 
+from tidegate.server.api.problems import REQUEST_TIMEOUT, UNEXPECTED_ERROR, Answer, Refusal
+from tidegate.server.http1.reader import HEADERS, REST, RequestReader
 from tidegate.server.messages import Head, length_line
-from tidegate.server.problems import REQUEST_TIMEOUT, UNEXPECTED_ERROR, Answer, Refusal
-from tidegate.server.reader import HEADERS, REST, RequestReader
 
 if TYPE_CHECKING:
-    from tidegate.server.listener import HttpServer
+    from tidegate.server.http1.listener import HttpServer
 
 __all__ = ["HttpConnection"]
 

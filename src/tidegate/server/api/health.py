@@ -14,9 +14,9 @@ from typing import Any, Final
 import msgspec
 
 from tidegate.runtime.statistics import Health
-from tidegate.server import docs_page, openapi
+from tidegate.server.api import docs_page, openapi
+from tidegate.server.api.problems import JSON_LINE, Answer, Problem, problems_by_suffix
 from tidegate.server.messages import Head, Route
-from tidegate.server.problems import JSON_LINE, Answer, Problem, problems_by_suffix
 from tidegate.telemetry.metrics import Snapshot
 from tidegate.telemetry.prometheus import CONTENT_TYPE, render
 

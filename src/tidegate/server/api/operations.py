@@ -20,13 +20,9 @@ from msgspec import UNSET, UnsetType
 
 from tidegate.core.model import Decision, Limit, Request
 from tidegate.runtime.limiter import AsyncLimiter
-from tidegate.server.admission import Admission, Admissions, missing_permission, over_quota, quota_lines
-from tidegate.server.catalog import NamespaceView, WorkspaceView
-from tidegate.server.catalog_sync import CatalogSync
-from tidegate.server.messages import Head, Route
-from tidegate.server.overrides import Override
-from tidegate.server.plans import Plan
-from tidegate.server.problems import (
+from tidegate.server.api.admission import Admission, Admissions, missing_permission, over_quota, quota_lines
+from tidegate.server.api.plans import Plan
+from tidegate.server.api.problems import (
     INVALID_INPUT,
     JSON_LINE,
     NAMESPACE_GONE,
@@ -36,7 +32,11 @@ from tidegate.server.problems import (
     Refusal,
     error_answer,
 )
-from tidegate.server.schema import LimitBody, decode_limit, decode_multi_limit
+from tidegate.server.api.schema import LimitBody, decode_limit, decode_multi_limit
+from tidegate.server.catalog.overrides import Override
+from tidegate.server.catalog.sync import CatalogSync
+from tidegate.server.catalog.view import NamespaceView, WorkspaceView
+from tidegate.server.messages import Head, Route
 from tidegate.telemetry.topk import SpaceSaving, Thinning
 
 __all__ = ["Api"]

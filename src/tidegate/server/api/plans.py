@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from tidegate.core.header_fields import INTEGER_MAX, policy_name, policy_value, whole_seconds
 from tidegate.core.model import Decision, make_limit
-from tidegate.server.catalog import NamespaceView, WorkspaceView
-from tidegate.server.overrides import Override
-from tidegate.server.problems import Answer
+from tidegate.server.api.problems import Answer
+from tidegate.server.catalog.overrides import Override
+from tidegate.server.catalog.view import NamespaceView, WorkspaceView
 
 __all__ = ["Plan"]
 

@@ -18,11 +18,11 @@ from typing import Final
 
 import msgspec
 
-from tidegate.server.config import ServerConfig
-from tidegate.server.control import Line, ToSupervisor, ToWorker
-from tidegate.server.first_start import FirstKey, announce
-from tidegate.server.listener import bind
-from tidegate.server.worker import CANNOT_START
+from tidegate.server.http1.listener import bind
+from tidegate.server.process.config import ServerConfig
+from tidegate.server.process.control import Line, ToSupervisor, ToWorker
+from tidegate.server.process.first_start import FirstKey, announce
+from tidegate.server.process.worker import CANNOT_START
 from tidegate.telemetry.logging import JSONFormatter, set_level
 from tidegate.telemetry.metrics import Snapshot
 from tidegate.telemetry.totals import Totals
@@ -137,7 +137,7 @@ class Supervisor:
             process = await asyncio.create_subprocess_exec(
                 sys.executable,
                 "-m",
-                "tidegate.server.worker",
+                "tidegate.server.process.worker",
                 str(theirs.fileno()),
                 pass_fds=[theirs.fileno()],
             )

@@ -12,7 +12,7 @@ from typing import Final
 
 import msgspec
 
-from tidegate.server.config import ServerConfig
+from tidegate.server.process.config import ServerConfig
 
 __all__ = ["Line", "ToSupervisor", "ToWorker"]
 

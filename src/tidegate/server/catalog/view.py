@@ -14,7 +14,7 @@ from typing import Final
 
 from tidegate.core.model import Limit, make_limit
 from tidegate.ports import CatalogChanges, KeyRow, NamespaceRow, OverrideRow, WorkspaceRow
-from tidegate.server.overrides import Override, OverrideMatcher
+from tidegate.server.catalog.overrides import Override, OverrideMatcher
 
 __all__ = ["Caller", "CatalogView", "NamespaceView", "WorkspaceView"]
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from html import escape
 from typing import Any, Final
 
-from tidegate.server.problems import Problem
+from tidegate.server.api.problems import Problem
 
 __all__ = ["ERRORS_PATH", "HEADERS", "render", "render_errors"]
 
