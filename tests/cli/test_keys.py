@@ -11,12 +11,12 @@ import pytest
 from tests.cli.conftest import PROGRAM, Invoke, InvokeJSON, Program
 from tidegate.cli.catalogs import Place, all_rows
 from tidegate.ports import Catalog, CatalogChanges
-from tidegate.server.catalog.keys import digest_of
-from tidegate.server.catalog.permissions import (
+from tidegate.server.catalog.keys import (
     ACTIONS,
     ALL,
     PERMISSION_LENGTH_MAX,
     PERMISSIONS_MAX,
+    digest_of,
     override_urn,
 )
 

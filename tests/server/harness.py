@@ -22,8 +22,7 @@ from typing import Any, NamedTuple, Self
 
 from tidegate.adapters.catalogs import open_catalog
 from tidegate.ports import Catalog, KeyRow, WorkspaceRow
-from tidegate.server.catalog.keys import digest_of, hint_of, new_key
-from tidegate.server.catalog.permissions import ALL
+from tidegate.server.catalog.keys import ALL, digest_of, hint_of, new_key
 
 TIMEOUT_S = 30.0
 # The longest window that a request may ask for: no test meets its end by accident.

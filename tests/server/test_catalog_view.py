@@ -67,7 +67,7 @@ def summary(view: CatalogView) -> Any:
             }
             for workspace_id, each in view.workspaces.items()
         },
-        [view.caller(row.digest) is not None for row in sorted(exported.keys)],
+        [view.key(row.digest) is not None for row in sorted(exported.keys)],
     )
 
 

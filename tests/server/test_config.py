@@ -340,6 +340,7 @@ def test_every_setting_has_an_effect() -> None:
         if not file.name.startswith("config")
     )
     by_property = {"listen": ("host", "port"), "ledger": ("ledger", "catalog_url"), "origin": ("origin_url",)}
+    by_property["region"] = ("region_name",)
     for setting in SETTINGS:
         # The log's format is applied by `tidegate serve` before there is a server.
         if setting.path != "log.format":

@@ -12,7 +12,7 @@ import pytest
 
 from tests.server.harness import TIMEOUT_S, TidegateServer, eventually
 from tidegate.adapters.migrations import migrate
-from tidegate.server.catalog.ids import namespace_id
+from tidegate.server.catalog.keys import namespace_id
 from tidegate.testing.servers import MariaDBServer
 
 SNAPSHOT = "catalog.snapshot"

@@ -12,7 +12,7 @@ from tidegate.cli.databases import run
 from tidegate.cli.durations import DURATION
 from tidegate.cli.outcomes import answer, json_option, warn
 from tidegate.errors import InvalidInput
-from tidegate.server.catalog.permissions import checked_permissions, why_without_effect
+from tidegate.server.catalog.keys import checked_permissions, why_without_effect
 
 if TYPE_CHECKING:
     from tidegate.ports import CatalogChanges, KeyRow
@@ -153,8 +153,7 @@ async def _create(
 ) -> tuple[str, KeyRow]:
     from tidegate.core.model import checked_name
     from tidegate.ports import KeyRow, WorkspaceRow
-    from tidegate.server.catalog.ids import IdSource
-    from tidegate.server.catalog.keys import digest_of, hint_of, new_key
+    from tidegate.server.catalog.keys import IdSource, digest_of, hint_of, new_key
 
     checked_name("workspace", workspace)
     if expires_at_ms is not None and expires_at_ms <= now_ms():

@@ -161,4 +161,4 @@ async def test_workers_that_can_never_start_end_the_server(
     monkeypatch.setattr("tidegate.server.process.supervisor.sys.executable", "/bin/false")
     config = ServerConfig(listen="127.0.0.1:0", data_dir=str(tmp_path), workers=2)
     assert await Supervisor(config).run() == 1
-    assert "giving up" in caplog.text
+    assert "the server stops" in caplog.text

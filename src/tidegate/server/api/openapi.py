@@ -1,6 +1,6 @@
 """The OpenAPI 3.1 document of the server, made from the same structs that decode and encode.
 
-`document()` is plain data; `docs_page` turns it into a page for people. Nothing here is on the path of a request.
+`document()` is plain data; `pages` renders it as HTML. Nothing here is on the path of a request.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ REFERENCE: Final = "#/components/schemas/"
 
 
 class LimitData(msgspec.Struct, rename={"override_id": "overrideId"}):
-    """The answer to `limit`. A denied check is no error: `success` is false."""
+    """The answer to `limit`. A denied check is not an error: `success` is false."""
 
     success: bool
     limit: int
@@ -78,7 +78,7 @@ OPERATIONS: Final = (
     Operation(
         "multiLimit",
         "Check several rate limits at once, all or nothing",
-        "Judges up to 100 items at one instant. If any of them does not fit, nothing is consumed; each item tells "
+        "Judges up to 100 items at one instant. If any of them does not fit, nothing is consumed; each item says "
         "whether it alone would have fitted.",
         "MultiLimitBody",
         _ref("MultiLimitData"),
@@ -125,7 +125,7 @@ OPERATIONS: Final = (
     ),
 )
 
-# What can go wrong before an operation is reached, whichever it is.
+# Statuses that a request can get before it reaches its operation.
 TRANSPORT_STATUSES: Final = (408, 413, 414, 417, 431, 503)
 
 STATUS_TEXT: Final = {
@@ -159,10 +159,10 @@ def _schemas() -> dict[str, Any]:
         FieldError,
     ]
     _, schemas = msgspec.json.schema_components(types, ref_template=REFERENCE + "{name}")
-    # Absent, never null: clients in other languages refuse null there.
+    # Absent, never null: clients in other languages reject null here.
     schemas["ErrorBody"]["properties"]["errors"] = {"type": "array", "items": _ref("FieldError")}
     schemas["FieldError"]["properties"]["fix"] = {"type": "string"}
-    # Examples, not an enumeration: a client must not break when a type is added.
+    # Examples, not an enumeration, so that a new type breaks no client.
     schemas["ErrorBody"]["properties"]["type"] = {
         "type": "string",
         "format": "uri",

@@ -1,7 +1,7 @@
-"""The bodies of the six operations: their types, their bounds, and an explanation of what is wrong with one.
+"""The bodies of the six operations: their types, their bounds, and explanations of what is wrong with a body.
 
-The structs are the one source: msgspec decodes by them, /openapi.json shows the schemas made from them, and the
-explanations are found by reading those same schemas. Decoding is the hot path; explaining is not, and bounded.
+The structs are the only source: msgspec decodes with them, /openapi.json shows the schemas made from them, and the
+explanations are found by reading the same schemas. Decoding is the hot path; explaining is slower, and bounded.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ ITEMS_MAX: Final = 100
 PAGE_MAX: Final = 100
 PAGE_DEFAULT: Final = 10
 
-# What msgspec refuses is read a second time, with the slow parser of the standard library. No honest body that is
-# wrong is larger; a larger one gets msgspec's one-line reason.
+# A body that msgspec refuses is parsed again with the slower parser of the standard library, up to this size. A larger
+# one gets msgspec's one-line reason.
 REPARSED_BYTES_MAX: Final = 65_536
-# Two names of 512 characters hold at most this many quotation marks, beside those around keys and values.
+# Two names of 512 characters hold at most this many quotation marks, besides those around keys and values.
 NAME_QUOTES_MAX: Final = 1_024
 # msgspec's reason may quote a key of the body, and a key may be as long as a body.
 REASON_LENGTH_MAX: Final = 200
-# A wide body may be wrong in thousands of places. Nobody reads more than this.
+# A large body may be wrong in thousands of places. The answer lists at most this many.
 ERRORS_MAX: Final = 20
 
 TWICE: Final = FieldError("/", "a property is given twice", "Give each property once.")
@@ -66,14 +66,14 @@ class LimitBody(msgspec.Struct, gc=False, forbid_unknown_fields=True):
         Name, Meta(description="Id or name of the namespace. An unknown name is created on first use.")
     ]
     identifier: Annotated[
-        Name, Meta(description="Whom to limit: a user, a key, an address. Case-sensitive; any characters.")
+        Name, Meta(description="What to limit: a user, a key, an address. Case-sensitive; any characters.")
     ]
     limit: Annotated[
         int,
         Meta(
             ge=1,
             le=INT64_MAX,
-            description="How much may pass in one window, unless an override says otherwise.",
+            description="How much is allowed in one window, unless an override applies.",
         ),
     ]
     duration: Annotated[
@@ -85,7 +85,7 @@ class LimitBody(msgspec.Struct, gc=False, forbid_unknown_fields=True):
             Meta(
                 ge=0,
                 le=INT64_MAX,
-                description="How much this call uses; 0 looks without consuming.",
+                description="How much this call consumes; 0 looks without consuming.",
                 extra_json_schema={"default": 1},
             ),
         ]
@@ -98,7 +98,7 @@ class SetOverrideBody(msgspec.Struct, gc=False, forbid_unknown_fields=True):
 
     namespace: Annotated[Name, Meta(description="Id or name of an existing namespace.")]
     identifier: Annotated[
-        Name, Meta(description="An identifier, or a pattern in which `*` stands for any run of characters.")
+        Name, Meta(description="An identifier, or a pattern in which `*` matches any characters.")
     ]
     limit: Annotated[int, Meta(ge=0, le=INT64_MAX, description="The limit to apply; 0 blocks.")]
     duration: Annotated[
@@ -145,7 +145,7 @@ SCHEMAS["MultiLimitBody"] = {
 
 
 def quotes_of_limit(body: LimitBody) -> int:
-    """How many quotation marks a `limit` body has if no key stands twice and no string holds one.
+    """The number of quotation marks in a `limit` body if no key comes twice and no string holds one.
 
     Two string values and four or five keys. Every further key would add two.
     """
@@ -172,15 +172,15 @@ T = TypeVar("T")
 
 
 class BodyDecoder(Generic[T]):
-    """Bytes to a checked body of one operation, or a `Refusal` that explains."""
+    """From bytes to the checked body of one operation, or a `Refusal` that explains."""
 
     __slots__ = ("_decode", "_path", "_quotes", "_quotes_max", "_schema", "_type")
 
     def __init__(
         self, path: str, body_type: Any, schema: str, quotes: Callable[[T], int], quotes_max: int
     ) -> None:
-        """`quotes`: how many quotation marks stand around the keys and values of a body; `quotes_max`: how many a
-        valid body can hold in all."""
+        """`quotes`: how many quotation marks enclose the keys and values of a body; `quotes_max`: how many a valid body
+        can hold in all."""
         self._path = path
         self._type = body_type
         self._decode: Callable[[bytes], T] = msgspec.json.Decoder(body_type).decode
@@ -189,24 +189,24 @@ class BodyDecoder(Generic[T]):
         self._quotes_max = quotes_max
 
     def __call__(self, data: bytes) -> T:
-        # msgspec finds that a list has a hundred thousand items too many after it has made them, and holds the loop
-        # meanwhile. Counting tells it in a tenth of the time.
+        # msgspec checks the length of a list after it has made all items, and blocks the loop meanwhile. Counting takes
+        # a tenth of the time.
         if len(data) > REPARSED_BYTES_MAX and data.count(b'"') > self._quotes_max:
             raise self._refusal([TOO_MUCH])
         try:
             body = self._decode(data)
         except (msgspec.MsgspecError, ValueError) as error:
             return self.decode_again(data, str(error))
-        # JSON says nothing about a key that stands twice, and parsers differ: the value that a proxy has checked
-        # need not be the one that is used here. So it is refused. Counting quotation marks settles all ordinary
-        # bodies for the price of one memchr; only strings that hold one are parsed again.
+        # JSON does not define what a key that comes twice means, and parsers differ: the value that a proxy has checked
+        # may not be the one that is used here. So it is refused. Counting quotation marks is enough for ordinary
+        # bodies, at the price of one memchr; only a body whose strings hold one is parsed again.
         excess = data.count(b'"') - self._quotes(body)
         if excess != 0 and has_duplicate_key(data, excess, len(body) if isinstance(body, list) else 1):
             raise self._refusal([TWICE])
         return body
 
     def decode_again(self, data: bytes, reason: str) -> T:
-        """The slow way, for what msgspec does not take: `5.0` is an integer to JSON Schema. Or an explanation."""
+        """For bodies that msgspec refuses: `5.0` is an integer in JSON Schema. Or a `Refusal` that explains."""
         if len(reason) > REASON_LENGTH_MAX:
             reason = reason[: REASON_LENGTH_MAX - 3] + "..."
         if len(data) > REPARSED_BYTES_MAX:
@@ -244,22 +244,22 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _number(text: str) -> int | float:
-    """A number with a point or an exponent: an int if it is one, exactly."""
+    """A number with a point or an exponent: an int if it is exactly one."""
     try:
         exact = Decimal(text)
     except InvalidOperation:
-        return float("nan")  # an exponent of more than 18 digits: no number of ours, and nobody's
-    # Far beyond 64 bits it is out of bounds anyway, and as an int it could fill the memory.
+        return float("nan")  # an exponent of more than 18 digits: outside every bound
+    # Far beyond 64 bits it is outside every bound, and as an int it could fill the memory.
     if not exact or (abs(exact.adjusted()) < 30 and exact == exact.to_integral_value()):
         return int(exact)
     return float(exact)
 
 
 def has_duplicate_key(data: bytes, excess: int, objects: int) -> bool:
-    """Whether a key stands twice in an object of this JSON text, which msgspec has found to be of our shape.
+    """Whether a key comes twice in an object of this JSON text, which msgspec has decoded.
 
-    `excess` is the number of quotation marks beyond those of the keys and values. More than the names can hold are
-    proof enough: no large body is ever parsed again.
+    `excess` is the number of quotation marks beyond those of the keys and values. If the names cannot hold so many, a
+    key comes twice: no large body is parsed again.
     """
     if excess > NAME_QUOTES_MAX * objects:
         return True
@@ -285,7 +285,7 @@ TYPES: Final[Mapping[str, Callable[[Any], bool]]] = {
 
 
 def violations(schema: Mapping[str, Any], value: Any, path: str, where: str) -> Iterator[FieldError]:
-    """Walk the part of JSON Schema that our own schemas use."""
+    """Validate with the part of JSON Schema that the schemas here use."""
     if (reference := schema.get("$ref")) is not None:
         yield from violations(SCHEMAS[reference.rpartition("/")[2]], value, path, where)
         return
@@ -343,7 +343,7 @@ _decode_plain_limit: Final = msgspec.json.Decoder(LimitBody).decode
 
 
 def decode_limit(data: bytes) -> LimitBody:
-    """What `BodyDecoder` does, with its usual case written out: this is the hot one."""
+    """`BodyDecoder` with its usual case first: this is the hot path."""
     if len(data) > REPARSED_BYTES_MAX:
         return _limit_decoder(data)
     try:
@@ -375,7 +375,7 @@ def decode_multi_limit(data: bytes) -> list[LimitBody]:
         items = _decode_plain_multi_limit(data)
     except (msgspec.MsgspecError, ValueError) as error:
         return _multi_limit_decoder.decode_again(data, str(error))
-    # Each item has at least 12. No more than that in all, and none has a cost, let alone a key that stands twice.
+    # Each item has at least 12. With no more than that in all, no item has a cost and no key comes twice.
     marks = data.count(b'"')
     if marks == 12 * len(items) or marks == quotes_of_batch(items):
         return items

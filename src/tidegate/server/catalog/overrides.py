@@ -1,10 +1,10 @@
 """Which override applies to an identifier: the literal one, else the most specific pattern that matches, else none.
 
 Most specific means most literal characters; among equals the pattern that sorts first. Only `*` is special: it
-stands for any run of characters, none included, but never for a line break; the whole identifier must match.
+matches any characters, also none, but never a line break; the whole identifier must match.
 
-Matching takes time linear in the identifier for each pattern, whatever the pattern: no pattern can be made slow.
-Patterns are indexed by their literal beginning, so that thousands of `tenant_x_*` cost one look-up, not thousands.
+Matching takes time linear in the identifier for each pattern, whatever the pattern. Patterns are indexed by their
+literal beginning, so that thousands of `tenant_x_*` cost one look-up, not thousands.
 """
 
 from __future__ import annotations
@@ -51,9 +51,9 @@ class _Line(NamedTuple):
         end = len(text) - len(self.last)
         if end < len(self.first) or not text.startswith(self.first) or not text.endswith(self.last):
             return False
-        # Leftmost is right for every part: what lies between two parts is free, so that taking a part early leaves
-        # the most room for the next. Hence no backtracking: a regular expression would take polynomial time for
-        # `*a*a*a*a`, and whoever may set an override could stop the server with it.
+        # The leftmost match of each part is enough: anything may come between two parts, so an early match leaves the
+        # most text for the next. Hence no backtracking: a regular expression would take polynomial time for `*a*a*a*a`,
+        # and a caller who may set an override could stop the server with it.
         position = len(self.first)
         for part in self.middle:
             found = text.find(part, position, end)
@@ -64,7 +64,7 @@ class _Line(NamedTuple):
 
 
 def _compile(pattern: str) -> tuple[_Line, ...]:
-    """Line by line: since `*` stands for no line break, each one in the identifier must meet one in the pattern."""
+    """Line by line: since `*` matches no line break, each one in the identifier needs one in the pattern."""
     lines = []
     for line in pattern.split("\n"):
         first, *rest = line.split("*")
@@ -95,9 +95,9 @@ class OverrideMatcher:
 
     def __init__(self, overrides: Iterable[Override] = ()) -> None:
         self._literals: dict[str, Override] = {}
-        # By what stands before the first `*`; each list in order of preference.
+        # By the text before the first `*`; each list in order of preference.
         self._patterns: dict[str, list[_Pattern]] = {}
-        # How long those beginnings are: for each length one look-up.
+        # The lengths of those texts: each length costs one look-up.
         self._lengths: list[int] = []
         for override in overrides:
             self.add(override)
@@ -106,7 +106,7 @@ class OverrideMatcher:
         """Add it, in place of the one with the same text."""
         text = override.identifier
         self.discard(text)
-        # A pattern is also an identifier: somebody may be called `a*`, and its literal match comes first.
+        # A pattern is also an identifier: one may be called `a*`, and its literal match comes first.
         self._literals[text] = override
         if "*" in text:
             beginning = text.partition("*")[0]

@@ -1,55 +1,119 @@
-"""Keeps the catalog's view in step with the database, and writes what the API changes.
+"""Keeps the view of the catalog in step with the database, and writes what the API changes.
 
-Once a second it asks for the catalog's version, one row, and reads what has changed. A change made here is in the
-view before its answer leaves; elsewhere it is there within two seconds. Requests never wait for the database, with
-two exceptions that are shared and spaced: an unknown key or namespace may have been made a moment ago by somebody
-else, so the version is asked for once more before it is refused.
+Once a second it reads the version of the catalog, one row, and then what has changed. A change made here is in the view
+before its answer is sent; other nodes see it within two seconds. Requests do not wait for the database, with two
+exceptions that are shared and spaced: an unknown key or namespace may be new, so the database is asked once more
+before it is refused.
 
-While the database is away the view stays as it was. A namespace that is seen for the first time then is counted
-under the id that it will get, and written when the database is back.
+While the database is down the view stays as it was. A namespace that is first used then is counted under the id that it
+will get, and written when the database is back. A node that starts meanwhile reads the local snapshot.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import os
+import tempfile
 from collections.abc import Callable
+from contextlib import suppress
+from hashlib import blake2b
+from pathlib import Path
 from random import Random
 from typing import Final
 
+import msgspec
+
 from tidegate.errors import DependencyError, InvalidInput, TidegateError
 from tidegate.ports import Catalog, CatalogChanges, NamespaceRow, OverrideRow
-from tidegate.server.api.problems import FORBIDDEN, Refusal
-from tidegate.server.catalog.ids import IdSource, namespace_id
-from tidegate.server.catalog.snapshot import SnapshotFile
+from tidegate.server.catalog.keys import IdSource, namespace_id
 from tidegate.server.catalog.view import CatalogView, NamespaceView, WorkspaceView
 
-__all__ = ["CatalogSync"]
+__all__ = ["CatalogFull", "CatalogSync", "SnapshotFile"]
 
 logger = logging.getLogger(__name__)
 
-# A change is to be seen everywhere within 2 s: this, and a round trip.
+# A change must be visible everywhere within 2 s: this, and a round trip.
 POLL_INTERVAL_S: Final = 1.0
 POLL_JITTER: Final = 0.2
-# Polls that requests ask for come no closer than this, however many unknown keys are tried.
+# Polls that requests ask for are at least this far apart, however many unknown keys are tried.
 POLL_SPACING_S: Final = 0.05
 POLL_TIMEOUT_S: Final = 2.0
 # A full read of a large catalog.
 LOAD_TIMEOUT_S: Final = 30.0
 WRITE_TIMEOUT_S: Final = 5.0
-# The snapshot follows changes with this delay, and is confirmed from time to time without one.
+# The snapshot follows changes with this delay, and its date is renewed now and then without a change.
 SNAPSHOT_SPACING_S: Final = 5.0
 SNAPSHOT_CONFIRM_S: Final = 300.0
-# Ceilings for one workspace and one namespace: memory of every node, and the database, grow with them.
+SNAPSHOT_FORMAT: Final = 1
+# Ceilings for one workspace and one namespace: the memory of every node, and the database, grow with them.
 NAMESPACES_MAX: Final = 100_000
 OVERRIDES_MAX: Final = 100_000
 # Namespaces that may wait for the database to come back.
 PENDING_MAX: Final = 10_000
-# How long after its deletion an override, and after its revocation a key, is purged by the node that owns the catalog:
-# long enough for people to ask what has become of it.
+# The node that owns the catalog purges overrides this long after their deletion and keys this long after their
+# revocation: long enough for people to look them up.
 PURGE_AGE_MS: Final = 30 * 86_400_000
-# How often to look for them.
 PURGE_INTERVAL_S: Final = 3_600.0
+
+
+class CatalogFull(Exception):
+    """A workspace has as many namespaces, or a namespace as many overrides, as it may have."""
+
+
+class _Snapshot(msgspec.Struct):
+    format: int
+    source: bytes
+    saved_at_ms: int
+    catalog: CatalogChanges
+
+
+class SnapshotFile:
+    """The last known catalog in a local file, for a node that starts while the database is down.
+
+    Holds what the database holds: digests of keys, never keys. Readable by its owner only, replaced in one step, and
+    refused when it is too old, belongs to another database (`source`), or is damaged.
+    """
+
+    def __init__(self, path: Path, source: str) -> None:
+        self.path = path
+        # A digest: the URL of a database holds its password.
+        self._source = blake2b(source.encode(), digest_size=16).digest()
+        self._decode = msgspec.msgpack.Decoder(_Snapshot).decode
+        self._encode = msgspec.msgpack.Encoder().encode
+
+    def save(self, catalog: CatalogChanges, now_ms: int) -> None:
+        """Replace the file. Raises OSError. Blocks: call it from a thread."""
+        data = self._encode(_Snapshot(SNAPSHOT_FORMAT, self._source, now_ms, catalog))
+        # mkstemp creates it with mode 0600, before anything is written to it.
+        handle, name = tempfile.mkstemp(dir=self.path.parent, prefix=self.path.name + ".")
+        try:
+            with os.fdopen(handle, "wb") as file:
+                file.write(data)
+            Path(name).replace(self.path)
+        except BaseException:
+            with suppress(OSError):
+                Path(name).unlink()
+            raise
+
+    def load(self, now_ms: int, age_max_ms: int) -> tuple[CatalogChanges | None, str]:
+        """(what was saved, "") or (None, why it cannot be used)."""
+        try:
+            data = self.path.read_bytes()
+        except FileNotFoundError:
+            return None, "there is none"
+        except OSError as error:
+            return None, str(error)
+        try:
+            content = self._decode(data)
+        except (msgspec.MsgspecError, ValueError) as error:
+            return None, f"it is damaged: {error}"
+        if content.format != SNAPSHOT_FORMAT or content.source != self._source:
+            return None, "it was made for another database or by another version"
+        age_ms = now_ms - content.saved_at_ms
+        if age_ms > age_max_ms:
+            return None, f"it is {age_ms // 1000} s old, and {age_max_ms // 1000} s are allowed"
+        return content.catalog, ""
 
 
 class CatalogSync:
@@ -67,7 +131,7 @@ class CatalogSync:
         purges: bool = False,
         random: Random | None = None,
     ) -> None:
-        """`purges`: this node owns the catalog, and nobody else will delete for good what has been gone for long."""
+        """`purges`: this node owns the catalog, and deletes for good what was deleted or revoked long ago."""
         self.view = view
         self._catalog = catalog
         self._ids = ids
@@ -76,9 +140,9 @@ class CatalogSync:
         self._snapshot_age_max_ms = snapshot_age_max_ms
         self._purges = purges
         self._random = random or Random()
-        # The view holds something: what the database said, or the snapshot.
+        # The view has been filled, from the database or from the snapshot.
         self.is_loaded = False
-        # The view was read from this database by this process, and grows by increments since.
+        # This process has read the whole view from the database, and reads only changes since.
         self._is_current = False
         # Why the last poll failed; None if it did not.
         self.failure: str | None = None
@@ -87,21 +151,19 @@ class CatalogSync:
         self._polled_at = float("-inf")
         self._saved_at = float("-inf")
         self._purged_at = float("-inf")
-        # Marks up to this version are not held any more.
+        # Deleted rows up to this version are no longer held.
         self._forgotten = 0
         self._is_unsaved = False
-        # Namespaces that were created here while the database was away, by (workspace, name).
+        # Namespaces that were created here while the database was down, by (workspace, name).
         self._pending: dict[tuple[str, str], NamespaceRow] = {}
-        self.polls = 0
-        self.poll_errors = 0
         self.reloads = 0
 
     # Reading.
 
     async def start(self) -> None:
-        """Fill the view: from the database, or while that is away from the snapshot.
+        """Fill the view from the database, or from the snapshot while the database is down.
 
-        Raises `ConfigurationError` for what waiting cannot cure.
+        Raises `ConfigurationError` for faults that waiting does not fix.
         """
         try:
             await self._catalog.open(timeout_s=POLL_TIMEOUT_S)
@@ -132,14 +194,14 @@ class CatalogSync:
             except TidegateError as error:
                 self._failed(error)
             except Exception as error:
-                logger.exception("a poll of the catalog failed in a way that nobody thought of")
+                logger.exception("a poll of the catalog failed unexpectedly")
                 self._failed(error)
 
     async def refresh(self) -> None:
-        """Return after a poll that began after this call. All who wait share it."""
+        """Return after a poll that began after this call. Concurrent calls share it."""
         if self._next_poll is None or self._next_poll.done():
             self._next_poll = asyncio.get_running_loop().create_task(self._poll_next())
-            self._next_poll.add_done_callback(_look_at)
+            self._next_poll.add_done_callback(_retrieve_exception)
         await asyncio.shield(self._next_poll)
 
     async def reload(self) -> None:
@@ -148,7 +210,7 @@ class CatalogSync:
         await self.refresh()
 
     async def confirm(self) -> None:
-        """`refresh` before something is called unknown, if there is a database to ask."""
+        """`refresh` before a key or a namespace is called unknown, if the database is up."""
         if self.failure is None:
             try:
                 await self.refresh()
@@ -159,21 +221,20 @@ class CatalogSync:
         async with self._turn:
             loop = asyncio.get_running_loop()
             await asyncio.sleep(max(0.0, self._polled_at + POLL_SPACING_S - loop.time()))
-            # Whoever comes from here on may want what happens after the poll began: theirs is the next one.
+            # A call from here on may need a change that is made after this poll began: it gets the next poll.
             self._next_poll = None
             self._polled_at = loop.time()
             await self.run_once()
 
     async def run_once(self) -> None:
-        """One turn: learn what has changed, write what is pending, save the snapshot."""
-        self.polls += 1
+        """One turn: read what has changed, write what is pending, save the snapshot."""
         version = await self._catalog.version(timeout_s=POLL_TIMEOUT_S)
         if not self._is_current or version < self.view.version:
             await self._reload(version)
         elif version > self.view.version:
             await self._catch_up(version)
         if self.failure is not None:
-            logger.warning("the catalog answers again")
+            logger.warning("the catalog database answers again")
             self.failure = None
         if self._pending:
             await self._write_pending()
@@ -191,13 +252,13 @@ class CatalogSync:
             since = changes.version
 
     async def _catch_up(self, version: int) -> None:
-        """Read what has changed. `version` is the catalog's, from before."""
+        """Read what has changed. `version` is the version of the catalog before this call."""
         since = self.view.version
         parts = await self._changes(since)
-        # Asked for last: a mark that was purged while we read is missing too.
+        # Read last: a deletion that was purged while the changes were read is missing from them too.
         purged = await self._catalog.purged_version(timeout_s=POLL_TIMEOUT_S)
         if purged > since:
-            logger.warning("away for so long that marks of what is gone have been purged; reading everything")
+            logger.warning("deletions were purged before this node had read them; reading the whole catalog")
             await self._reload(version)
             return
         for changes in parts:
@@ -210,8 +271,8 @@ class CatalogSync:
     async def _reload(self, version: int) -> None:
         """Read everything into a new view, and swap: a database that was restored from a copy may hold less.
 
-        `version` is the catalog's, from before: what was marked since and purged already may have been read unmarked,
-        and then all is read once more.
+        `version` is the version of the catalog before this call. A row that was deleted and purged since may have
+        been read as it was before its deletion; then everything is read once more.
         """
         while True:
             fresh = CatalogView()
@@ -245,9 +306,8 @@ class CatalogSync:
             logger.info("purged %s overrides and keys that were deleted or revoked long ago", purged)
 
     def _failed(self, error: Exception) -> None:
-        self.poll_errors += 1
         if self.failure is None:
-            logger.warning("the catalog does not answer: %s; going on with what is known", error)
+            logger.warning("the catalog database does not answer: %s; serving the last known rows", error)
         self.failure = str(error)
 
     async def _save_snapshot(self, *, is_last: bool = False) -> None:
@@ -271,7 +331,7 @@ class CatalogSync:
     async def create_namespace(self, workspace: WorkspaceView, name: str) -> NamespaceView:
         """The namespace of that name, created if there is none."""
         if len(workspace.by_name) >= NAMESPACES_MAX:
-            raise Refusal(FORBIDDEN, f"The workspace has reached its bound of {NAMESPACES_MAX} namespaces.")
+            raise CatalogFull(f"The workspace has reached its bound of {NAMESPACES_MAX} namespaces.")
         row = NamespaceRow(namespace_id(workspace.id, name), workspace.id, name, self._now_ms(), None)
         if self.failure is None:
             try:
@@ -288,7 +348,7 @@ class CatalogSync:
             try:
                 return await self._catalog.create_namespace(row, timeout_s=WRITE_TIMEOUT_S)
             except InvalidInput:
-                # Another namespace has this id: one chance in 2^53. Then chance must decide.
+                # Another namespace has this id, one case in 2^53: draw a random one.
                 row = row._replace(id="rlns_" + self._ids.take())
 
     async def _write_pending(self) -> None:
@@ -300,7 +360,7 @@ class CatalogSync:
         self, namespace: NamespaceView, identifier: str, limit: int, duration_ms: int
     ) -> OverrideRow:
         if len(namespace.matcher) >= OVERRIDES_MAX and namespace.matcher.get(identifier) is None:
-            raise Refusal(FORBIDDEN, f"The namespace has reached its bound of {OVERRIDES_MAX} overrides.")
+            raise CatalogFull(f"The namespace has reached its bound of {OVERRIDES_MAX} overrides.")
         row = OverrideRow("rlor_" + self._ids.take(), namespace.id, identifier, limit, duration_ms, None)
         stored = await self._catalog.set_override(row, timeout_s=WRITE_TIMEOUT_S)
         self.view.put_override(stored)
@@ -318,14 +378,14 @@ class CatalogSync:
         return True
 
     async def close(self) -> None:
-        """Leave the newest view behind for the next start, and the database alone."""
+        """Save the snapshot for the next start, and close the connection to the database."""
         if self._next_poll is not None:
             self._next_poll.cancel()
         await self._save_snapshot(is_last=True)
         await self._catalog.close()
 
 
-def _look_at(poll: asyncio.Task[None]) -> None:
-    """Whoever waits is told; if all have left, the failure is still no surprise."""
+def _retrieve_exception(poll: asyncio.Task[None]) -> None:
+    """If every waiting request was cancelled, asyncio must not report the exception as never retrieved."""
     if not poll.cancelled():
         poll.exception()

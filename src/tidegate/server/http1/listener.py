@@ -9,42 +9,37 @@ import asyncio
 import logging
 import socket
 import ssl
-import time
 from collections.abc import Callable
 from email.utils import formatdate
+from http import HTTPStatus
 from typing import Final
 
-from tidegate.server.api.problems import Answer, Refusal, error_answer
-from tidegate.server.catalog.ids import IdSource
+from tidegate.server.http1.bounds import HttpConfig, Intake
 from tidegate.server.http1.connection import HttpConnection
-from tidegate.server.http1.deadlines import Wheel
-from tidegate.server.http1.outbox import Outbox
-from tidegate.server.http1.reader import Intake
-from tidegate.server.messages import Router, status_line
-from tidegate.server.process.config import HttpConfig
-from tidegate.server.process.request_log import RequestLog
+from tidegate.server.http1.schedule import Outbox, Wheel
+from tidegate.server.messages import Refuse, Router
 
 __all__ = ["HttpServer", "bind"]
 
 logger = logging.getLogger(__name__)
 
-# Deadlines are seconds long; a quarter of a second late is soon enough, and four wake-ups a second cost nothing.
+# Deadlines are seconds long: a quarter of a second of delay is acceptable, and four wake-ups a second cost nothing.
 TICK_S: Final = 0.25
 BACKLOG: Final = 1_024
-# Accepted in one turn of the loop, so that a flood of connections does not starve those that are open.
+# Accepted in one turn of the loop, so that many new connections do not delay those that are open.
 ACCEPTS_PER_TURN: Final = 64
-# Answers that a client has not read yet. Above it nothing more is read from that client.
+# Answers that a client has not read yet. Above this, nothing more is read from that client.
 WRITE_BYTES_MAX: Final = 65_536
-# After the listening socket is gone, clients may have a request on the way on an idle connection: answer it.
+# After the listening socket is closed, a request may still be on its way on an idle connection: answer it.
 DRAIN_LINGER_S: Final = 0.25
 TLS_HANDSHAKE_TIMEOUT_S: Final = 10.0
-TLS_GOODBYE_TIMEOUT_S: Final = 1.0
-# When the process has no file descriptors left, trying again at once would only burn the processor.
+TLS_SHUTDOWN_TIMEOUT_S: Final = 1.0
+# When the process has no file descriptors left, retrying at once would only use processor time.
 ACCEPT_RETRY_S: Final = 0.5
 
 
 def bind(host: str, port: int, *, shared: bool) -> socket.socket:
-    """A bound socket. `shared`: other processes may bind the same port, and the kernel spreads the connections."""
+    """A bound socket. `shared`: other processes may bind the same port, and the kernel distributes connections."""
     infos = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     family, kind, protocol, _, address = infos[0]
     bound = socket.socket(family, kind, protocol)
@@ -72,15 +67,17 @@ class HttpServer:
         self,
         router: Router,
         config: HttpConfig,
-        ids: IdSource,
+        refuse: Refuse,
+        new_id: Callable[[], str],
         *,
         tls: ssl.SSLContext | None = None,
         wall_time: Callable[[], float],
     ) -> None:
+        """`refuse` writes the answers to requests that reach no operation, `new_id` gives the ids of such requests."""
         self.loop = asyncio.get_running_loop()
         self.router = router
-        self._log = RequestLog(router, time.monotonic)
-        self.ids = ids
+        self.refuse = refuse
+        self.new_id = new_id
         self.wheel = Wheel(TICK_S)
         self.outbox = Outbox(self.loop)
         self.header_ticks = self.wheel.ticks(config.header_timeout_s)
@@ -88,10 +85,9 @@ class HttpServer:
         self.idle_ticks = self.wheel.ticks(config.idle_timeout_s)
         self.intake = Intake(config)
         self.write_bytes_max = WRITE_BYTES_MAX
-        # Bytes of heads that connections remember. Written by them.
+        # Bytes of heads that connections remember. Written by the connections.
         self.remembered_bytes = 0
         self.connections: set[HttpConnection] = set()
-        self.connections_total = 0
         self.is_draining = False
         self._connections_max = config.connections_max
         self._tls = tls
@@ -99,7 +95,7 @@ class HttpServer:
         self._socket: socket.socket | None = None
         self._is_accepting = False
         # Sockets that are between accept and connection_made, a TLS handshake included.
-        self._greetings: set[asyncio.Task[None]] = set()
+        self._handshakes: set[asyncio.Task[None]] = set()
         # The first two lines of an answer by status, for the present second. Emptied by the tick, filled by `begin`.
         self.begins: dict[int, bytes] = {}
         self._date_s = 0
@@ -131,7 +127,7 @@ class HttpServer:
     def _accept(self) -> None:
         assert self._socket is not None
         for _ in range(ACCEPTS_PER_TURN):
-            if len(self.connections) + len(self._greetings) >= self._connections_max:
+            if len(self.connections) + len(self._handshakes) >= self._connections_max:
                 self._accept_no_more()
                 return
             try:
@@ -146,40 +142,36 @@ class HttpServer:
             accepted.setblocking(False)
             if accepted.family != socket.AF_UNIX:
                 accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            self.connections_total += 1
-            task = self.loop.create_task(self._greet(accepted))
-            self._greetings.add(task)
-            task.add_done_callback(self._greeted)
+            task = self.loop.create_task(self._connect(accepted))
+            self._handshakes.add(task)
+            task.add_done_callback(self._handshaken)
 
-    async def _greet(self, accepted: socket.socket) -> None:
+    async def _connect(self, accepted: socket.socket) -> None:
         try:
             await self.loop.connect_accepted_socket(
-                self._connection,
+                lambda: HttpConnection(self),
                 accepted,
                 ssl=self._tls,
                 ssl_handshake_timeout=TLS_HANDSHAKE_TIMEOUT_S if self._tls is not None else None,
-                ssl_shutdown_timeout=TLS_GOODBYE_TIMEOUT_S if self._tls is not None else None,
+                ssl_shutdown_timeout=TLS_SHUTDOWN_TIMEOUT_S if self._tls is not None else None,
             )
-        except OSError as error:  # also ssl.SSLError: not everybody who knocks speaks TLS
+        except OSError as error:  # also ssl.SSLError, when a client does not speak TLS
             logger.debug("a connection ended before its first request: %s", error)
             accepted.close()
 
-    def _greeted(self, task: asyncio.Task[None]) -> None:
-        self._greetings.discard(task)
-        self._room()
-
-    def _connection(self) -> HttpConnection:
-        return HttpConnection(self)
+    def _handshaken(self, task: asyncio.Task[None]) -> None:
+        self._handshakes.discard(task)
+        self._on_fewer()
 
     def lost(self, connection: HttpConnection) -> None:
-        """A connection's last word."""
+        """Called by a connection when its transport is gone."""
         self.connections.discard(connection)
-        self._room()
+        self._on_fewer()
 
-    def _room(self) -> None:
+    def _on_fewer(self) -> None:
         if not self.is_draining:
             self._accept_more()
-        elif not self.connections and not self._greetings:
+        elif not self.connections and not self._handshakes:
             self._emptied.set()
 
     # Time.
@@ -189,7 +181,6 @@ class HttpServer:
         while self._ticked_at + TICK_S <= now:
             self._ticked_at += TICK_S
             self.wheel.run_once()
-        self._log.follow_level()
         date_s = int(self._wall_time())
         if date_s != self._date_s:
             self._date_s = date_s
@@ -201,40 +192,31 @@ class HttpServer:
         lines = self.begins.get(status)
         if lines is None:
             date = formatdate(self._date_s, usegmt=True).encode("ascii")
-            lines = self.begins[status] = status_line(status) + b"date: " + date + b"\r\n"
+            first = f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\n".encode("ascii")
+            lines = self.begins[status] = first + b"date: " + date + b"\r\n"
         return lines
-
-    # Refusals of the transport, which no operation has seen.
-
-    def refuse(self, accept: bytes, refusal: Refusal, request_id: str) -> Answer:
-        answer = error_answer(refusal, request_id, accept)
-        if logger.isEnabledFor(logging.DEBUG):
-            logger.debug(
-                "refused %d: %s", answer[0], refusal.detail, extra={"request_id": "req_" + request_id}
-            )
-        return answer
 
     # The end.
 
     def stop_accepting(self) -> None:
-        """Close the listening socket. What is connected is served on."""
+        """Close the listening socket. Open connections are still served."""
         self._accept_no_more()
         if self._socket is not None:
             self._socket.close()
             self._socket = None
 
     async def drain(self, timeout_s: float) -> bool:
-        """Accept nothing more, finish what is under way, close all connections. False if time ran out."""
+        """Accept nothing more, finish running requests, close all connections. False if time ran out."""
         deadline = self.loop.time() + timeout_s
         self.is_draining = True
         self.stop_accepting()
-        self._room()
+        self._on_fewer()
         is_empty = await self._wait_until_empty(min(DRAIN_LINGER_S, timeout_s))
         for connection in list(self.connections):
             connection.close_if_idle()
         if not is_empty:
             is_empty = await self._wait_until_empty(deadline - self.loop.time())
-        for task in self._greetings:
+        for task in self._handshakes:
             task.cancel()
         for connection in list(self.connections):
             connection.abort()

@@ -1,10 +1,10 @@
 """The server's configuration: one typed source for file, environment and flags; the later of these wins.
 
-`ServerConfig` is the whole truth: defaults, bounds and descriptions stand at its fields, and the flags of
-`tidegate serve`, the `TIDEGATE_…` variables, `tidegate config show` and docs/reference/config.md are made
-from them. `tidegate.server.process.config_load` fills it. Laws: a fault names the field, the value, where the value
-came from and the next step; a secret is never shown. There are no tuning constants here: nodes of one fleet
-must not drift apart. This module opens no connection and creates no file.
+`ServerConfig` defines everything: its fields have defaults, bounds and descriptions, and the flags of `tidegate serve`,
+the `TIDEGATE_…` variables, `tidegate config show` and docs/reference/config.md are made from them. `config_load` fills
+it. Laws: a fault names the field, the value, where the value came from and the next step; a secret is never shown.
+Tuning constants are not settings, because all nodes of a fleet must use the same. This module opens no connection and
+creates no file.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from msgspec import Meta
 
 from tidegate.adapters.urls import MYSQL_SCHEMES, POSTGRES_SCHEMES, REDIS_SCHEMES
 from tidegate.errors import ConfigurationError
+from tidegate.server.http1.bounds import HttpConfig
 from tidegate.telemetry.secrets import mask, url_password
 
 __all__ = [
@@ -39,60 +40,22 @@ __all__ = [
 ]
 
 ORIGIN_SCHEMES: Final = REDIS_SCHEMES | {"sqlite", "memory"}
-# Several processes must see it, so that a ledger in the memory of one of them is not offered here.
+# Several processes share the ledger, so that one in the memory of a process is not accepted.
 LEDGER_SCHEMES: Final = MYSQL_SCHEMES | POSTGRES_SCHEMES | {"sqlite"}
 
-# A region's name is written into every ledger row and into metric labels: short, plain, and the same for years.
+# A region's name is written into every ledger row and into metric labels: short, plain and stable.
 REGION_PATTERN: Final = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
 
-# What an embedded server keeps in `data_dir`. Two files, so that counting never waits for a change of the catalog.
+# The files of an embedded server in `data_dir`. Two, so that counting never waits for a change of the catalog.
 CATALOG_FILE: Final = "tidegate.db"
 ORIGIN_FILE: Final = "origin.db"
 
-# Without a ledger there is no other region to be told apart from.
+# The region of a server that has no ledger, and therefore no other region.
 ONLY_REGION: Final = "default"
-
-Seconds = Annotated[float, Meta(gt=0, le=86_400)]
-
-
-class HttpConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """Bounds of the HTTP side. They protect one node from its clients and change no decision."""
-
-    body_bytes_max: Annotated[
-        int, Meta(ge=1_024, le=1_073_741_824, description="Largest request body, in bytes; above it: 413.")
-    ] = 10_485_760
-    header_bytes_max: Annotated[
-        int,
-        Meta(
-            ge=1_024,
-            le=1_048_576,
-            description="Largest request line and headers together, in bytes; above: 431.",
-        ),
-    ] = 32_768
-    headers_max: Annotated[
-        int, Meta(ge=8, le=10_000, description="Most header fields in one request; above it: 431.")
-    ] = 100
-    connections_max: Annotated[
-        int,
-        Meta(ge=1, le=1_000_000, description="Most open connections in one worker; above it new ones wait."),
-    ] = 10_000
-    header_timeout_s: Annotated[
-        Seconds, Meta(description="Longest time from the first byte of a request to the end of its headers.")
-    ] = 10.0
-    request_timeout_s: Annotated[
-        Seconds, Meta(description="Longest time for a whole request, body included; then: 408.")
-    ] = 60.0
-    idle_timeout_s: Annotated[
-        Seconds, Meta(description="How long an idle keep-alive connection stays open.")
-    ] = 75.0
-    stop_timeout_s: Annotated[
-        Seconds,
-        Meta(description="Deadline of a graceful stop: finish requests, flush the last counts, exit."),
-    ] = 10.0
 
 
 class TlsConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """TLS of the HTTP listener. Both or none."""
+    """TLS of the HTTP listener: both files or none."""
 
     cert: Annotated[
         str | None, Meta(description="PEM file with the certificate chain.", extra={"shown": "path"})
@@ -103,7 +66,7 @@ class TlsConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LogConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """What the server says on stderr."""
+    """The log on stderr."""
 
     level: Annotated[
         Literal["debug", "info", "warning", "error"],
@@ -115,7 +78,7 @@ class LogConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything that `tidegate serve` can be told."""
+    """All settings of `tidegate serve`."""
 
     listen: Annotated[
         str, Meta(description="HOST:PORT to serve on; [::1]:PORT for IPv6; port 0 takes a free one.")
@@ -186,7 +149,7 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def catalog_url(self) -> str:
-        """Where keys, namespaces and overrides are: the ledger's database, or a file in `data_dir`."""
+        """The database of keys, namespaces and overrides: the ledger's, or a file in `data_dir`."""
         return catalog_url(self.data_dir, self.ledger)
 
     @property
@@ -201,13 +164,13 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def secrets(self) -> tuple[str, ...]:
-        """The literal secrets in this configuration, for the masker of the logs."""
+        """The secrets in this configuration, which the log masks."""
         passwords = (url_password(url) for url in (self.origin, self.ledger) if url)
         return tuple(password for password in passwords if password)
 
 
 class Setting(NamedTuple):
-    """One field of the configuration, as file, environment, flags, `config show` and the docs see it."""
+    """One field of the configuration, for file, environment, flags, `config show` and the docs."""
 
     path: str
     """`http.body_bytes_max`: the section and the key in the TOML file."""
@@ -215,7 +178,7 @@ class Setting(NamedTuple):
     default: Any
     description: str
     expected: str
-    """What a right value looks like."""
+    """What a valid value looks like."""
     shown: str
     """`url` hides the password, `path` and `plain` are shown as they are."""
 
@@ -253,7 +216,7 @@ class Fault(NamedTuple):
 
 
 class ConfigFaults(ConfigurationError):
-    """The configuration cannot be used. `faults` holds every fault that was found, `warnings` what else was odd."""
+    """The configuration cannot be used. `faults` has every fault that was found, `warnings` everything else."""
 
     def __init__(self, faults: tuple[Fault, ...], warnings: tuple[str, ...] = ()) -> None:
         super().__init__("\n".join(str(fault) for fault in faults))
@@ -266,7 +229,7 @@ class ConfigFaults(ConfigurationError):
 
 @dataclass(frozen=True)
 class Loaded:
-    """A configuration that is right, and where each of its values came from."""
+    """A valid configuration, and where each of its values came from."""
 
     config: ServerConfig
     sources: Mapping[str, str]
@@ -304,7 +267,7 @@ def _walk(struct: type[msgspec.Struct], prefix: str) -> Iterator[Setting]:
         info = msgspec.inspect.type_info(field.type)
         description = ""
         extra: dict[Any, Any] = {}
-        # Nested Annotated types (Seconds) come as Meta in Meta: the outermost one that says something wins.
+        # Nested Annotated types (Seconds) come as Meta in Meta: the outermost one with a text wins.
         for meta in reversed(getattr(field.type, "__metadata__", ())):
             if isinstance(meta, Meta):
                 description = description or (meta.description or "")
@@ -332,7 +295,7 @@ SETTINGS: Final = tuple(_walk(ServerConfig, ""))
 
 
 def sqlite_url(path: Path) -> str:
-    """The URL of a SQLite file; absolute, so that it stays right when somebody changes the directory."""
+    """The URL of a SQLite file; absolute, so that it does not depend on the current directory."""
     return f"sqlite:///{quote(str(path.absolute()))}"
 
 
@@ -342,7 +305,7 @@ def catalog_url(data_dir: str, ledger: str | None) -> str:
 
 
 def split_listen(listen: str) -> tuple[str, int]:
-    """(host, port) of HOST:PORT; ValueError if it is none."""
+    """(host, port) of HOST:PORT; ValueError if it has another form."""
     match = re.fullmatch(r"(?:\[([0-9A-Fa-f:.%a-z]+)\]|([^\s:\[\]/]+)):([0-9]{1,5})", listen)
     if match is None or int(match.group(3)) > 65_535:
         raise ValueError(listen)

@@ -37,16 +37,16 @@ from tidegate.telemetry.secrets import mask
 
 __all__ = ["check_certificate", "load", "load_values"]
 
-# A name that the environment may hold without being a setting of the server.
+# Variables that are not settings of the server.
 OTHER_VARIABLES: Final = frozenset(
     {"TIDEGATE_CONFIG", "TIDEGATE_URL", "TIDEGATE_KEY", "TIDEGATE_DEBUG", "TIDEGATE_PURE"}
 )
-# What Kubernetes puts into every pod beside a Service that is called tidegate.
+# Kubernetes sets these in every pod if there is a Service called tidegate.
 SERVICE_LINK: Final = re.compile(r"TIDEGATE_(?:SERVICE_(?:HOST|PORT.*)|PORT(?:_.*)?)")
 
 
 class _Reading:
-    """One reading of all sources: what was found, and every fault on the way."""
+    """One reading of all sources: the values that were found, and every fault."""
 
     def __init__(self) -> None:
         self.values: dict[str, object] = {}
@@ -96,14 +96,14 @@ class _Reading:
                     self.put(path, found, source)
                 else:
                     step = f"correct or remove it{_did_you_mean(path, known)}"
-                    # A password may stand under a name that we do not know: `redis_password = "…"`.
+                    # The value of an unknown name may be a password: `redis_password = "…"`.
                     shown = mask(f"{path}={found!r}").partition("=")[2]
                     self.faults.append(Fault(path, shown, source, "a setting that exists", step))
 
     def read_environment(self, environ: Mapping[str, str]) -> None:
         by_env = {setting.env: setting for setting in SETTINGS}
         from_file = {f"{env}_FILE": setting for env, setting in by_env.items() if setting.shown == "url"}
-        # An empty variable counts as unset: that is how compose files and shells say "nothing".
+        # An empty variable counts as unset, as in compose files and shells.
         for name in sorted(name for name, value in environ.items() if name.startswith("TIDEGATE_") and value):
             if name in by_env:
                 self.put(by_env[name].path, environ[name], f"environment {name}")
@@ -113,6 +113,17 @@ class _Reading:
                 self.warnings.append(
                     f"{name} is not a setting and has no effect{_did_you_mean(name, by_env)}"
                 )
+
+    def read_arguments(self, arguments: Mapping[str, object]) -> None:
+        known = {setting.path: setting for setting in SETTINGS}
+        for path, value in arguments.items():
+            source = f"argument {path}"
+            if path in known:
+                self.put(path, value, source)
+            else:
+                step = f"correct or remove it{_did_you_mean(path, known)}"
+                shown = mask(f"{path}={value!r}").partition("=")[2]
+                self.faults.append(Fault(path, shown, source, "a setting that exists", step))
 
     def _read_secret_file(self, setting: Setting, name: str, environ: Mapping[str, str]) -> None:
         source = f"environment {name}"
@@ -125,12 +136,12 @@ class _Reading:
         except (OSError, UnicodeDecodeError) as error:
             step = f"make {name} name a readable file that holds the URL"
             reason = error.strerror if isinstance(error, OSError) else "not UTF-8"
-            # Somebody may have put the URL itself where its file's name belongs.
+            # The value may be the URL itself instead of the name of its file.
             shown = mask(repr(environ[name]))
             self.faults.append(Fault(setting.path, shown, source, f"a text file ({reason})", step))
 
     def convert(self) -> dict[str, Any]:
-        """Every winning value in its type; a value that cannot be is a fault and stays out."""
+        """Every value in its type; a value that cannot be converted is a fault and is left out."""
         converted: dict[str, Any] = {}
         for setting in SETTINGS:
             if setting.path not in self.values:
@@ -138,7 +149,7 @@ class _Reading:
                 self.sources[setting.path] = "default"
                 continue
             value = self.values[setting.path]
-            # A file has types of its own, so "8" is no number there; variables and flags are always text.
+            # TOML has types of its own, so "8" is not a number there; variables and flags are always text.
             strict = self.sources[setting.path].startswith("file ")
             try:
                 typed = msgspec.convert(value, setting.type, strict=strict)
@@ -146,7 +157,7 @@ class _Reading:
             except (msgspec.ValidationError, ValueError):
                 self._fault(setting, value)
             except ConfigurationError as error:
-                # What the adapters say about a URL names the part that is wrong, with the secret masked.
+                # The adapters' message names the part of the URL that is wrong, with the secret masked.
                 self._fault(setting, value, f"a URL that can be read ({error})")
             else:
                 converted[setting.path] = typed
@@ -165,7 +176,7 @@ class _Reading:
 
     @staticmethod
     def _check(setting: Setting, value: Any) -> None:
-        """What the type alone cannot say about one value; ValueError or ConfigurationError if it is wrong."""
+        """Checks of one value beyond its type; ValueError or ConfigurationError if it is wrong."""
         if setting.path == "listen":
             split_listen(value)
         elif setting.path == "region" and value is not None and re.fullmatch(REGION_PATTERN, value) is None:
@@ -182,7 +193,7 @@ class _Reading:
             raise ValueError(value)
 
     def check_together(self, converted: Mapping[str, Any]) -> None:
-        """What only several values together can break. A value that is a fault by itself is not judged again."""
+        """Checks of several values together. A value that is a fault by itself is not checked again."""
         by_path = {setting.path: setting for setting in SETTINGS}
         ledger, region = converted.get("ledger"), converted.get("region", "")
         if ledger is not None and region is None:
@@ -211,12 +222,16 @@ def load(
     file: Path | None = None,
     environ: Mapping[str, str] | None = None,
     flags: Mapping[str, object] | None = None,
+    arguments: Mapping[str, object] | None = None,
 ) -> Loaded:
     """Read the file, then the environment, then the flags (by `Setting.path`; None is "not given"); later wins.
+
+    `arguments` are those of a Python function: the same, but a name may be unknown.
 
     Raises `ConfigFaults` with everything that is wrong.
     """
     reading = _read(file, environ, flags)
+    reading.read_arguments(arguments or {})
     converted = reading.convert()
     reading.check_together(converted)
     if reading.faults:
@@ -228,12 +243,12 @@ def load(
     sections = {"http": HttpConfig, "tls": TlsConfig, "log": LogConfig}
     built = {name: sections[name](**value) if name in sections else value for name, value in tree.items()}
     if built["test_mode"]:
-        reading.warnings.append("test_mode is on: whoever can call the API can choose the time of a request")
+        reading.warnings.append("test_mode is on: every caller of the API can choose the time of a request")
     return Loaded(ServerConfig(**built), reading.sources, tuple(reading.warnings))
 
 
 def check_certificate(loaded: Loaded) -> None:
-    """Raises `ConfigFaults` unless the TLS files are there and belong together: what only this machine can tell."""
+    """Raises `ConfigFaults` unless the TLS files can be read and belong together."""
     tls = loaded.config.tls
     if tls.cert is None or tls.key is None:
         return
@@ -249,7 +264,7 @@ def check_certificate(loaded: Loaded) -> None:
             faults.append(Fault(path, repr(file), loaded.sources[path], expected, step))
     if not faults:
         try:
-            # An encrypted key would make OpenSSL ask the terminal for its password.
+            # For an encrypted key OpenSSL would ask the terminal for a password.
             ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(tls.cert, tls.key, password=lambda: "")
         except (OSError, ValueError) as error:  # ssl.SSLError is an OSError
             expected = f"a certificate chain in PEM to which the key in {tls.key} belongs ({error})"
@@ -266,7 +281,7 @@ def load_values(
     environ: Mapping[str, str] | None = None,
     flags: Mapping[str, object] | None = None,
 ) -> dict[str, Any]:
-    """Only these settings, for a command that needs no more: faults of others are none of its business."""
+    """Only these settings, for a command that needs no others: their faults are ignored."""
     reading = _read(file, environ, flags)
     converted = reading.convert()
     faults = tuple(fault for fault in reading.faults if fault.field in {"config", *paths})

@@ -1,8 +1,8 @@
-"""What happens once, before the first request: the embedded files are made, and with them the first root key.
+"""The first start: creates the embedded files, and with them the first root key.
 
-A shared database is never changed here: `tidegate migrate` and `tidegate keys create` do that, when somebody says so.
-Law: a start that fails after the key was made (the port is taken, say) does not cost the key. It was never shown, so
-the next start makes another.
+A shared database is never changed here: an operator does that with `tidegate migrate` and `tidegate keys create`.
+Law: a start that fails after the key was created (the port is in use, for example) does not lose the key. It was never
+shown, so the next start creates another.
 """
 
 from __future__ import annotations
@@ -19,27 +19,25 @@ from tidegate.adapters.catalogs import open_catalog
 from tidegate.adapters.migrations import migrate
 from tidegate.errors import ConfigurationError
 from tidegate.ports import Catalog, KeyRow, WorkspaceRow
-from tidegate.server.catalog.ids import IdSource
-from tidegate.server.catalog.keys import digest_of, hint_of, new_key
-from tidegate.server.catalog.permissions import ALL
+from tidegate.server.catalog.keys import ALL, IdSource, digest_of, hint_of, new_key
 from tidegate.server.process.config import ServerConfig
 
 __all__ = ["FirstKey", "announce", "create_key", "make_directory", "make_private_directory", "prepare"]
 
 TIMEOUT_S: Final = 30.0
-# In the data directory from before a first key is made until it has been shown. Holds the ids of such keys.
+# In the data directory from before a first key is created until it has been shown. Holds the ids of such keys.
 NOT_SHOWN_FILE: Final = "first-key-not-shown"
 
 
 class FirstKey(NamedTuple):
-    """Made by the first start; shown once and forgotten."""
+    """Created by the first start; shown once and never stored."""
 
     key: str
     workspace: str
 
 
 def make_private_directory(directory: Path) -> None:
-    """For this user only: digests of keys and counts of identifiers are nobody else's business."""
+    """For this user only: the files hold digests of keys and counts of identifiers."""
     try:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
@@ -50,13 +48,13 @@ def make_private_directory(directory: Path) -> None:
 
 def make_directory(config: ServerConfig) -> None:
     """The data directory of a server that starts."""
-    # Also where somebody made the directory, open to all: what this process makes in it is not.
+    # Also if the directory exists and is open to all: the files that this process creates in it are not.
     os.umask(os.umask(0o077) | 0o077)
     make_private_directory(Path(config.data_dir))
 
 
 async def prepare(config: ServerConfig) -> FirstKey | None:
-    """Make or update the embedded database; make a key if there has never been one that anybody has seen."""
+    """Create or update the embedded database; create a key if none has ever been shown."""
     if config.ledger is not None:
         return None
     await migrate(config.catalog_url, timeout_s=TIMEOUT_S)
@@ -84,7 +82,7 @@ async def prepare(config: ServerConfig) -> FirstKey | None:
 async def create_key(
     catalog: Catalog, workspace_id: str, permissions: tuple[str, ...], name: str, key_id: str
 ) -> str:
-    """A new key of a workspace, which is made if it is not there."""
+    """A new key of a workspace, which is created if it does not exist."""
     rows = await catalog.changes(0, timeout_s=TIMEOUT_S)
     if all(workspace.id != workspace_id for workspace in rows.workspaces):
         await catalog.put_workspace(
@@ -108,7 +106,7 @@ async def create_key(
 
 
 def announce(out: IO[str], config: ServerConfig, bound: socket.socket, first: FirstKey | None) -> None:
-    """Tell people where the server is, and at the first start how to use it; with JSON logs, as one JSON line."""
+    """Print where the server is, and at the first start how to use it; with JSON logs, as one JSON line."""
     host, port = bound.getsockname()[:2]
     scheme = "https" if config.tls.cert is not None else "http"
     shown = f"[{host}]" if ":" in host else host
@@ -139,12 +137,12 @@ def announce(out: IO[str], config: ServerConfig, bound: socket.socket, first: Fi
 
 
 def _curl(config: ServerConfig, url: str, key: str) -> str:
-    """A line for a shell of this machine, on two lines."""
+    """A command to try the server with, on two lines."""
     callable_url = url.replace("0.0.0.0", "127.0.0.1").replace("[::]", "[::1]")  # noqa: S104 - an address shown
     body = '{"namespace": "demo", "identifier": "user_1", "limit": 10, "duration": 60000}'
     trust = ""
     if config.tls.cert is not None:
-        # Often signed by itself or by nobody whom curl knows.
+        # Often self-signed, or signed by an authority that curl does not know.
         trust = f" --cacert {shlex.quote(str(Path(config.tls.cert).resolve()))}"
     return (
         f"curl -s{trust} {callable_url}/v2/ratelimit.limit -H 'Content-Type: application/json' \\\n"

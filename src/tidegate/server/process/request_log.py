@@ -1,8 +1,8 @@
-"""The log of requests: from level debug on, one line for each, with the id that its client was told.
+"""The log of requests: at level debug one line for each request, with the id that its client got.
 
-While the level is higher it costs a request nothing at all: the handlers of the operations are put in place of others
-and back, when the level changes. A line names operation, status and time taken; never a header, a body or a query,
-where keys and people's names are.
+At higher levels it costs a request nothing: the handlers of the operations are replaced when the level changes, and put
+back later. A line has operation, status and time taken; never a header, a body or a query, which may hold keys or
+personal data.
 """
 
 from __future__ import annotations
@@ -12,8 +12,7 @@ import re
 from collections.abc import Callable, Coroutine
 from typing import Any, Final
 
-from tidegate.server.api.problems import Answer
-from tidegate.server.messages import Handler, Head, Operation, Router
+from tidegate.server.messages import Answer, Handler, Head, Operation, Router
 
 __all__ = ["RequestLog"]
 
@@ -24,16 +23,16 @@ REQUEST_ID: Final = re.compile(rb'\{"meta":\{"requestId":"(req_[A-Za-z0-9_]{1,64
 
 
 class RequestLog:
-    """`follow_level` from time to time; `time_s` is any clock that only goes forward."""
+    """Call `follow_level` after the level may have changed; `time_s` is a monotonic clock."""
 
     def __init__(self, router: Router, time_s: Callable[[], float]) -> None:
         self._router = router
         self._time_s = time_s
-        # The handlers as they were, while others are in their place.
+        # The original handlers, while they are replaced.
         self._plain: list[tuple[Operation, Handler]] = []
 
     def follow_level(self) -> None:
-        """Begin to write or stop to, if the level of the logger has changed."""
+        """Start or stop writing, if the level of the logger has changed."""
         is_wanted = logger.isEnabledFor(logging.DEBUG)
         if is_wanted and not self._plain:
             self._plain = [(operation, operation.handler) for operation in self._router.operations]
@@ -44,11 +43,11 @@ class RequestLog:
                 operation.handler = handler
             self._plain = []
 
-    def note(self, name: str, answer: Answer, took_s: float) -> None:
+    def write(self, name: str, answer: Answer, took_s: float) -> None:
         """One line."""
         status, _, body = answer
-        told = REQUEST_ID.match(body)
-        extra: dict[str, object] = {} if told is None else {"request_id": told[1].decode("ascii")}
+        found = REQUEST_ID.match(body)
+        extra: dict[str, object] = {} if found is None else {"request_id": found[1].decode("ascii")}
         logger.debug("%s %d", name, status, extra={**extra, "took_ms": round(took_s * 1000, 3)})
 
     def _logged(self, name: str, handler: Handler) -> Handler:
@@ -56,13 +55,13 @@ class RequestLog:
             started_s = self._time_s()
             answer = handler(head, body)
             if isinstance(answer, tuple):
-                self.note(name, answer, self._time_s() - started_s)
+                self.write(name, answer, self._time_s() - started_s)
                 return answer
             return awaited(answer, started_s)
 
         async def awaited(work: Coroutine[Any, Any, Answer], started_s: float) -> Answer:
             answer = await work
-            self.note(name, answer, self._time_s() - started_s)
+            self.write(name, answer, self._time_s() - started_s)
             return answer
 
         return logged

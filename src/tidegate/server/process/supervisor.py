@@ -1,8 +1,8 @@
 """The supervisor of `tidegate serve --workers N`: starts N workers on one port, replaces those that die, adds up their
-numbers, hands signals on, and goes when they are gone. It serves nothing itself.
+metrics, forwards signals, and ends after them. It serves nothing itself.
 
-Workers are fresh processes, not forks: a fork would share what must not be shared (sockets, threads, random state).
-The port is bound here first, without listening, so that port 0 means the same port to all of them.
+Workers are new processes, not forks: a fork would share what must not be shared (sockets, threads, random state). The
+port is bound here first, without listening, so that port 0 means the same port for all of them.
 """
 
 from __future__ import annotations
@@ -20,9 +20,8 @@ import msgspec
 
 from tidegate.server.http1.listener import bind
 from tidegate.server.process.config import ServerConfig
-from tidegate.server.process.control import Line, ToSupervisor, ToWorker
 from tidegate.server.process.first_start import FirstKey, announce
-from tidegate.server.process.worker import CANNOT_START
+from tidegate.server.process.worker import CANNOT_START, Line, ToSupervisor, ToWorker
 from tidegate.telemetry.logging import JSONFormatter, set_level
 from tidegate.telemetry.metrics import Snapshot
 from tidegate.telemetry.totals import Totals
@@ -31,16 +30,16 @@ __all__ = ["Supervisor"]
 
 logger = logging.getLogger(__name__)
 
-# Numbers are asked for this often even if nobody scrapes: what a worker counted before it crashed is not lost.
+# Metrics are collected this often even without a scrape, so that a crash does not lose what a worker counted.
 REPORT_INTERVAL_S: Final = 1.0
 REPORT_TIMEOUT_S: Final = 1.0
-# A worker that dies is replaced at once; one that keeps dying, less and less often.
+# A worker that dies is replaced at once; one that keeps dying, after a pause that doubles.
 RESTART_FIRST_S: Final = 0.1
 RESTART_LAST_S: Final = 10.0
 STEADY_S: Final = 10.0
-# Workers that have died this often before all were ready once: this server cannot start, whatever the reason.
+# If a worker dies this often before all were ready once, the server cannot start.
 STARTS_MAX: Final = 5
-# Beyond the workers' own deadline, before they are killed.
+# Workers are killed this long after their own deadline.
 KILL_AFTER_S: Final = 2.0
 
 
@@ -111,15 +110,15 @@ class Supervisor:
             started_at = loop.time()
             worker = await self._start(bound)
             if self._stopping.is_set():
-                # It came after the others had been told.
+                # It was started while the others were being stopped.
                 with suppress(ProcessLookupError):
                     worker.process.terminate()
-            code = await self._attend(worker)
+            code = await self._follow(worker)
             if self._stopping.is_set():
                 return
             if not self._all_ready.is_set() and (code == CANNOT_START or starts >= STARTS_MAX):
                 if code != CANNOT_START:
-                    logger.error("a worker has ended %d times before it could serve; giving up", starts)
+                    logger.error("a worker ended %d times before it could serve; the server stops", starts)
                 self._exit_code = 1
                 self._stopping.set()
                 return
@@ -146,13 +145,13 @@ class Supervisor:
         worker.line.send(ToWorker(config=self._config, port=bound.getsockname()[1], log_format=_log_format()))
         return worker
 
-    async def _attend(self, worker: _Worker) -> int:
-        """Listen to a worker until it ends; its exit code."""
+    async def _follow(self, worker: _Worker) -> int:
+        """Read the messages of a worker until it ends; its exit code."""
         while True:
             message = await worker.line.receive(ToSupervisor)
             if not isinstance(message, ToSupervisor):
                 break
-            self._heard(worker, message)
+            self._on_message(worker, message)
         code = await worker.process.wait()
         self._workers.discard(worker)
         if worker.node is not None:
@@ -162,7 +161,7 @@ class Supervisor:
         await worker.line.close()
         return code
 
-    def _heard(self, worker: _Worker, message: ToSupervisor) -> None:
+    def _on_message(self, worker: _Worker, message: ToSupervisor) -> None:
         if message.is_ready:
             worker.node = message.node
             self._ready += 1
@@ -187,14 +186,14 @@ class Supervisor:
         timeout_s = self._config.http.stop_timeout_s + KILL_AFTER_S
         _, late = await asyncio.wait(keepers, timeout=timeout_s)
         if late:
-            logger.error("%d workers did not stop within %s s and are killed", len(late), timeout_s)
+            logger.error("%d workers did not stop within %s s; killing them", len(late), timeout_s)
             self._exit_code = 1
             for worker in list(self._workers):
                 with suppress(ProcessLookupError):
                     worker.process.kill()
             await asyncio.wait(late)
 
-    # Numbers.
+    # Metrics.
 
     async def _report(self) -> None:
         while True:
@@ -202,7 +201,7 @@ class Supervisor:
             await self._gather()
 
     async def _gather(self) -> None:
-        """Fresh numbers of all workers, as far as they answer in time."""
+        """The metrics of all workers that answer in time."""
         self._last_report += 1
         number = self._last_report
         waiting: list[asyncio.Future[None]] = []
@@ -230,10 +229,10 @@ class Supervisor:
             try:
                 level = self._reload().log.level
             except Exception:
-                logger.exception("the configuration cannot be read again; going on with the old one")
+                logger.exception("the configuration could not be read again; the old one stays in force")
                 return
             set_level(level)
-            # Also for workers that are started later, in place of one that died.
+            # Also for workers that replace another one later.
             log = msgspec.structs.replace(self._config.log, level=level)
             self._config = msgspec.structs.replace(self._config, log=log)
         for worker in self._workers:
@@ -241,6 +240,6 @@ class Supervisor:
 
 
 def _log_format() -> str:
-    """As `tidegate serve` has set it up for this process."""
+    """The format that `tidegate serve` has set for this process."""
     handlers = logging.getLogger().handlers
     return "json" if any(isinstance(handler.formatter, JSONFormatter) for handler in handlers) else "text"

@@ -1,24 +1,42 @@
-"""The OpenAPI document and the error table as pages for people: no script, nothing loaded from elsewhere."""
+"""The pages beside the API: /livez, /readyz, /metrics for operators; /openapi.json, /docs, /docs/errors for developers.
+
+Live means that the process answers. Ready means that it can judge requests: it knows keys, and it is not stopping. A
+dependency that is down makes a node degraded, not unready: decisions continue from memory, and to take all nodes out of
+service because their database is down would turn a small outage into a large one.
+
+Pages have no script and load nothing. Their links are relative, so that they work under any prefix.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
+from functools import cache, partial
 from html import escape
 from typing import Any, Final
 
-from tidegate.server.api.problems import Problem
+import msgspec
 
-__all__ = ["ERRORS_PATH", "HEADERS", "render", "render_errors"]
+from tidegate.runtime.statistics import Health
+from tidegate.server.api import openapi
+from tidegate.server.api.problems import JSON_LINE, Problem, problems_by_suffix
+from tidegate.server.messages import Answer, Head, Route
+from tidegate.telemetry.metrics import Snapshot
+from tidegate.telemetry.prometheus import CONTENT_TYPE, render
 
-# The path of `error.type`: whoever reads one may ask the server at hand instead of the address in it.
+__all__ = ["ERRORS_PATH", "Pages", "ready_lines", "render_docs", "render_errors"]
+
+# The path of `error.type`: the page is also on this server, not only at the address in the type.
 ERRORS_PATH: Final = "/docs/errors"
 
-HEADERS: Final = (
+HTML_LINES: Final = (
     b"content-type: text/html; charset=utf-8\r\n"
     b"content-security-policy: default-src 'none'; style-src 'unsafe-inline'; frame-ancestors 'none'\r\n"
     b"x-content-type-options: nosniff\r\n"
 )
+
+TEXT_LINES: Final = b"content-type: text/plain; charset=utf-8\r\ncache-control: no-store\r\n"
+METRICS_LINES: Final = f"content-type: {CONTENT_TYPE}\r\ncache-control: no-store\r\n".encode("ascii")
 
 STYLE: Final = """
 :root { color-scheme: light dark; --line: #8884; --soft: #8881; --accent: #0a7c8c; }
@@ -32,14 +50,80 @@ padding: 0.4rem 0.75rem 0.4rem 0; border-bottom: 1px solid var(--line); }
 """
 
 
-def render(document: Mapping[str, Any]) -> bytes:
-    """The page."""
+def ready_lines(is_ready: bool, dependencies: Sequence[Health]) -> str:
+    """One line for the node and one for each dependency: its name, its state, the reason."""
+    degraded = [dependency for dependency in dependencies if not dependency.ok]
+    state = "not ready" if not is_ready else "degraded" if degraded else "ready"
+    lines = [f"{state}: tidegate"]
+    for name, ok, detail in ((each.name, each.ok, each.detail) for each in dependencies):
+        lines.append(f"{'ok' if ok else 'degraded'}: {name}: {' '.join(detail.split())}")
+    return "\n".join(lines) + "\n"
+
+
+class Pages:
+    """The pages. `is_ready`, `dependencies` and `snapshots` come from the service that assembled everything."""
+
+    def __init__(
+        self,
+        is_ready: Callable[[], bool],
+        dependencies: Callable[[], Sequence[Health]],
+        snapshots: Callable[[], Awaitable[Sequence[Snapshot]]],
+    ) -> None:
+        self._is_ready = is_ready
+        self._dependencies = dependencies
+        self._snapshots = snapshots
+
+    def routes(self) -> list[Route]:
+        problems = problems_by_suffix()
+        errors = {ERRORS_PATH: partial(render_errors, "Errors", problems, ERRORS_PATH)}
+        for suffix, rows in problems.items():
+            path = f"{ERRORS_PATH}/{suffix}"
+            errors[path] = partial(render_errors, rows[0].title, {suffix: rows}, path)
+        return [
+            Route("GET", "/livez", "livez", lambda _head, _body: (200, TEXT_LINES, b"ok\n")),
+            Route("GET", "/readyz", "readyz", self.readyz),
+            Route("GET", "/metrics", "metrics", self.metrics),
+            Route(
+                "GET", "/openapi.json", "openapi", lambda _head, _body: (200, JSON_LINE, openapi_document())
+            ),
+            Route("GET", "/docs", "docs", lambda _head, _body: (200, HTML_LINES, docs_document())),
+            *(Route("GET", path, "docs", partial(self.errors, page)) for path, page in errors.items()),
+        ]
+
+    def readyz(self, _head: Head, _body: bytes) -> Answer:
+        is_ready = self._is_ready()
+        text = ready_lines(is_ready, self._dependencies())
+        return 200 if is_ready else 503, TEXT_LINES, text.encode()
+
+    def metrics(self, _head: Head, _body: bytes) -> Coroutine[Any, Any, Answer]:
+        async def work() -> Answer:
+            return 200, METRICS_LINES, render(await self._snapshots())
+
+        return work()
+
+    def errors(self, page: Callable[[], bytes], _head: Head, _body: bytes) -> Answer:
+        return 200, HTML_LINES, page()
+
+
+@cache
+def openapi_document() -> bytes:
+    """Made for the first request: most processes never need it."""
+    return msgspec.json.encode(openapi.document())
+
+
+@cache
+def docs_document() -> bytes:
+    return render_docs(openapi.document())
+
+
+def render_docs(document: Mapping[str, Any]) -> bytes:
+    """The OpenAPI document as a page, at /docs."""
     return "\n".join(_lines(document)).encode()
 
 
-def render_errors(title: str, problems: Mapping[str, Sequence[Problem]]) -> bytes:
-    """A page about errors, by the path of their types: about all of them, or about one."""
-    return "\n".join(_error_lines(title, problems)).encode()
+def render_errors(title: str, problems: Mapping[str, Sequence[Problem]], path: str) -> bytes:
+    """The page at `path` about these errors, by the path of their types."""
+    return "\n".join(_error_lines(title, problems, "../" * (path.count("/") - 1))).encode()
 
 
 def _head(title: str) -> Iterator[str]:
@@ -53,8 +137,8 @@ def _lines(document: Mapping[str, Any]) -> Iterator[str]:
     yield from _head(f"{info['title']} {info['version']}")
     yield f"<p>{escape(info['description'])}</p>"
     yield '<p class="soft">Send <code>Authorization: Bearer KEY</code> with every call. '
-    yield 'The same as data: <a href="/openapi.json">/openapi.json</a>. '
-    yield f'What errors mean: <a href="{ERRORS_PATH}">{ERRORS_PATH}</a>.</p><ul>'
+    yield 'The same as data: <a href="openapi.json">openapi.json</a>. '
+    yield f'What errors mean: <a href="{ERRORS_PATH[1:]}">{ERRORS_PATH}</a>.</p><ul>'
     for path in document["paths"]:
         yield f'<li><a href="#{escape(path)}"><code>{escape(path)}</code></a></li>'
     yield "</ul>"
@@ -64,10 +148,10 @@ def _lines(document: Mapping[str, Any]) -> Iterator[str]:
     yield "</body></html>"
 
 
-def _error_lines(title: str, problems: Mapping[str, Sequence[Problem]]) -> Iterator[str]:
+def _error_lines(title: str, problems: Mapping[str, Sequence[Problem]], up: str) -> Iterator[str]:
     yield from _head(title)
-    yield '<p class="soft"><a href="/docs">The API</a>'
-    yield f' · <a href="{ERRORS_PATH}">all errors</a></p>'
+    yield f'<p class="soft"><a href="{up}docs">The API</a>'
+    yield f' · <a href="{up}{ERRORS_PATH[1:]}">all errors</a></p>'
     if len(problems) > 1:
         yield "<table>"
         for suffix, rows in problems.items():
