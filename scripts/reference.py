@@ -20,9 +20,9 @@ import click
 
 from tidegate.cli.outcomes import EXIT_CODES
 from tidegate.cli.root import COMMANDS, root
-from tidegate.server.config import SETTINGS, Setting
-from tidegate.server.docs_page import ERRORS_PATH
-from tidegate.server.problems import DOCUMENTATION, problems_by_suffix
+from tidegate.server.api.pages import ERRORS_PATH
+from tidegate.server.api.problems import DOCUMENTATION, problems_by_suffix
+from tidegate.server.process.config import SETTINGS, Setting
 from tidegate.telemetry.metrics import METRICS, Metric
 
 __all__ = ["PAGES", "example_toml"]

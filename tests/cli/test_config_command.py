@@ -8,8 +8,8 @@ import pytest
 
 from reference import example_toml
 from tests.cli.conftest import Invoke, InvokeJSON, Program
-from tidegate.server.config import SETTINGS, ServerConfig
-from tidegate.server.config_load import load
+from tidegate.server.process.config import SETTINGS, ServerConfig
+from tidegate.server.process.config_load import load
 
 SECRET = "S3cretHunter2"
 LEDGER = f"mysql://tidegate:{SECRET}@db.internal/tidegate"

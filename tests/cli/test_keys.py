@@ -11,8 +11,14 @@ import pytest
 from tests.cli.conftest import PROGRAM, Invoke, InvokeJSON, Program
 from tidegate.cli.catalogs import Place, all_rows
 from tidegate.ports import Catalog, CatalogChanges
-from tidegate.server.auth import digest_of
-from tidegate.server.permissions import ACTIONS, ALL, PERMISSION_LENGTH_MAX, PERMISSIONS_MAX, override_urn
+from tidegate.server.catalog.keys import (
+    ACTIONS,
+    ALL,
+    PERMISSION_LENGTH_MAX,
+    PERMISSIONS_MAX,
+    digest_of,
+    override_urn,
+)
 
 NOW_AND_THEN = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ")
 

@@ -9,7 +9,7 @@ import pytest
 from reference import PAGES
 from tidegate.cli.outcomes import ExitCode
 from tidegate.cli.root import COMMANDS
-from tidegate.server.config import SETTINGS
+from tidegate.server.process.config import SETTINGS
 from tidegate.telemetry.metrics import METRICS
 
 REFERENCE = Path(__file__).parents[2] / "docs" / "reference"

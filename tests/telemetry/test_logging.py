@@ -243,7 +243,8 @@ def test_uncaught_exceptions_and_warnings_are_logged_masked(process_logging: Non
 
 def test_importing_tidegate_configures_no_logging() -> None:
     program = (
-        "import logging, tidegate, tidegate.telemetry.logging, tidegate.telemetry.prometheus, tidegate.server.config\n"
+        "import logging, tidegate, tidegate.server.process.config\n"
+        "import tidegate.telemetry.logging, tidegate.telemetry.prometheus\n"
         "assert not logging.getLogger().handlers and not logging.getLogger('tidegate').handlers\n"
         "assert logging.getLogger('tidegate').level == logging.NOTSET"
     )

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from tidegate.cli.settings import value_options
-from tidegate.server.config import CATALOG_FILE, catalog_url
+from tidegate.server.process.config import CATALOG_FILE, catalog_url
 
 if TYPE_CHECKING:
     from tidegate.ports import Catalog, CatalogChanges, WorkspaceRow
@@ -60,7 +60,7 @@ async def opened_catalog(place: Place, *, create: bool = False) -> AsyncIterator
     """The catalog, connected. `create` creates an embedded catalog first, never a shared one."""
     from tidegate.adapters.catalogs import open_catalog
     from tidegate.adapters.migrations import migrate
-    from tidegate.server.first_start import make_private_directory
+    from tidegate.server.process.first_start import make_private_directory
 
     if place.is_embedded and not create and not (place.data_dir / CATALOG_FILE).exists():
         raise click.ClickException(

@@ -10,8 +10,8 @@ import click
 from tidegate.adapters.secrets import mask
 from tidegate.cli.outcomes import ExitCode, json_option, print_result
 from tidegate.cli.settings import setting_options
-from tidegate.server.config import SETTINGS, ConfigFaults, Loaded, Setting
-from tidegate.server.config_load import check_certificate
+from tidegate.server.process.config import SETTINGS, ConfigFaults, Loaded, Setting
+from tidegate.server.process.config_load import check_certificate
 
 __all__ = ["config"]
 

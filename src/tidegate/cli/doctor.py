@@ -28,7 +28,7 @@ from tidegate.cli.settings import setting_options
 from tidegate.core.model import Component, Tuning
 from tidegate.errors import MissingExtra, RegionMismatch, TidegateError
 from tidegate.ports import LedgerOverview
-from tidegate.server.config import CATALOG_FILE, ORIGIN_FILE, ConfigFaults, Loaded, ServerConfig
+from tidegate.server.process.config import CATALOG_FILE, ORIGIN_FILE, ConfigFaults, Loaded, ServerConfig
 
 __all__ = ["Finding", "doctor", "examine"]
 

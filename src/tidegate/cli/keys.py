@@ -13,7 +13,7 @@ from tidegate.cli.databases import run
 from tidegate.cli.durations import DURATION
 from tidegate.cli.outcomes import json_option, print_result, warn
 from tidegate.errors import InvalidInput
-from tidegate.server.permissions import checked_permissions, why_without_effect
+from tidegate.server.catalog.keys import checked_permissions, why_without_effect
 
 if TYPE_CHECKING:
     from tidegate.ports import CatalogChanges, KeyRow
@@ -154,8 +154,7 @@ async def _create(
 ) -> tuple[str, KeyRow]:
     from tidegate.core.model import checked_name
     from tidegate.ports import KeyRow, WorkspaceRow
-    from tidegate.server.auth import digest_of, hint_of, new_key
-    from tidegate.server.ids import IdSource
+    from tidegate.server.catalog.keys import IdSource, digest_of, hint_of, new_key
 
     checked_name("workspace", workspace)
     if expires_at_ms is not None and expires_at_ms <= now_ms():
@@ -258,7 +257,7 @@ async def _revoke(place: Place, key_id: str) -> KeyRow:
 
 
 def _find_key(rows: CatalogChanges, wanted: str) -> KeyRow:
-    from tidegate.server.auth import digest_of
+    from tidegate.server.catalog.keys import digest_of
 
     digest = digest_of(wanted)
     for row in rows.keys:

@@ -15,7 +15,7 @@ import msgspec
 from tidegate.cli.outcomes import ExitCode, json_option
 from tidegate.cli.settings import setting_options
 from tidegate.errors import ConfigurationError, RegionMismatch
-from tidegate.server.config import ORIGIN_FILE, Loaded, ServerConfig
+from tidegate.server.process.config import ORIGIN_FILE, Loaded, ServerConfig
 
 __all__ = ["renamed", "serve"]
 
@@ -33,8 +33,8 @@ def serve(load_settings: Callable[[], Loaded], as_json: bool) -> ExitCode:
     key. SIGTERM stops it gracefully, SIGHUP reloads keys and log level. --json is the same as --log-format json: one
     JSON object per line; the URL (and the first key) on stdout, the log on stderr.
     """
-    from tidegate.server.config_load import check_certificate
-    from tidegate.server.service import run
+    from tidegate.server.process.config_load import check_certificate
+    from tidegate.server.process.service import run
     from tidegate.telemetry.logging import configure
 
     loaded = load_settings()

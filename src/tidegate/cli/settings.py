@@ -1,7 +1,7 @@
 """The settings of the server as options, with the same names, help and error messages as in file and environment.
 
-Every option comes from `tidegate.server.config.SETTINGS`. click passes the text on unchecked, so that a wrong value has
-the same message wherever it came from.
+Every option comes from `tidegate.server.process.config.SETTINGS`. click passes the text on unchecked, so that a wrong
+value has the same message wherever it came from.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from typing import Any, TypeVar
 
 import click
 
-from tidegate.server.config import SETTINGS, Setting
-from tidegate.server.config_load import load, load_values
+from tidegate.server.process.config import SETTINGS, Setting
+from tidegate.server.process.config_load import load, load_values
 
 __all__ = ["setting_options", "value_options"]
 

@@ -14,7 +14,7 @@ import pytest
 from tests.e2e.server.wire import Client, body, post, used
 from tests.server.harness import TidegateServer, Workspace, eventually
 from tidegate.adapters.migrations import migrate
-from tidegate.server.catalog_sync import POLL_INTERVAL_S, POLL_JITTER
+from tidegate.server.catalog.sync import POLL_INTERVAL_S, POLL_JITTER
 from tidegate.testing import RedisServer
 from tidegate.testing.servers.mysql_family import MySQLFamilyServer
 
