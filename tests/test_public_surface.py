@@ -22,6 +22,7 @@ OPTIONAL = {
     "asyncmy",
     "asyncpg",
     "click",
+    "cryptography",
     "hiredis",
     "httptools",
     "matplotlib",

@@ -134,6 +134,10 @@ class Session(ABC, Generic[Raw]):
         self._lane = lane
         self._is_waiting = False  # an answer is outstanding
         self._is_in_transaction = False
+        # What begins and ends a transaction. A dialect may add statements of its own.
+        self.begin = "BEGIN"
+        self.commit = "COMMIT"
+        self.rollback = "ROLLBACK"
 
     @property
     def is_at_rest(self) -> bool:
@@ -152,13 +156,13 @@ class Session(ABC, Generic[Raw]):
     async def transaction(self) -> AsyncIterator[None]:
         """All or nothing. Whatever is raised inside rolls back, and goes on."""
         self._is_in_transaction = True
-        await self.execute("BEGIN")
+        await self.execute(self.begin)
         try:
             yield
         except Exception:
             await self.roll_back()
             raise
-        await self.execute("COMMIT")
+        await self.execute(self.commit)
         self._is_in_transaction = False
 
     async def roll_back(self) -> None:
@@ -166,7 +170,7 @@ class Session(ABC, Generic[Raw]):
         if not self._is_waiting:
             self._is_in_transaction = True
             with suppress(DependencyError):
-                await self.execute("ROLLBACK")
+                await self.execute(self.rollback)
                 self._is_in_transaction = False
 
     async def bounded(self, work: Coroutine[Any, Any, Result]) -> Result:

@@ -10,10 +10,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from random import Random
 from secrets import token_hex
-from time import time_ns
 from typing import Final
 
-from tidegate.adapters.clock import WallClock
+from tidegate.adapters.clock import WallClock, now_ns
 from tidegate.adapters.forks import INHERITED
 from tidegate.adapters.urls import check_directory, open_ledger, open_origin
 from tidegate.core.engine import Engine, Need
@@ -154,9 +153,9 @@ class Fleet:
             has_origin=self._origin is not None,
             has_ledger=self._ledger is not None,
         )
-        now_ns = time_ns if isinstance(self.environment.clock, WallClock) else self._now_ns
+        time_ns = now_ns if isinstance(self.environment.clock, WallClock) else self._now_ns
         state = NOT_STARTED if self.shares else IDLE
-        gate = Gate(engine, now_ns, wake, settle, acquire, release, begin, state)
+        gate = Gate(engine, time_ns, wake, settle, acquire, release, begin, state)
         return Parts(engine, gate, self._node(engine, gate, on_loop_closed) if self.shares else None)
 
     def make_for_new_loop(self, parts: Parts, on_loop_closed: Callable[[], object]) -> Parts:
