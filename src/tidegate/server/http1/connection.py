@@ -185,7 +185,11 @@ class HttpConnection(asyncio.Protocol):
                     begin = server.begins.get(status) or server.begin(status)
                     length = len(body)
                     end_line = LENGTH_LINES[length] if length < READY_LENGTHS else length_line(length)
-                    self._put((begin, lines, end_line, body))
+                    # _put, without a call.
+                    is_first = not self._unsent
+                    self._unsent += (begin, lines, end_line, body)
+                    if is_first:
+                        server.outbox.add(self)
                     statuses = operation.statuses
                     statuses[status] = statuses.get(status, 0) + 1
                     self.expires = server.wheel.now + server.idle_ticks
