@@ -12,7 +12,7 @@ from tests.runtime.world import HUNDRED_A_MINUTE, MILLION_AN_HOUR, Region, clock
 from tidegate import Limit, Tuning
 from tidegate.adapters.backoff import Backoff
 from tidegate.adapters.memory import MemoryOrigin
-from tidegate.core.model import Component, Heard
+from tidegate.core.model import Component, OriginReply
 from tidegate.runtime.replay import SLICE_CELLS, YIELDS
 from tidegate.testing.faults import TrackingOrigin
 from tidegate.testing.limiters import make_async_limiter
@@ -333,7 +333,7 @@ class SlowOrigin(MemoryOrigin):
 
     merge_s = 0.0
 
-    async def merge(self, components: Sequence[Component], *, timeout_s: float) -> list[Heard]:
+    async def merge(self, components: Sequence[Component], *, timeout_s: float) -> list[OriginReply]:
         await asyncio.sleep(self.merge_s)
         return await super().merge(components, timeout_s=timeout_s)
 

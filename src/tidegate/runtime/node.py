@@ -20,10 +20,12 @@ from types import MappingProxyType
 from typing import Final
 
 from tidegate.adapters.backoff import Backoff
-from tidegate.core.convergence import Convergence
 from tidegate.core.engine import Engine
 from tidegate.core.gate import CLOSED, Gate
+from tidegate.core.ledger_sync import LedgerSync
 from tidegate.core.model import Tuning
+from tidegate.core.origin_sync import OriginSync
+from tidegate.core.sweep import Sweep
 from tidegate.errors import CircuitOpen, Closed, ConfigurationError, DependencyError
 from tidegate.ports import Ledger, Origin
 from tidegate.runtime.breaker import Breaker
@@ -103,7 +105,9 @@ class Node:
         self._ledger_problem: str | None = "not opened yet"
         # Set when requests need not wait for the start any longer: the origin was opened, or could not be.
         self.can_decide: Final[asyncio.Event] = asyncio.Event()
-        self.convergence: Final[Convergence] = Convergence(engine, tuning, region)
+        self.sweep: Final[Sweep] = Sweep(engine.subjects, engine.pending, engine.global_view)
+        self.origin_sync: Final[OriginSync] = OriginSync(engine, self.sweep, tuning)
+        self.ledger_sync: Final[LedgerSync] = LedgerSync(engine, self.sweep, tuning, region)
         self.stalls: StallMonitor = StallMonitor()
         self.reads: Reads | None = None
         self.replay: ReplayLoop | None = None
@@ -116,32 +120,28 @@ class Node:
             self._make_ledger_loops(ledger)
 
     def _make_origin_loops(self, origin: Origin) -> None:
-        gate, convergence, tuning = self._gate, self.convergence, self._tuning
-        replay = ReplayLoop(
-            origin, gate, convergence, tuning, self._backoff(), is_usable=self._is_origin_usable
-        )
+        gate, sync, tuning = self._gate, self.origin_sync, self._tuning
+        replay = ReplayLoop(origin, gate, sync, tuning, self._backoff(), is_usable=self._is_origin_usable)
         self.replay = replay
-        self.reads = Reads(
-            origin, gate, convergence, tuning, is_usable=self._is_origin_usable, on_work=self.wake
-        )
+        self.reads = Reads(origin, gate, sync, tuning, is_usable=self._is_origin_usable, on_work=self.wake)
         self.pulse = PulseLoop(
             origin,
             self._region,
             gate,
-            convergence,
+            self.sweep,
             tuning,
             on_wiped=self.wake,
             on_recovered=replay.retry_now,
         )
 
     def _make_ledger_loops(self, ledger: Ledger) -> None:
-        gate, convergence, tuning, random = self._gate, self.convergence, self._tuning, self._random
-        importer = ImportLoop(ledger, self._region, self._engine, gate, convergence, tuning, random)
+        gate, sync, tuning, random = self._gate, self.ledger_sync, self._tuning, self._random
+        importer = ImportLoop(ledger, self._region, gate, sync, tuning, random)
         self.importer = importer
         self.publish = PublishLoop(
             ledger,
             gate,
-            convergence,
+            sync,
             tuning,
             random,
             is_usable=self._is_ledger_usable,
@@ -280,7 +280,7 @@ class Node:
             # At the same time: an origin that hangs must not use up the ledger's time.
             flushed = all(await asyncio.gather(self._flush_origin(), self._flush_ledger()))
             with self._gate:
-                if not flushed or not self.convergence.has_dirty:
+                if not flushed or not self._engine.pending.dirty:
                     self._gate.resting = CLOSED
                     return flushed
 
@@ -307,16 +307,16 @@ class Node:
 
     def wake(self) -> None:
         """There is work for the replay or the publish loop. Cheap; call it on the node's own event loop."""
-        self._engine.signals = False
+        self._engine.pending.is_urgent = False
         if self.replay is not None:
             self.replay.wake()
-        if self.publish is not None and self.convergence.has_pressed:
+        if self.publish is not None and self._engine.pending.pressed:
             self.publish.press()
 
     @property
     def is_awake(self) -> bool:
         """The loops will see new work by themselves."""
-        return (self.replay is None or self.replay.awake) and not self.convergence.has_pressed
+        return (self.replay is None or self.replay.awake) and not self._engine.pending.pressed
 
     async def _open_and_import(self) -> None:
         """Open the ledger unless that is done, then import until cancelled."""
@@ -376,9 +376,9 @@ class Node:
         known: dict[str, object] = {
             "breaker_states": {b.name: BREAKER_NUMBERS[b.state(now_s)] for b in self._breakers()},
             "loop_stall": self.stalls.histogram.snapshot(),
-            "cells_created_by_import": self.convergence.cells_imported,
-            "origin_heals": self.convergence.heals,
-            "rows_set_aside": self.convergence.rows_set_aside,
+            "cells_created_by_import": self.ledger_sync.cells_imported,
+            "origin_heals": self.sweep.heals,
+            "rows_set_aside": self.ledger_sync.rows_set_aside,
         }
         if self.reads is not None and self.replay is not None and self.pulse is not None:
             since_s = self.replay.behind_since_s
@@ -389,7 +389,7 @@ class Node:
                     operation: histogram.snapshot()
                     for operation, histogram in (self.reads.calls.latency | self.replay.calls.latency).items()
                 },
-                "origin_dirty_subjects": len(self._engine.dirty),
+                "origin_dirty_subjects": len(self._engine.pending.dirty),
                 "origin_cells_merged": self.replay.cells_merged,
                 "replay_lag_s": 0.0 if since_s is None else now_s - since_s,
                 "clock_offset_ms": self.pulse.clock_offset_ms,
@@ -402,6 +402,6 @@ class Node:
                 "import_rows_last": self.importer.rows_last,
                 "import_errors": sum(self.importer.calls.errors.values()),
                 "global_lag_ms": dict(self.importer.lag_ms),
-                "regions": self._engine.regions,
+                "regions": self._engine.global_view.regions,
             }
         return known

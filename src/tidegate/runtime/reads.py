@@ -11,10 +11,10 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from tidegate.core.convergence import Convergence
 from tidegate.core.engine import Need
 from tidegate.core.gate import Gate
 from tidegate.core.model import Component, Tuning
+from tidegate.core.origin_sync import OriginSync
 from tidegate.errors import DependencyError
 from tidegate.ports import Origin
 from tidegate.runtime.calls import Calls
@@ -29,7 +29,7 @@ class Reads:
         self,
         origin: Origin,
         gate: Gate,
-        convergence: Convergence,
+        sync: OriginSync,
         tuning: Tuning,
         *,
         is_usable: Callable[[], bool],
@@ -37,7 +37,7 @@ class Reads:
     ) -> None:
         self._origin = origin
         self._gate = gate
-        self._convergence = convergence
+        self._sync = sync
         self._timeout_s = tuning.read_timeout_ms / 1000
         self.calls: Final[Calls] = Calls("origin_read", tuning, is_usable)
         # Called when an answer has left work for other loops (counts to merge again, cells to publish).
@@ -106,13 +106,13 @@ class Reads:
             with self._gate:
                 now_ms = self._gate.now_ms()
                 for need in needs:
-                    self._convergence.apply_read_failure(need, now_ms)
+                    self._sync.apply_read_failure(need, now_ms)
             return False
         with self._gate:
             now_ms = self._gate.now_ms()
             at = 0
             for need in needs:
-                self._convergence.apply_read(need, answers[at : at + len(need.wanted)], now_ms)
+                self._sync.apply_read(need, answers[at : at + len(need.wanted)], now_ms)
                 at += len(need.wanted)
         self._on_work()
         return True

@@ -13,9 +13,9 @@ from collections.abc import Callable
 from typing import Final
 
 from tidegate.adapters.backoff import Backoff
-from tidegate.core.convergence import Convergence, Replay
 from tidegate.core.gate import Gate
 from tidegate.core.model import Tuning
+from tidegate.core.origin_sync import OriginSync, Replay
 from tidegate.errors import DependencyError
 from tidegate.ports import Origin
 from tidegate.runtime.calls import Calls
@@ -41,7 +41,7 @@ class ReplayLoop:
         self,
         origin: Origin,
         gate: Gate,
-        convergence: Convergence,
+        sync: OriginSync,
         tuning: Tuning,
         backoff: Backoff,
         *,
@@ -49,7 +49,7 @@ class ReplayLoop:
     ) -> None:
         self._origin = origin
         self._gate = gate
-        self._convergence = convergence
+        self._sync = sync
         self._cells_max = tuning.replay_cells_max
         self._interval_s = tuning.replay_interval_ms / 1000
         self._timeout_s = tuning.replay_timeout_ms / 1000
@@ -79,7 +79,7 @@ class ReplayLoop:
         while healing:
             await self._sweep()
             began_s = asyncio.get_running_loop().time()
-            waiting = self._convergence.dirty_subjects
+            waiting = len(self._sync.pending.dirty)
             if waiting and self.behind_since_s is None:
                 self.behind_since_s = began_s
             while waiting > 0:
@@ -89,15 +89,15 @@ class ReplayLoop:
                 if cells >= self._cells_max:
                     await self._yield_to_loop()
             # All that was dirty then is acknowledged; what is dirty now came later.
-            self.behind_since_s = began_s if self._convergence.has_dirty else None
+            self.behind_since_s = began_s if self._sync.pending.dirty else None
             # An answer showed a wipe: what that makes dirty belongs to this turn.
-            healing = self._convergence.sweeping
+            healing = self._sync.sweep.is_active
         return merged
 
     async def _sweep(self) -> None:
-        while self._convergence.sweeping:
+        while self._sync.sweep.is_active:
             with self._gate:
-                self._convergence.sweep(SWEEP_SLOTS)
+                self._sync.sweep.run(SWEEP_SLOTS)
             await asyncio.sleep(0)
 
     async def _yield_to_loop(self) -> None:
@@ -111,7 +111,7 @@ class ReplayLoop:
 
         Planned and acknowledged in slices, with turns of the event loop between them.
         """
-        convergence, gate = self._convergence, self._gate
+        sync, gate = self._sync, self._gate
         slices: list[Replay] = []
         taken = cells = acknowledged = 0
         try:
@@ -119,11 +119,11 @@ class ReplayLoop:
                 if slices:
                     await asyncio.sleep(0)
                 with gate:
-                    dirty = convergence.dirty_subjects
-                    replay = convergence.plan_replay(
+                    dirty = len(sync.pending.dirty)
+                    replay = sync.plan_replay(
                         gate.now_ms(), min(SLICE_CELLS, self._cells_max - cells), SLICE_SUBJECTS
                     )
-                    looked_at = dirty - convergence.dirty_subjects
+                    looked_at = dirty - len(sync.pending.dirty)
                 # 0 when the waiting subjects were evicted meanwhile, and dropped from the queue.
                 taken = taken + looked_at if looked_at else waiting
                 if replay is not None:
@@ -143,7 +143,7 @@ class ReplayLoop:
                     await asyncio.sleep(0)
                 end = start + len(replay.components)
                 with gate:
-                    convergence.apply_replay(replay, answers[start:end], gate.now_ms())
+                    sync.apply_replay(replay, answers[start:end], gate.now_ms())
                 start = end
                 acknowledged += 1
             self.cells_merged += cells
@@ -151,7 +151,7 @@ class ReplayLoop:
             if acknowledged < len(slices):
                 with gate:
                     for replay in slices[acknowledged:]:
-                        convergence.fail_replay(replay)
+                        sync.fail_replay(replay)
         return taken, cells
 
     async def run(self) -> None:
@@ -177,7 +177,7 @@ class ReplayLoop:
         self.awake = False
         with self._gate:
             # What became dirty before `awake` was False has woken nothing.
-            idle = not self._convergence.has_dirty and not self._convergence.sweeping
+            idle = not self._sync.pending.dirty and not self._sync.sweep.is_active
         if idle:
             await self._woken.wait()
         self.awake = True

@@ -10,8 +10,9 @@ from collections.abc import Callable, Mapping, Sequence
 from hashlib import blake2b
 from typing import TYPE_CHECKING, NamedTuple
 
-from tidegate.core.cells import Cell, Shared, Subject
-from tidegate.core.model import Component, Decision, Heard, LedgerRow, Limit, Tuning, subject_digest
+from tidegate.core.cells import Cell, Subject
+from tidegate.core.model import Component, Decision, LedgerRow, Limit, OriginReply, Tuning, subject_digest
+from tidegate.core.views import OriginView
 from tidegate.ports import Clock
 from tidegate.sim.plan import SubjectSpec
 
@@ -237,8 +238,8 @@ class Auditor:
         self,
         process: NodeProcess,
         components: Sequence[Component],
-        before: Sequence[Heard],
-        after: Sequence[Heard],
+        before: Sequence[OriginReply],
+        after: Sequence[OriginReply],
     ) -> None:
         """A merge arrived, maybe late or repeated: components and totals only rise (2, 5)."""
         now_ms = self._clock.now_ms()
@@ -257,8 +258,6 @@ class Auditor:
         self.note(
             "published", process.node_id, [(row.identifier, row.sequence, row.regional) for row in rows]
         )
-        if list(rows) != sorted(rows):
-            self.fail(3, f"{process.node_id} published rows that are not sorted by key")
         for row in rows:
             cell_id = CellId((row.workspace, row.namespace, row.duration_ms), row.identifier, row.sequence)
             accepted = self.regional.get((cell_id, process.region), 0)
@@ -293,8 +292,8 @@ class Auditor:
 
     def check_cell(self, process: NodeProcess, cell_id: CellId, cell: Cell) -> None:
         """The counts of a node in a cell: exact for itself, never too high for others, never decreasing."""
-        shared = cell.shared
-        assert shared is not None
+        origin, ledger = cell.origin, cell.ledger
+        assert origin is not None
         known, counted, seen = self._cells.get(id(cell), (cell, 0, None))
         # A cell that was dropped and created again may restore its count from the origin; otherwise these are equal.
         accepted = self.accepted.get(cell_id, {}).get(process.node_id, 0)
@@ -306,7 +305,7 @@ class Auditor:
                 5,
                 f"{process.node_id}: {cell_id} has {cell.own} + {cell.others}, its region accepted {accepted}",
             )
-        components = {} if shared.components is None else shared.components
+        components = {} if ledger is None or ledger.components is None else ledger.components
         if cell.foreign != sum(components.values()):
             self.fail(2, f"{process.node_id}: foreign {cell.foreign} is not the sum of {components}")
         for region, count in components.items():
@@ -317,13 +316,13 @@ class Auditor:
                     f"{process.node_id}: {cell_id} has {count} of region {region}, which accepted {accepted}",
                 )
         if seen is not None:
-            self._check_rising(process, cell_id, cell, shared, components, seen)
+            self._check_rising(process, cell_id, cell, origin, components, seen)
         now = CellView(
             cell.own,
             cell.others,
             cell.foreign,
-            shared.fresh_until_ms,
-            shared.failed_until_ms,
+            origin.fresh_until_ms,
+            origin.failed_until_ms,
             dict(components),
         )
         self._cells[id(cell)] = (known, counted, now)
@@ -333,7 +332,7 @@ class Auditor:
         process: NodeProcess,
         cell_id: CellId,
         cell: Cell,
-        shared: Shared,
+        origin: OriginView,
         components: Mapping[str, int],
         seen: CellView,
     ) -> None:
@@ -341,8 +340,8 @@ class Auditor:
             cell.own < seen.own
             or cell.others < seen.others
             or cell.foreign < seen.foreign
-            or shared.fresh_until_ms < seen.fresh_until_ms
-            or shared.failed_until_ms < seen.failed_until_ms
+            or origin.fresh_until_ms < seen.fresh_until_ms
+            or origin.failed_until_ms < seen.failed_until_ms
             or any(components.get(region, 0) < count for region, count in seen.components.items())
         ):
             self.fail(2, f"{process.node_id}: {cell_id} decreased from {seen}")

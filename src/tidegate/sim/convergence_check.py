@@ -245,7 +245,7 @@ class ConvergenceCheck:
             known = max(cell.own + cell.others for cell in nodes.values())
             published = rows.get(region, 0)
             limit = min(
-                (cell.shared.limit_min for cell in nodes.values() if cell.shared and cell.shared.limit_min),
+                (cell.ledger.quota_min for cell in nodes.values() if cell.ledger and cell.ledger.quota_min),
                 default=0,
             )
             should = bool(rows.keys() - {region}) or (limit and known >= publish_threshold(limit, regions))
@@ -264,7 +264,7 @@ class ConvergenceCheck:
             foreign = {other: count for other, count in rows.items() if other != region}
             for node_id, cell in nodes.items():
                 imported = (
-                    {} if cell.shared is None or cell.shared.components is None else cell.shared.components
+                    {} if cell.ledger is None or cell.ledger.components is None else cell.ledger.components
                 )
                 if dict(imported) != foreign:
                     simulation.auditor.fail(8, f"{node_id} has {imported} of {cell_id}, the ledger {foreign}")
@@ -295,7 +295,7 @@ class ConvergenceCheck:
                 continue
             before_ms = process.clock.now_ms()
             counts = _counts(process)
-            process.node.convergence.apply_import([*rows, *reversed(rows)], before_ms)
+            process.node.ledger_sync.apply_import([*rows, *reversed(rows)], before_ms)
             if any(count != 0 and counts.get(place) != count for place, count in _counts(process).items()):
                 simulation.auditor.fail(5, f"{process.node_id} changed when all rows were imported again")
 

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from random import Random
 from typing import Final, NamedTuple
 
-from tidegate.core.model import Component, Decision, Heard, LedgerRow, Limit, Tuning
+from tidegate.core.model import Component, Decision, LedgerRow, Limit, OriginReply, Tuning
 from tidegate.runtime.limiter import AsyncLimiter
 from tidegate.sim.network import Link, Network
 from tidegate.sim.node_process import QuietStalls, parts_of
@@ -48,7 +48,7 @@ class TrafficCounts:
         self.cells_merged += len(components)
 
     def on_merge_applied(
-        self, components: Sequence[Component], before: Sequence[Heard], after: Sequence[Heard]
+        self, components: Sequence[Component], before: Sequence[OriginReply], after: Sequence[OriginReply]
     ) -> None:
         """Counted when it was sent."""
 

@@ -115,7 +115,7 @@ class ScenarioRun:
         member = ScenarioNode(spec, limiter, starts)
         self._members[spec.id] = member
         regions = {one.region for one in self._scenario.nodes} | {spec.region}
-        member.node.convergence.apply_regions(len(regions))
+        member.node.ledger_sync.apply_regions(len(regions))
         return member
 
     def _origin(self, region: str) -> RegionOrigin:
@@ -247,7 +247,8 @@ class ScenarioRun:
         self._ledger.chunks = []
         published = self._await(publish.run_once())
         self._differ(step, "ok", published.ok, "expect_ok")
-        self._compare_rows(step, published.rows)
+        # In the order of the unique key, in which a ledger writes them.
+        self._compare_rows(step, sorted(published.rows))
         chunks = self._ledger.chunks
         if "expect_chunks" in step.fields and not matches(step.fields["expect_chunks"], published.chunks):
             # A failed chunk may be listed or left out: it was sent, but its rows were not stored.
@@ -294,16 +295,15 @@ class ScenarioRun:
             "publish_threshold": 0,
             "last_published": 0,
         }
-        if cell is not None and cell.shared is not None:
-            shared = cell.shared
-            got |= {
-                "regional": cell.regional(),
-                "foreign": cell.foreign,
-                "fresh_until_ms": shared.fresh_until_ms,
-                "last_published": shared.published,
-            }
-            if shared.limit_min:
-                got["publish_threshold"] = publish_threshold(shared.limit_min, engine.regions)
+        if cell is not None:
+            got |= {"regional": cell.regional(), "foreign": cell.foreign}
+            if cell.origin is not None:
+                got["fresh_until_ms"] = cell.origin.fresh_until_ms
+            if cell.ledger is not None:
+                got["last_published"] = cell.ledger.published
+                if cell.ledger.quota_min:
+                    regions = engine.global_view.regions
+                    got["publish_threshold"] = publish_threshold(cell.ledger.quota_min, regions)
         self._differ(step, "", got)
 
     def _do_peek_strict(self, step: Step) -> None:
@@ -371,7 +371,7 @@ class ScenarioRun:
         subjects.expire(now_ms, 1 << 62)
         for subject in list(subjects.slots):
             if subject is not None and not subject.drop_aged(now_ms, subjects.key_of(subject)[2]):
-                subjects.forget(subject)
+                subjects.drop(subject)
 
     def _do_restart(self, step: Step) -> None:
         member = self._member(step)
