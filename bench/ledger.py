@@ -263,8 +263,8 @@ async def _both_life(
             subjects = limiter._parts.engine.subjects  # noqa: SLF001 - one component is not public
             while True:
                 subject = subjects.find((limit.workspace, limit.namespace, limit.duration_ms), "one")
-                shared = None if subject is None else subject.current.shared
-                count = 0 if shared is None or shared.components is None else shared.components.get(other, 0)
+                ledger = None if subject is None else subject.current.ledger
+                count = 0 if ledger is None or ledger.components is None else ledger.components.get(other, 0)
                 if count > known:
                     known = count
                     seen.append((time.monotonic(), count))

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tests.runtime.world import HUNDRED_A_MINUTE, MILLION_AN_HOUR, Region, clock, on_virtual_time, turns
 from tidegate import AsyncLimiter, Limit, Tuning
 from tidegate.adapters.memory import MemoryOrigin
-from tidegate.core.model import Component, Heard
+from tidegate.core.model import Component, OriginReply
 from tidegate.runtime.loops import Backoff
 from tidegate.runtime.replay import BREATHS, SLICE_CELLS
 from tidegate.testing.faults import TrackingOrigin
@@ -332,7 +332,7 @@ class SlowOrigin(MemoryOrigin):
 
     merge_s = 0.0
 
-    async def merge(self, components: Sequence[Component], *, timeout_s: float) -> list[Heard]:
+    async def merge(self, components: Sequence[Component], *, timeout_s: float) -> list[OriginReply]:
         await asyncio.sleep(self.merge_s)
         return await super().merge(components, timeout_s=timeout_s)
 

@@ -12,7 +12,7 @@ from click.testing import CliRunner
 
 import tidegate
 from tidegate.adapters.memory import MemoryOrigin
-from tidegate.core.model import Component, Heard
+from tidegate.core.model import Component, OriginReply
 from tidegate.sim.commands import simulate
 from tidegate.sim.plan import TRAFFIC, Options, draw_plan, plan_from, plan_to
 from tidegate.sim.scenario_files import load_file
@@ -135,11 +135,11 @@ def test_a_failing_seed_is_made_small_and_written_as_a_scenario(
     genuine = MemoryOrigin.merge_nowait
     merges = 0
 
-    def forgetful(self: MemoryOrigin, components: list[Component]) -> list[Heard]:
+    def forgetful(self: MemoryOrigin, components: list[Component]) -> list[OriginReply]:
         nonlocal merges
         merges += 1
         return genuine(self, components if merges % 2 else [])[: len(components)] or [
-            Heard(one.own, one.own) for one in components
+            OriginReply(one.own, one.own) for one in components
         ]
 
     monkeypatch.setattr(MemoryOrigin, "merge_nowait", forgetful)

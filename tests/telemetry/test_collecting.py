@@ -8,7 +8,7 @@ from prometheus_client.parser import text_string_to_metric_families
 import tidegate.telemetry
 from tidegate import AsyncLimiter, Limit, Limiter
 from tidegate.adapters.memory import MemoryLedger, MemoryOrigin
-from tidegate.core.model import Component, Heard
+from tidegate.core.model import Component, OriginReply
 from tidegate.errors import DependencyUnavailable
 from tidegate.telemetry import Collector, collect, render
 from tidegate.telemetry.metrics import METRICS, Snapshot, metric
@@ -89,7 +89,7 @@ async def test_the_clock_offset_tells_how_far_this_node_is_ahead_of_its_origin(a
 
 
 class DownOrigin(MemoryOrigin):
-    async def read(self, wanted: Sequence[Component], *, timeout_s: float) -> list[Heard]:
+    async def read(self, wanted: Sequence[Component], *, timeout_s: float) -> list[OriginReply]:
         raise DependencyUnavailable("down")
 
 

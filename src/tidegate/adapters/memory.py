@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from tidegate.adapters.clock import WallClock
-from tidegate.core.model import Component, Heard, LedgerRow
+from tidegate.core.model import Component, LedgerRow, OriginReply
 from tidegate.errors import RegionMismatch, RowsRejected
 from tidegate.ports import Changes, Clock, LedgerOverview, Pulse, RegionBeat
 
@@ -95,7 +95,7 @@ class MemoryOrigin:
 
     # ---- the synchronous core
 
-    def read_nowait(self, wanted: Sequence[Component]) -> list[Heard]:
+    def read_nowait(self, wanted: Sequence[Component]) -> list[OriginReply]:
         """See `Origin.read`."""
         store = self._store
         with store.lock:
@@ -106,11 +106,13 @@ class MemoryOrigin:
             for one in wanted:
                 cell = store.cells.get((one.digest, one.sequence))
                 answers.append(
-                    Heard(0, 0) if cell is None else Heard(cell.total, cell.components.get(one.writer, 0))
+                    OriginReply(0, 0)
+                    if cell is None
+                    else OriginReply(cell.total, cell.components.get(one.writer, 0))
                 )
             return answers
 
-    def merge_nowait(self, components: Sequence[Component]) -> list[Heard]:
+    def merge_nowait(self, components: Sequence[Component]) -> list[OriginReply]:
         """See `Origin.merge`."""
         store = self._store
         with store.lock:
@@ -129,7 +131,7 @@ class MemoryOrigin:
                     cell.total += one.own - held
                 merged.append(cell)
             answers = [
-                Heard(cell.total, before[one.digest, one.sequence, one.writer])
+                OriginReply(cell.total, before[one.digest, one.sequence, one.writer])
                 for one, cell in zip(components, merged, strict=True)
             ]
             store.expire(now_ms)  # what had expired before it was merged is answered and not kept
@@ -180,10 +182,10 @@ class MemoryOrigin:
         if held != region:
             raise RegionMismatch(region, held)
 
-    async def read(self, wanted: Sequence[Component], *, timeout_s: float) -> list[Heard]:
+    async def read(self, wanted: Sequence[Component], *, timeout_s: float) -> list[OriginReply]:
         return self.read_nowait(wanted)
 
-    async def merge(self, components: Sequence[Component], *, timeout_s: float) -> list[Heard]:
+    async def merge(self, components: Sequence[Component], *, timeout_s: float) -> list[OriginReply]:
         return self.merge_nowait(components)
 
     async def pulse(self, region: str, *, timeout_s: float) -> Pulse:

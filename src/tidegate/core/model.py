@@ -21,9 +21,9 @@ __all__ = [
     "ORIGIN",
     "Component",
     "Decision",
-    "Heard",
     "LedgerRow",
     "Limit",
+    "OriginReply",
     "Request",
     "Tuning",
     "checked_int",
@@ -313,14 +313,14 @@ class Component(NamedTuple):
     """`subject_digest` of the cell's subject."""
     sequence: int
     writer: str
-    """The node's id, with a suffix once the node has evicted and met subjects again."""
+    """The node's id, with a suffix for subjects that were created after an eviction."""
     own: int
     """What the writer has accepted in this cell, in total."""
     expires_at_ms: int
-    """(sequence + 3) * duration_ms: nobody asks for the cell any more."""
+    """(sequence + 3) * duration_ms: no decision reads the cell after that."""
 
 
-class Heard(NamedTuple):
+class OriginReply(NamedTuple):
     """What the origin answers for one component."""
 
     total: int
@@ -341,7 +341,7 @@ class LedgerRow(NamedTuple):
     regional: int
     """All that the region is known to have accepted in the cell: the ledger's `count`."""
     expires_at_ms: int
-    """(sequence + 2) * duration_ms: the cell weighs in no decision any more."""
+    """(sequence + 2) * duration_ms: no decision counts the cell after that."""
 
 
 @dataclass(frozen=True)

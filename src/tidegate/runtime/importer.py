@@ -12,9 +12,8 @@ import logging
 from random import Random
 from typing import Final, NamedTuple
 
-from tidegate.core.convergence import Convergence
-from tidegate.core.engine import Engine
 from tidegate.core.gate import Gate
+from tidegate.core.ledger_sync import LedgerSync
 from tidegate.core.model import Tuning
 from tidegate.errors import DependencyError
 from tidegate.ports import Changes, Ledger, RegionBeat
@@ -48,17 +47,15 @@ class ImportLoop:
         self,
         ledger: Ledger,
         region: str,
-        engine: Engine,
         gate: Gate,
-        convergence: Convergence,
+        sync: LedgerSync,
         tuning: Tuning,
         random: Random,
     ) -> None:
         self._ledger = ledger
         self._region = region
-        self._engine = engine
         self._gate = gate
-        self._convergence = convergence
+        self._sync = sync
         self._tuning = tuning
         self._random = random
         self._timeout_s = tuning.ledger_timeout_ms / 1000
@@ -88,7 +85,7 @@ class ImportLoop:
         now_ms = self._gate.now_ms()
         cursor = None if full else self._cursor
         if full:
-            self._convergence.begin_full_import()
+            self._sync.begin_full_import()
         try:
             more = True
             while more:
@@ -118,7 +115,7 @@ class ImportLoop:
             # What is missing of this region's rows shows in a full read: a wiped ledger is filled again by it.
             self._full_at_s = min(self._full_at_s, self._heal_at_s)
         with self._gate:
-            self._convergence.finish_import(self._gate.now_ms(), full=full)
+            self._sync.finish_import(self._gate.now_ms(), full=full)
         self.rows_last = rows
         self.rows_total += rows
         return Imported(True, rows, full)
@@ -133,7 +130,7 @@ class ImportLoop:
     async def _merge(self, changes: Changes, start: int, now_ms: int, full: bool) -> None:
         rows = changes.rows[start : start + SLICE_ROWS]
         with self._gate:
-            self._convergence.apply_import(rows, now_ms, full=full, lag_ms=dict(changes.lag_ms))
+            self._sync.apply_import(rows, now_ms, full=full, lag_ms=dict(changes.lag_ms))
         await asyncio.sleep(0)
 
     async def beat_once(self) -> bool:
@@ -149,13 +146,13 @@ class ImportLoop:
         newest_ms = max(beat.beat_at_ms for beat in self.beats)
         live = sum(newest_ms - beat.beat_at_ms <= self._tuning.region_live_ms for beat in self.beats)
         with self._gate:
-            self._convergence.apply_regions(live)
+            self._sync.apply_regions(live)
         return True
 
     def _interval_s(self) -> float:
-        hot = self._gate.now_ms() < self._convergence.hot_until_ms
+        hot = self._gate.now_ms() < self._sync.hot_until_ms
         interval_ms = self._tuning.import_hot_interval_ms if hot else self._tuning.import_interval_ms
-        self._engine.anticipation_ms_max = 2 * interval_ms
+        self._sync.apply_import_interval(interval_ms)
         return interval_ms / 1000
 
     async def run(self) -> None:

@@ -13,10 +13,12 @@ from contextlib import suppress
 from random import Random
 from typing import Final
 
-from tidegate.core.convergence import Convergence
 from tidegate.core.engine import Engine
 from tidegate.core.gate import Gate
+from tidegate.core.ledger_sync import LedgerSync
 from tidegate.core.model import Tuning
+from tidegate.core.origin_sync import OriginSync
+from tidegate.core.sweep import Sweep
 from tidegate.errors import CircuitOpen, Closed, ConfigurationError, DependencyError
 from tidegate.ports import Ledger, Origin
 from tidegate.runtime.breaker import Breaker
@@ -71,7 +73,9 @@ class Node:
         self.can_decide = asyncio.Event()
         # Called when the loops were ended by somebody else than `stop`: their event loop is going down.
         self.on_cut_off: Callable[[], object] = lambda: None
-        self.convergence = Convergence(engine, tuning, region)
+        self.sweep = Sweep(engine.subjects, engine.pending, engine.global_view)
+        self.origin_sync = OriginSync(engine, self.sweep, tuning)
+        self.ledger_sync = LedgerSync(engine, self.sweep, tuning, region)
         self.stalls = StallMonitor()
         self.reads: Reads | None = None
         self.replay: ReplayLoop | None = None
@@ -79,16 +83,16 @@ class Node:
         self.publish: PublishLoop | None = None
         self.importer: ImportLoop | None = None
         if origin is not None:
-            self.reads = Reads(origin, gate, self.convergence, tuning)
-            self.replay = ReplayLoop(origin, gate, self.convergence, tuning, Backoff(tuning, random))
-            self.pulse = PulseLoop(origin, region, gate, self.convergence, tuning, self.wake)
+            self.reads = Reads(origin, gate, self.origin_sync, tuning)
+            self.replay = ReplayLoop(origin, gate, self.origin_sync, tuning, Backoff(tuning, random))
+            self.pulse = PulseLoop(origin, region, gate, self.sweep, tuning, self.wake)
             pulse = self.pulse
             self.reads.calls.is_usable = self.replay.calls.is_usable = lambda: pulse.is_ours
             self.reads.on_news = self.wake
             self.pulse.on_recovered = self.replay.retry
         if ledger is not None:
-            self.publish = PublishLoop(ledger, gate, self.convergence, tuning, random)
-            self.importer = ImportLoop(ledger, region, engine, gate, self.convergence, tuning, random)
+            self.publish = PublishLoop(ledger, gate, self.ledger_sync, tuning, random)
+            self.importer = ImportLoop(ledger, region, gate, self.ledger_sync, tuning, random)
             self.publish.calls.is_usable = lambda: self._ledger_ready
             self.publish.on_published = self.importer.hurry
 
@@ -202,7 +206,7 @@ class Node:
             # At once: an origin that hangs must not use up the ledger's time.
             flushed = all(await asyncio.gather(self._flush_origin(), self._flush_ledger()))
             with self._gate:
-                if not flushed or not self.convergence.has_dirty:
+                if not flushed or not self._engine.pending.dirty:
                     self._gate.shut()
                     return flushed
 
@@ -228,16 +232,16 @@ class Node:
 
     def wake(self) -> None:
         """There is work for the replay or the publish loop. Cheap; call it on the node's own event loop."""
-        self._engine.signals = False
+        self._engine.pending.is_urgent = False
         if self.replay is not None:
             self.replay.wake()
-        if self.publish is not None and self.convergence.has_pressed:
+        if self.publish is not None and self._engine.pending.pressed:
             self.publish.press()
 
     @property
     def is_awake(self) -> bool:
         """The loops will see new work by themselves."""
-        return (self.replay is None or self.replay.awake) and not self.convergence.has_pressed
+        return (self.replay is None or self.replay.awake) and not self._engine.pending.pressed
 
     async def _import(self) -> None:
         """Wait until the ledger can be used at all, then import for ever."""
@@ -303,9 +307,9 @@ class Node:
         known: dict[str, object] = {
             "breaker_states": {b.name: BREAKER_NUMBERS[b.state(now_s)] for b in self._breakers()},
             "loop_stall": self.stalls.histogram.snapshot(),
-            "cells_created_by_import": self.convergence.cells_imported,
-            "origin_heals": self.convergence.heals,
-            "rows_set_aside": self.convergence.rows_set_aside,
+            "cells_created_by_import": self.ledger_sync.cells_imported,
+            "origin_heals": self.sweep.heals,
+            "rows_set_aside": self.ledger_sync.rows_set_aside,
         }
         if self.reads is not None and self.replay is not None and self.pulse is not None:
             since_s = self.replay.behind_since_s
@@ -316,7 +320,7 @@ class Node:
                     operation: histogram.snapshot()
                     for operation, histogram in (self.reads.calls.latency | self.replay.calls.latency).items()
                 },
-                "origin_dirty_subjects": len(self._engine.dirty),
+                "origin_dirty_subjects": len(self._engine.pending.dirty),
                 "origin_cells_merged": self.replay.cells_merged,
                 "replay_lag_s": 0.0 if since_s is None else now_s - since_s,
                 "clock_offset_ms": self.pulse.clock_offset_ms,
@@ -329,6 +333,6 @@ class Node:
                 "import_rows_last": self.importer.rows_last,
                 "import_errors": sum(self.importer.calls.errors.values()),
                 "global_lag_ms": dict(self.importer.lag_ms),
-                "regions": self._engine.regions,
+                "regions": self._engine.global_view.regions,
             }
         return known

@@ -1,7 +1,7 @@
 """The publish loop: this region's counts to the ledger, on a tick and under pressure.
 
-Rows go out sorted and in chunks; each chunk's "last published" is committed only after that chunk stands in the
-ledger, so that a failed one alone is repeated. A chunk that the database refuses is bisected: the bad row is set
+Rows go out in chunks; each chunk's "last published" is committed only after that chunk is in the ledger, so that a
+failed one alone is repeated. A chunk that the database refuses is bisected: the bad row is set
 aside, the others go out in the same turn. The work between two awaits is bounded.
 """
 
@@ -9,15 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterator
-from heapq import merge
-from itertools import islice
+from collections.abc import Callable
 from random import Random
 from typing import Final, NamedTuple
 
 from tidegate.core.cells import Cell, Subject
-from tidegate.core.convergence import Convergence, Publication, row_of
 from tidegate.core.gate import Gate
+from tidegate.core.ledger_sync import LedgerSync, Publication
 from tidegate.core.model import LedgerRow, Tuning
 from tidegate.errors import DependencyError, RowsRejected
 from tidegate.ports import Ledger
@@ -52,27 +50,13 @@ class Published(NamedTuple):
     """Rows in each chunk that was sent."""
 
 
-async def _taken(found: Iterator[Found], count: int) -> list[Found]:
-    """The next ones, at most so many, in slices."""
-    taken: list[Found] = []
-    while len(taken) < count:
-        run = list(islice(found, min(SLICE_ROWS, count - len(taken))))
-        if not run:
-            break
-        taken += run
-        await asyncio.sleep(0)
-    return taken
-
-
 class PublishLoop:
     """Publishes one node's view of its region."""
 
-    def __init__(
-        self, ledger: Ledger, gate: Gate, convergence: Convergence, tuning: Tuning, random: Random
-    ) -> None:
+    def __init__(self, ledger: Ledger, gate: Gate, sync: LedgerSync, tuning: Tuning, random: Random) -> None:
         self._ledger = ledger
         self._gate = gate
-        self._convergence = convergence
+        self._sync = sync
         self._tuning = tuning
         self._random = random
         self._timeout_s = tuning.ledger_timeout_ms / 1000
@@ -116,32 +100,33 @@ class PublishLoop:
         return Published(ok, done, sizes)
 
     async def _plan(self, pressed_only: bool) -> list[Publication]:
-        """What should go out now, in key order, in chunks. Made in slices: none of them holds the event loop."""
-        runs: list[list[Found]] = []
+        """What should go out now, in chunks. Made in slices: none of them holds the event loop."""
+        found: list[Found] = []
         chunks: list[Publication] = []
         size = self._tuning.publish_rows_max
         try:
-            waiting = self._convergence.subjects_waiting(pressed_only=pressed_only)
+            waiting = self._sync.subjects_waiting(pressed_only=pressed_only)
             for start in range(0, waiting, SLICE_ROWS):
-                run: list[Found] = []
-                runs.append(run)
                 with self._gate:
-                    self._convergence.collect_publish(
-                        run, self._gate.now_ms(), min(SLICE_ROWS, waiting - start), pressed_only=pressed_only
+                    self._sync.collect_publish(
+                        found,
+                        self._gate.now_ms(),
+                        min(SLICE_ROWS, waiting - start),
+                        pressed_only=pressed_only,
                     )
                 await asyncio.sleep(0)
-            merged = merge(*runs, key=row_of)
-            while chunk := await _taken(merged, size):
-                chunks.append(Publication(chunk))
+            for start in range(0, len(found), size):
+                chunks.append(Publication(found[start : start + size]))
+                await asyncio.sleep(0)
         except BaseException:
-            self._give_back_all([Publication(run) for run in runs])
+            self._give_back(Publication(found), 0, len(found))
             raise
         return chunks
 
     async def _sweep(self) -> None:
-        while self._convergence.sweeping:
+        while self._sync.sweep.is_active:
             with self._gate:
-                self._convergence.sweep(1_000)
+                self._sync.sweep.run(1_000)
             await asyncio.sleep(0)
 
     async def _send(
@@ -159,7 +144,7 @@ class PublishLoop:
             while settled < end:
                 slice_end = min(settled + SLICE_ROWS, end)
                 with self._gate:
-                    self._convergence.apply_publish(publication, settled, slice_end, self._gate.now_ms())
+                    self._sync.apply_publish(publication, settled, slice_end, self._gate.now_ms())
                 settled = slice_end
                 await asyncio.sleep(0)
         except RowsRejected as error:
@@ -190,7 +175,7 @@ class PublishLoop:
                 error,
             )
             with self._gate:
-                self._convergence.set_aside(publication, start, self._gate.now_ms())
+                self._sync.set_aside(publication, start, self._gate.now_ms())
             return
         middle = (start + end) // 2
         try:
@@ -207,7 +192,7 @@ class PublishLoop:
     def _give_back(self, publication: Publication, start: int, end: int) -> None:
         if start < end:
             with self._gate:
-                self._convergence.fail_publish(publication, start, end)
+                self._sync.fail_publish(publication, start, end)
 
     async def run(self) -> None:
         """The loop, until cancelled: on the tick, which is short while cells are hot, and under pressure at most
@@ -219,7 +204,7 @@ class PublishLoop:
         hot_tick_s = loop.time()
         pause_s = tuning.pressure_interval_ms / 1000
         while True:
-            is_hot = self._gate.now_ms() < self._convergence.hot_until_ms
+            is_hot = self._gate.now_ms() < self._sync.hot_until_ms
             due_s = min(tick_s, hot_tick_s) if is_hot else tick_s
             pressed = await wait_for_event(self._pressure, due_s - loop.time())
             self._pressure.clear()
@@ -229,7 +214,7 @@ class PublishLoop:
             if loop.time() >= due_s:
                 if loop.time() >= tick_s:
                     tick_s = ticks.next_s(loop.time())
-                considered = self._convergence.subjects_waiting()
+                considered = self._sync.subjects_waiting()
                 turn = await self.run_once()
                 hot_tick_s = loop.time() + self._hot_pause_s(considered, len(turn.rows))
             elif pressed:

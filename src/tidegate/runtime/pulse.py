@@ -11,9 +11,9 @@ import asyncio
 import logging
 from collections.abc import Callable
 
-from tidegate.core.convergence import Convergence
 from tidegate.core.gate import Gate
 from tidegate.core.model import Tuning
+from tidegate.core.sweep import Sweep
 from tidegate.errors import DependencyError, DependencyUnavailable, RegionMismatch
 from tidegate.ports import Origin
 
@@ -30,14 +30,14 @@ class PulseLoop:
         origin: Origin,
         region: str,
         gate: Gate,
-        convergence: Convergence,
+        sweep: Sweep,
         tuning: Tuning,
         on_wiped: Callable[[], object],
     ) -> None:
         self._origin = origin
         self._region = region
         self._gate = gate
-        self._convergence = convergence
+        self._sweep = sweep
         self._interval_s = tuning.pulse_interval_ms / 1000
         self._timeout_s = tuning.read_timeout_ms / 1000
         self._offset_warn_ms = tuning.clock_offset_warn_ms
@@ -83,7 +83,7 @@ class PulseLoop:
         self._note_offset(pulse.time_ms - (before_ms + after_ms) // 2, after_ms - before_ms)
         if pulse.was_empty:
             with self._gate:
-                self._convergence.start_heal()
+                self._sweep.start_heal()
             self._on_wiped()
         if had_failed:
             if self.last_error is not None:

@@ -10,10 +10,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 
-from tidegate.core.convergence import Convergence
 from tidegate.core.engine import Need
 from tidegate.core.gate import Gate
 from tidegate.core.model import Component, Tuning
+from tidegate.core.origin_sync import OriginSync
 from tidegate.errors import DependencyError
 from tidegate.ports import Origin
 from tidegate.runtime.calls import Calls
@@ -24,10 +24,10 @@ __all__ = ["Reads"]
 class Reads:
     """The read side of one node's origin."""
 
-    def __init__(self, origin: Origin, gate: Gate, convergence: Convergence, tuning: Tuning) -> None:
+    def __init__(self, origin: Origin, gate: Gate, sync: OriginSync, tuning: Tuning) -> None:
         self._origin = origin
         self._gate = gate
-        self._convergence = convergence
+        self._sync = sync
         self._timeout_s = tuning.read_timeout_ms / 1000
         self.calls = Calls("origin_read", tuning)
         # Called when an answer has left work for another loop (counts to merge again, cells to publish).
@@ -91,13 +91,13 @@ class Reads:
             with self._gate:
                 now_ms = self._gate.now_ms()
                 for need in needs:
-                    self._convergence.apply_read_failure(need, now_ms)
+                    self._sync.apply_read_failure(need, now_ms)
             return False
         with self._gate:
             now_ms = self._gate.now_ms()
             at = 0
             for need in needs:
-                self._convergence.apply_read(need, answers[at : at + len(need.wanted)], now_ms)
+                self._sync.apply_read(need, answers[at : at + len(need.wanted)], now_ms)
                 at += len(need.wanted)
         self.on_news()
         return True

@@ -11,9 +11,9 @@ from __future__ import annotations
 import asyncio
 from typing import Final
 
-from tidegate.core.convergence import Convergence, Replay
 from tidegate.core.gate import Gate
 from tidegate.core.model import Tuning
+from tidegate.core.origin_sync import OriginSync, Replay
 from tidegate.errors import DependencyError
 from tidegate.ports import Origin
 from tidegate.runtime.calls import Calls
@@ -36,11 +36,11 @@ class ReplayLoop:
     """Sends one node's components. `wake` starts a turn; `run_once` is one turn."""
 
     def __init__(
-        self, origin: Origin, gate: Gate, convergence: Convergence, tuning: Tuning, backoff: Backoff
+        self, origin: Origin, gate: Gate, sync: OriginSync, tuning: Tuning, backoff: Backoff
     ) -> None:
         self._origin = origin
         self._gate = gate
-        self._convergence = convergence
+        self._sync = sync
         self._cells_max = tuning.replay_cells_max
         self._interval_s = tuning.replay_interval_ms / 1000
         self._timeout_s = tuning.replay_timeout_ms / 1000
@@ -70,7 +70,7 @@ class ReplayLoop:
         while healing:
             await self._sweep()
             began_s = asyncio.get_running_loop().time()
-            waiting = self._convergence.dirty_subjects
+            waiting = len(self._sync.pending.dirty)
             if waiting and self.behind_since_s is None:
                 self.behind_since_s = began_s
             while waiting > 0:
@@ -80,15 +80,15 @@ class ReplayLoop:
                 if cells >= self._cells_max:
                     await self._breathe()
             # All that was dirty then is told; what is dirty now came later.
-            self.behind_since_s = began_s if self._convergence.has_dirty else None
+            self.behind_since_s = began_s if self._sync.pending.dirty else None
             # An answer told of a wipe: what that makes dirty belongs to this turn.
-            healing = self._convergence.sweeping
+            healing = self._sync.sweep.is_active
         return merged
 
     async def _sweep(self) -> None:
-        while self._convergence.sweeping:
+        while self._sync.sweep.is_active:
             with self._gate:
-                self._convergence.sweep(SWEEP_SLOTS)
+                self._sync.sweep.run(SWEEP_SLOTS)
             await asyncio.sleep(0)
 
     async def _breathe(self) -> None:
@@ -102,7 +102,7 @@ class ReplayLoop:
 
         Planned and acknowledged in slices, with turns of the event loop between them.
         """
-        convergence, gate = self._convergence, self._gate
+        sync, gate = self._sync, self._gate
         slices: list[Replay] = []
         taken = cells = told = 0
         try:
@@ -110,11 +110,11 @@ class ReplayLoop:
                 if slices:
                     await asyncio.sleep(0)
                 with gate:
-                    dirty = convergence.dirty_subjects
-                    replay = convergence.plan_replay(
+                    dirty = len(sync.pending.dirty)
+                    replay = sync.plan_replay(
                         gate.now_ms(), min(SLICE_CELLS, self._cells_max - cells), SLICE_SUBJECTS
                     )
-                    looked_at = dirty - convergence.dirty_subjects
+                    looked_at = dirty - len(sync.pending.dirty)
                 # None when those who waited were forgotten meanwhile, and dropped from the queue.
                 taken = taken + looked_at if looked_at else waiting
                 if replay is not None:
@@ -134,7 +134,7 @@ class ReplayLoop:
                     await asyncio.sleep(0)
                 end = start + len(replay.components)
                 with gate:
-                    convergence.apply_replay(replay, answers[start:end], gate.now_ms())
+                    sync.apply_replay(replay, answers[start:end], gate.now_ms())
                 start = end
                 told += 1
             self.cells_merged += cells
@@ -142,7 +142,7 @@ class ReplayLoop:
             if told < len(slices):
                 with gate:
                     for replay in slices[told:]:
-                        convergence.fail_replay(replay)
+                        sync.fail_replay(replay)
         return taken, cells
 
     async def run(self) -> None:
@@ -168,7 +168,7 @@ class ReplayLoop:
         self.awake = False
         with self._gate:
             # Whatever became dirty before `awake` fell was not announced.
-            idle = not self._convergence.has_dirty and not self._convergence.sweeping
+            idle = not self._sync.pending.dirty and not self._sync.sweep.is_active
         if idle:
             await self._woken.wait()
         self.awake = True

@@ -10,8 +10,9 @@ from collections.abc import Callable, Mapping, Sequence
 from hashlib import blake2b
 from typing import TYPE_CHECKING, NamedTuple
 
-from tidegate.core.cells import Cell, Shared, Subject
-from tidegate.core.model import Component, Decision, Heard, LedgerRow, Limit, Tuning, subject_digest
+from tidegate.core.cells import Cell, Subject
+from tidegate.core.model import Component, Decision, LedgerRow, Limit, OriginReply, Tuning, subject_digest
+from tidegate.core.views import OriginView
 from tidegate.ports import Clock
 from tidegate.sim.plan import SubjectSpec
 
@@ -228,7 +229,11 @@ class Auditor:
                 self.fail(10, f"{life.node_id} replayed {cell_id}, which has aged out")
 
     def merged(
-        self, life: Life, components: Sequence[Component], before: Sequence[Heard], after: Sequence[Heard]
+        self,
+        life: Life,
+        components: Sequence[Component],
+        before: Sequence[OriginReply],
+        after: Sequence[OriginReply],
     ) -> None:
         """A merge arrived, perhaps late, perhaps again: components only rise (2), totals with them (5)."""
         now_ms = self._clock.now_ms()
@@ -245,8 +250,6 @@ class Auditor:
         """A node publishes its region's counts: its region's, and no more than that accepted (3, 4)."""
         now_ms = life.clock.now_ms()
         self.note("published", life.node_id, [(row.identifier, row.sequence, row.regional) for row in rows])
-        if list(rows) != sorted(rows):
-            self.fail(3, f"{life.node_id} published rows that are not in the order of their key")
         for row in rows:
             cell_id = CellId((row.workspace, row.namespace, row.duration_ms), row.identifier, row.sequence)
             accepted = self.regional.get((cell_id, life.region), 0)
@@ -278,8 +281,8 @@ class Auditor:
 
     def check_cell(self, life: Life, cell_id: CellId, cell: Cell) -> None:
         """A node's view of a cell: exact for itself, never above the truth for others, never falling."""
-        shared = cell.shared
-        assert shared is not None
+        origin, ledger = cell.origin, cell.ledger
+        assert origin is not None
         known, told, seen = self._cells.get(id(cell), (cell, 0, None))
         # A cell that was dropped and is met again may take back its part from the origin; otherwise these are equal.
         accepted = self.accepted.get(cell_id, {}).get(life.node_id, 0)
@@ -290,7 +293,7 @@ class Auditor:
             self.fail(
                 5, f"{life.node_id}: {cell_id} has {cell.own} + {cell.others}, its region accepted {truth}"
             )
-        components = {} if shared.components is None else shared.components
+        components = {} if ledger is None or ledger.components is None else ledger.components
         if cell.foreign != sum(components.values()):
             self.fail(2, f"{life.node_id}: foreign {cell.foreign} is not the sum of {components}")
         for region, count in components.items():
@@ -300,13 +303,13 @@ class Auditor:
                     5, f"{life.node_id}: {cell_id} has {count} of region {region}, which accepted {truth}"
                 )
         if seen is not None:
-            self._check_rising(life, cell_id, cell, shared, components, seen)
+            self._check_rising(life, cell_id, cell, origin, components, seen)
         now = Seen(
             cell.own,
             cell.others,
             cell.foreign,
-            shared.fresh_until_ms,
-            shared.failed_until_ms,
+            origin.fresh_until_ms,
+            origin.failed_until_ms,
             dict(components),
         )
         self._cells[id(cell)] = (known, told, now)
@@ -316,7 +319,7 @@ class Auditor:
         life: Life,
         cell_id: CellId,
         cell: Cell,
-        shared: Shared,
+        origin: OriginView,
         components: Mapping[str, int],
         seen: Seen,
     ) -> None:
@@ -324,8 +327,8 @@ class Auditor:
             cell.own < seen.own
             or cell.others < seen.others
             or cell.foreign < seen.foreign
-            or shared.fresh_until_ms < seen.fresh_until_ms
-            or shared.failed_until_ms < seen.failed_until_ms
+            or origin.fresh_until_ms < seen.fresh_until_ms
+            or origin.failed_until_ms < seen.failed_until_ms
             or any(components.get(region, 0) < count for region, count in seen.components.items())
         ):
             self.fail(2, f"{life.node_id}: {cell_id} fell from {seen}")

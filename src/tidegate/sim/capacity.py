@@ -97,12 +97,12 @@ class _Views:
             for identifier in self._identifiers:
                 subject = engine.subjects.find(self._key, identifier)
                 cell = None if subject is None else subject.cell(sequence)
-                if cell is None or cell.shared is None or not cell.shared.components:
+                if cell is None or cell.ledger is None or not cell.ledger.components:
                     continue
                 for other in range(REGIONS):
                     rises = self.rises[identifier, other]
                     begin = bisect_right(rises, first_s)
-                    known = cell.shared.components.get(f"region-{other}", 0)
+                    known = cell.ledger.components.get(f"region-{other}", 0)
                     if other == region or known == 0 or begin + known > len(rises):
                         continue
                     # Nothing new since: the view is right now. Otherwise it is as old as what it does not know.

@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from random import Random
 from typing import Final, NamedTuple
 
-from tidegate.core.model import Component, Decision, Heard, LedgerRow, Limit, Tuning
+from tidegate.core.model import Component, Decision, LedgerRow, Limit, OriginReply, Tuning
 from tidegate.runtime.limiter import AsyncLimiter
 from tidegate.sim.inside import parts_of
 from tidegate.sim.life import QuietStalls
@@ -51,7 +51,7 @@ class Traffic:
         self.cells_merged += len(components)
 
     def merged(
-        self, components: Sequence[Component], before: Sequence[Heard], after: Sequence[Heard]
+        self, components: Sequence[Component], before: Sequence[OriginReply], after: Sequence[OriginReply]
     ) -> None:
         """Nothing to count: it was counted when it was sent."""
 

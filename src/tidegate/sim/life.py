@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from contextvars import ContextVar
 
 from tidegate.core.engine import Engine
-from tidegate.core.model import Component, Heard, LedgerRow
+from tidegate.core.model import Component, LedgerRow, OriginReply
 from tidegate.runtime.limiter import AsyncLimiter
 from tidegate.runtime.node import Node
 from tidegate.runtime.stalls import StallMonitor
@@ -94,7 +94,7 @@ class Life:
         self._auditor.sent(self, components)
 
     def merged(
-        self, components: Sequence[Component], before: Sequence[Heard], after: Sequence[Heard]
+        self, components: Sequence[Component], before: Sequence[OriginReply], after: Sequence[OriginReply]
     ) -> None:
         self._auditor.merged(self, components, before, after)
 

@@ -113,7 +113,7 @@ class Story:
         member = Member(spec, limiter, starts)
         self._members[spec.id] = member
         regions = {one.region for one in self._scenario.nodes} | {spec.region}
-        member.node.convergence.apply_regions(len(regions))
+        member.node.ledger_sync.apply_regions(len(regions))
         # `start` would check the stores and start the loops; in a scenario nothing runs by itself.
         for part in (member.node.reads, member.node.replay, member.node.publish, member.node.importer):
             assert part is not None
@@ -250,7 +250,8 @@ class Story:
         self._ledger.chunks = []
         published = self._await(publish.run_once())
         self._differ(step, "ok", published.ok, "expect_ok")
-        self._compare_rows(step, published.rows)
+        # In the order of the unique key, in which a ledger writes them.
+        self._compare_rows(step, sorted(published.rows))
         chunks = self._ledger.chunks
         if "expect_chunks" in step.fields and not matches(step.fields["expect_chunks"], published.chunks):
             # A chunk that failed may be listed or left out: it was sent, and its rows did not stand.
@@ -297,16 +298,15 @@ class Story:
             "publish_threshold": 0,
             "last_published": 0,
         }
-        if cell is not None and cell.shared is not None:
-            shared = cell.shared
-            got |= {
-                "regional": cell.regional(),
-                "foreign": cell.foreign,
-                "fresh_until_ms": shared.fresh_until_ms,
-                "last_published": shared.published,
-            }
-            if shared.limit_min:
-                got["publish_threshold"] = publish_threshold(shared.limit_min, engine.regions)
+        if cell is not None:
+            got |= {"regional": cell.regional(), "foreign": cell.foreign}
+            if cell.origin is not None:
+                got["fresh_until_ms"] = cell.origin.fresh_until_ms
+            if cell.ledger is not None:
+                got["last_published"] = cell.ledger.published
+                if cell.ledger.quota_min:
+                    regions = engine.global_view.regions
+                    got["publish_threshold"] = publish_threshold(cell.ledger.quota_min, regions)
         self._differ(step, "", got)
 
     def _do_peek_strict(self, step: Step) -> None:
@@ -374,7 +374,7 @@ class Story:
         subjects.expire(now_ms, 1 << 62)
         for subject in list(subjects.slots):
             if subject is not None and not subject.drop_aged(now_ms, subjects.key_of(subject)[2]):
-                subjects.forget(subject)
+                subjects.drop(subject)
 
     def _do_restart(self, step: Step) -> None:
         member = self._member(step)

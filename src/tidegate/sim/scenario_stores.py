@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from tidegate.adapters.memory import MemoryLedger, MemoryOrigin
-from tidegate.core.model import Component, Heard, LedgerRow
+from tidegate.core.model import Component, LedgerRow, OriginReply
 from tidegate.errors import DependencyUnavailable
 from tidegate.ports import Changes, Clock, LedgerOverview, Pulse, RegionBeat
 
@@ -60,11 +60,11 @@ class ScenarioOrigin:
         # A node of a scenario is running already: the faults of a scenario are those of its steps.
         await self._memory.open(region, timeout_s=timeout_s)
 
-    async def read(self, wanted: Sequence[Component], *, timeout_s: float) -> list[Heard]:
+    async def read(self, wanted: Sequence[Component], *, timeout_s: float) -> list[OriginReply]:
         self._region.use(read=len(wanted))
         return self._memory.read_nowait(wanted)
 
-    async def merge(self, components: Sequence[Component], *, timeout_s: float) -> list[Heard]:
+    async def merge(self, components: Sequence[Component], *, timeout_s: float) -> list[OriginReply]:
         self._region.use(merged=len(components))
         return self._memory.merge_nowait(components)
 

@@ -237,7 +237,7 @@ class Settlement:
             known = max(cell.own + cell.others for cell in nodes.values())
             told = rows.get(region, 0)
             limit = min(
-                (cell.shared.limit_min for cell in nodes.values() if cell.shared and cell.shared.limit_min),
+                (cell.ledger.quota_min for cell in nodes.values() if cell.ledger and cell.ledger.quota_min),
                 default=0,
             )
             should = bool(rows.keys() - {region}) or (limit and known >= publish_threshold(limit, regions))
@@ -252,7 +252,7 @@ class Settlement:
             foreign = {other: count for other, count in rows.items() if other != region}
             for node_id, cell in nodes.items():
                 heard = (
-                    {} if cell.shared is None or cell.shared.components is None else cell.shared.components
+                    {} if cell.ledger is None or cell.ledger.components is None else cell.ledger.components
                 )
                 if dict(heard) != foreign:
                     world.auditor.fail(8, f"{node_id} knows {heard} of {cell_id}, the ledger says {foreign}")
@@ -281,7 +281,7 @@ class Settlement:
                 continue
             before_ms = life.clock.now_ms()
             counts = _counts(life)
-            life.node.convergence.apply_import([*rows, *reversed(rows)], before_ms)
+            life.node.ledger_sync.apply_import([*rows, *reversed(rows)], before_ms)
             if any(count != 0 and counts.get(place) != count for place, count in _counts(life).items()):
                 world.auditor.fail(5, f"{life.node_id} changed when it imported everything again")
 

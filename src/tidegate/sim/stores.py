@@ -11,7 +11,7 @@ from copy import copy
 from typing import Protocol
 
 from tidegate.adapters.memory import MemoryLedger, MemoryOrigin, OriginSnapshot
-from tidegate.core.model import Component, Heard, LedgerRow
+from tidegate.core.model import Component, LedgerRow, OriginReply
 from tidegate.errors import DependencyUnavailable, RegionMismatch
 from tidegate.ports import Changes, Clock, LedgerOverview, Pulse, RegionBeat
 from tidegate.sim.network import Link, Server, Weather
@@ -26,7 +26,7 @@ class Witness(Protocol):
         """These leave for the origin, to be merged."""
 
     def merged(
-        self, components: Sequence[Component], before: Sequence[Heard], after: Sequence[Heard]
+        self, components: Sequence[Component], before: Sequence[OriginReply], after: Sequence[OriginReply]
     ) -> None:
         """They arrived at the origin, which held this before and holds that now."""
 
@@ -62,13 +62,13 @@ class OriginPort:
         if pulse.region != region:
             raise RegionMismatch(region, pulse.region)
 
-    async def read(self, wanted: Sequence[Component], *, timeout_s: float) -> list[Heard]:
+    async def read(self, wanted: Sequence[Component], *, timeout_s: float) -> list[OriginReply]:
         answers = await self._link.call(lambda: self._memory.read_nowait(wanted), timeout_s)
         self._witness.heard(wanted, False)
         return answers
 
-    async def merge(self, components: Sequence[Component], *, timeout_s: float) -> list[Heard]:
-        def apply() -> list[Heard]:
+    async def merge(self, components: Sequence[Component], *, timeout_s: float) -> list[OriginReply]:
+        def apply() -> list[OriginReply]:
             before = self._memory.read_nowait(components)
             answers = self._memory.merge_nowait(components)
             self._witness.merged(components, before, self._memory.read_nowait(components))

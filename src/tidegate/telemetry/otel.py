@@ -16,7 +16,7 @@ from tidegate.errors import MissingExtra
 if TYPE_CHECKING:
     from opentelemetry.trace import Span, Tracer
 
-    from tidegate.core.model import Component, Heard, LedgerRow
+    from tidegate.core.model import Component, LedgerRow, OriginReply
     from tidegate.ports import Changes, Ledger, LedgerOverview, Origin, Pulse, RegionBeat
 
 __all__ = ["traced_ledger", "traced_origin"]
@@ -52,11 +52,11 @@ class _TracedOrigin:
         with self._span("open"):
             await self._inner.open(region, timeout_s=timeout_s)
 
-    async def read(self, wanted: Sequence[Component], *, timeout_s: float) -> list[Heard]:
+    async def read(self, wanted: Sequence[Component], *, timeout_s: float) -> list[OriginReply]:
         with self._span("read", cells=len(wanted)):
             return await self._inner.read(wanted, timeout_s=timeout_s)
 
-    async def merge(self, components: Sequence[Component], *, timeout_s: float) -> list[Heard]:
+    async def merge(self, components: Sequence[Component], *, timeout_s: float) -> list[OriginReply]:
         with self._span("merge", cells=len(components)):
             return await self._inner.merge(components, timeout_s=timeout_s)
 

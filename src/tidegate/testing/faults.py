@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Final, Generic, NamedTuple, TypeVar
 
-from tidegate.core.model import Component, Heard, LedgerRow
+from tidegate.core.model import Component, LedgerRow, OriginReply
 from tidegate.errors import DependencyTimeout, DependencyUnavailable
 from tidegate.ports import Changes, Ledger, LedgerOverview, Origin, Pulse, RegionBeat
 
@@ -108,10 +108,10 @@ class FailingOrigin:
     async def open(self, region: str, *, timeout_s: float) -> None:
         await self.faults.around("open", lambda: self.inner.open(region, timeout_s=timeout_s))
 
-    async def read(self, wanted: Sequence[Component], *, timeout_s: float) -> list[Heard]:
+    async def read(self, wanted: Sequence[Component], *, timeout_s: float) -> list[OriginReply]:
         return await self.faults.around("read", lambda: self.inner.read(wanted, timeout_s=timeout_s))
 
-    async def merge(self, components: Sequence[Component], *, timeout_s: float) -> list[Heard]:
+    async def merge(self, components: Sequence[Component], *, timeout_s: float) -> list[OriginReply]:
         return await self.faults.around("merge", lambda: self.inner.merge(components, timeout_s=timeout_s))
 
     async def pulse(self, region: str, *, timeout_s: float) -> Pulse:
@@ -226,11 +226,11 @@ class TrackingOrigin(_Tracking[Origin]):
         with self.tracked("open", region):
             await self.inner.open(region, timeout_s=timeout_s)
 
-    async def read(self, wanted: Sequence[Component], *, timeout_s: float) -> list[Heard]:
+    async def read(self, wanted: Sequence[Component], *, timeout_s: float) -> list[OriginReply]:
         with self.tracked("read", list(wanted)):
             return await self.inner.read(wanted, timeout_s=timeout_s)
 
-    async def merge(self, components: Sequence[Component], *, timeout_s: float) -> list[Heard]:
+    async def merge(self, components: Sequence[Component], *, timeout_s: float) -> list[OriginReply]:
         with self.tracked("merge", list(components)):
             return await self.inner.merge(components, timeout_s=timeout_s)
 

@@ -22,8 +22,8 @@ from tidegate.adapters.redis.layout import (
     MERGE_SCRIPT,
     Command,
     Layout,
-    heard_from_merges,
-    heard_from_reads,
+    replies_from_merges,
+    replies_from_reads,
 )
 from tidegate.adapters.redis.link import Deadline, Statistics
 from tidegate.adapters.redis.network import Network, OneMaster
@@ -31,7 +31,7 @@ from tidegate.adapters.redis.refusals import refused
 from tidegate.adapters.redis.sentinel import Sentinels
 from tidegate.adapters.redis.settings import Address, RedisSettings, parse_settings
 from tidegate.adapters.redis.wire import Reply, ReplyError, pack
-from tidegate.core.model import Component, Heard
+from tidegate.core.model import Component, OriginReply
 from tidegate.errors import ConfigurationError, DependencyUnavailable, RegionMismatch
 from tidegate.ports import Pulse
 
@@ -71,14 +71,14 @@ class RedisOrigin:
         if held != region:
             raise RegionMismatch(region, held)
 
-    async def read(self, wanted: Sequence[Component], *, timeout_s: float) -> list[Heard]:
+    async def read(self, wanted: Sequence[Component], *, timeout_s: float) -> list[OriginReply]:
         if not wanted:
             return []
         replies = await self._run(self._layout.reads(wanted), Deadline.after(timeout_s))
         self._cells_read += len(wanted)
-        return heard_from_reads(wanted, replies)
+        return replies_from_reads(wanted, replies)
 
-    async def merge(self, components: Sequence[Component], *, timeout_s: float) -> list[Heard]:
+    async def merge(self, components: Sequence[Component], *, timeout_s: float) -> list[OriginReply]:
         if not components:
             return []
         deadline = Deadline.after(timeout_s)
@@ -100,7 +100,7 @@ class RedisOrigin:
             plan = plan._replace(merges=settled + singles)
             replies = [reply for reply in replies if not isinstance(reply, ReplyError)] + answers
         self._cells_merged += len(components)
-        return heard_from_merges(components, plan, replies)
+        return replies_from_merges(components, plan, replies)
 
     async def pulse(self, region: str, *, timeout_s: float) -> Pulse:
         try:

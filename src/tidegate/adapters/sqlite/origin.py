@@ -17,7 +17,7 @@ from typing import Final
 
 from tidegate.adapters.clock import WallClock
 from tidegate.adapters.sqlite.connection import SQLiteFile, transaction
-from tidegate.core.model import Component, Heard
+from tidegate.core.model import Component, OriginReply
 from tidegate.errors import RegionMismatch
 from tidegate.ports import Clock, Pulse
 
@@ -86,7 +86,7 @@ RESTS: Final = 2.5
 REST_S_MAX: Final = 0.005
 # What had expired before it was merged is answered, and not kept.
 BEFORE_ALL_MS: Final = -1
-NOTHING: Final = Heard(0, 0)
+NOTHING: Final = OriginReply(0, 0)
 # Expired components deleted by each merge, for every one merged: more than one, or a backlog would never shrink.
 FORGOTTEN_PER_MERGED: Final = 2
 FORGOTTEN_MIN: Final = 100
@@ -160,7 +160,7 @@ def _has_twins(components: Sequence[Component]) -> bool:
     return len({(component.digest, component.sequence) for component in components}) < count
 
 
-def _merge(connection: sqlite3.Connection, components: Sequence[Component], now_ms: int) -> list[Heard]:
+def _merge(connection: sqlite3.Connection, components: Sequence[Component], now_ms: int) -> list[OriginReply]:
     """Totals after the merge, each writer's component before it."""
     statements: list[_Statement] = []
     answers = [NOTHING] * len(components)
@@ -171,7 +171,7 @@ def _merge(connection: sqlite3.Connection, components: Sequence[Component], now_
         statements.append(statement)
         for position, total, held in statement.held(connection, now_ms):
             own = components[position].own
-            answers[position] = Heard(total + own - held if own > held else total, held)
+            answers[position] = OriginReply(total + own - held if own > held else total, held)
     for statement in statements:
         if len(statements) > 1:
             worked_s = _rest(worked_s)
@@ -180,7 +180,7 @@ def _merge(connection: sqlite3.Connection, components: Sequence[Component], now_
         # Only another look tells the total of a cell that stands twice in one call.
         for statement in statements:
             for position, total, _ in statement.held(connection, BEFORE_ALL_MS):
-                answers[position] = Heard(total, answers[position].component)
+                answers[position] = OriginReply(total, answers[position].component)
     return answers
 
 
@@ -201,17 +201,17 @@ class SQLiteOrigin:
         if held != region:
             raise RegionMismatch(region, held)
 
-    async def read(self, wanted: Sequence[Component], *, timeout_s: float) -> list[Heard]:
+    async def read(self, wanted: Sequence[Component], *, timeout_s: float) -> list[OriginReply]:
         if not wanted:
             return []
         now_ms = self._clock.now_ms()
 
-        def work(connection: sqlite3.Connection) -> list[Heard]:
+        def work(connection: sqlite3.Connection) -> list[OriginReply]:
             connection.execute("BEGIN")  # all answers from one state of the file
             answers = [NOTHING] * len(wanted)
             for each in _statements(wanted):
                 for position, total, held in each.held(connection, now_ms):
-                    answers[position] = Heard(total, held)
+                    answers[position] = OriginReply(total, held)
             connection.execute("COMMIT")
             return answers
 
@@ -219,13 +219,13 @@ class SQLiteOrigin:
         self._cells_read += len(wanted)
         return answers
 
-    async def merge(self, components: Sequence[Component], *, timeout_s: float) -> list[Heard]:
+    async def merge(self, components: Sequence[Component], *, timeout_s: float) -> list[OriginReply]:
         if not components:
             return []
         now_ms = self._clock.now_ms()
         forgotten_max = max(FORGOTTEN_MIN, FORGOTTEN_PER_MERGED * len(components))
 
-        def work(connection: sqlite3.Connection) -> list[Heard]:
+        def work(connection: sqlite3.Connection) -> list[OriginReply]:
             with transaction(connection):
                 answers = _merge(connection, components, now_ms)
                 connection.execute(FORGET_EXPIRED, {"now_ms": now_ms, "rows_max": forgotten_max})

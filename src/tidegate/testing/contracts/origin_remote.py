@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import pytest
 
-from tidegate.core.model import Component, Heard
+from tidegate.core.model import Component, OriginReply
 from tidegate.errors import DependencyError, DependencyTimeout
 from tidegate.ports import Origin
 from tidegate.testing.contracts.origin import (
@@ -69,7 +69,7 @@ class RemoteOriginContract(OriginContract):
         finally:
             place.thaw()
         await self.recovered(origin, cell)
-        assert await self.read(origin, cell) == Heard(3, 3)
+        assert await self.read(origin, cell) == OriginReply(3, 3)
 
     async def test_the_time_limit_is_kept_when_the_store_stands_still_before_the_first_connection(
         self, place: RemotePlace
@@ -109,7 +109,7 @@ class RemoteOriginContract(OriginContract):
                 await call(SHORT_TIMEOUT_S)
         place.start_empty()
         await self.recovered(origin, cell)
-        assert await self.read(origin, cell) == Heard(4, 4)
+        assert await self.read(origin, cell) == OriginReply(4, 4)
 
     async def test_a_node_that_starts_while_the_store_is_down_works_when_it_is_up(
         self, place: RemotePlace
@@ -138,8 +138,8 @@ class RemoteOriginContract(OriginContract):
         await self.recovered(there, probe)
         assert (await here.pulse(REGION, timeout_s=TIMEOUT_S)).was_empty
         assert (await there.pulse(REGION, timeout_s=TIMEOUT_S)).was_empty
-        assert await self.merged(here, component(digest, 6, writer="here")) == Heard(6, 0)
-        assert await self.merged(there, component(digest, 8, writer="there")) == Heard(14, 0)
+        assert await self.merged(here, component(digest, 6, writer="here")) == OriginReply(6, 0)
+        assert await self.merged(there, component(digest, 8, writer="there")) == OriginReply(14, 0)
 
     @staticmethod
     async def recovered(origin: Origin, cell: Component) -> None:
