@@ -223,8 +223,8 @@ def status(code: Code, limit: bytes, remaining: int, reset_s: int) -> bytes:
         message += b"\x18" + varint(min(remaining, UINT32_MAX))
     if reset_s:
         seconds = varint(reset_s)
-        message += b"\x22" + varint(len(seconds) + 1) + b"\x08" + seconds
-    return b"\x12" + varint(len(message)) + message
+        message = b"%b\x22%c\x08%b" % (message, len(seconds) + 1, seconds)
+    return b"\x12%b%b" % (varint(len(message)), message)
 
 
 def header_to_add(name: str, value: str) -> bytes:

@@ -19,7 +19,7 @@ from typing import Final, NamedTuple
 
 from tidegate.core.header_fields import policy_name, policy_value
 from tidegate.core.model import NAME_LENGTH_MAX, Limit, make_limit
-from tidegate.server.rls.messages import UINT32_MAX, current_limit
+from tidegate.server.rls.messages import UINT32_MAX, current_limit, header_to_add
 
 __all__ = [
     "UNITS",
@@ -75,8 +75,8 @@ class Rule:
     """One `rate_limit` of a rules file, or the limit that a request brings itself."""
 
     __slots__ = (
-        "allowed", "current_limit", "denied", "detail", "details", "is_shadow", "limit", "name", "path",
-        "policy", "policy_value", "replaces", "requests_per_unit", "unit",
+        "allowed", "current_limit", "denied", "detail", "details", "is_shadow", "limit", "name", "path", "policy",
+        "policy_bytes", "policy_field", "policy_value", "replaces", "requests_per_unit", "unit",
     )  # fmt: skip
 
     def __init__(
@@ -101,14 +101,18 @@ class Rule:
         self.replaces = replaces
         # None: unlimited.
         self.limit: Limit | None = None
+        # As they stand in every answer: the limit itself, and the RateLimit-Policy field.
         self.current_limit = b""
         self.policy = policy_name(name or path)
+        self.policy_bytes = self.policy.encode("ascii")
         self.policy_value = ""
+        self.policy_field = b""
         if not is_unlimited:
             number, duration_ms = UNITS[unit]
             self.limit = make_limit(requests_per_unit, duration_ms, domain, WORKSPACE)
             self.current_limit = current_limit(requests_per_unit, number, name)
             self.policy_value = policy_value(self.policy, requests_per_unit, duration_ms)
+            self.policy_field = header_to_add("ratelimit-policy", self.policy_value)
         # Decisions so far; of a shadow rule, what it would have decided. Written by the service.
         self.allowed = 0
         self.denied = 0

@@ -30,13 +30,13 @@ from tidegate.server.rls.messages import (
 from tidegate.server.rls.protobuf import DecodeError, varint
 from tidegate.server.rls.rules import Applied, Detail, Rule, RuleSet, identifier_of, inline_rule
 
-__all__ = ["PATH", "SERVICE", "BatchLimiter", "RateLimitService", "RuleStatistics", "ServiceStatistics"]
+__all__ = ["PATH", "PLANS_MAX", "SERVICE", "BatchLimiter", "RateLimitService", "RuleStatistics", "ServiceStatistics"]
 
 SERVICE: Final = "envoy.service.ratelimit.v3.RateLimitService"
 PATH: Final = f"/{SERVICE}/ShouldRateLimit"
 
-# Plans of one generation; two are kept. About 1 KiB each.
-PLANS_MAX: Final = 8_192
+# Plans of one generation; two are kept. About 600 bytes each.
+PLANS_MAX: Final = 16_384
 # A longer message is planned each time.
 PLAN_MESSAGE_BYTES_MAX: Final = 1_024
 # Limits that requests bring themselves: kept to count them, and to encode them once.
@@ -66,37 +66,38 @@ class Item:
 
     __slots__ = ("constant", "request", "rule", "values")
 
-    def __init__(self, rule: Rule | None, request: Request | None, values: str) -> None:
+    def __init__(
+        self, rule: Rule | None, request: tuple[Limit, str, int] | None, values: str, constant: bytes = b""
+    ) -> None:
         self.rule = rule
-        # None: nothing to decide, and the status is always the same.
+        # None: nothing to decide, and the status is always `constant`.
         self.request = request
         self.values = values
-        self.constant = b""
-        if request is None:
-            is_unlimited = rule is not None
-            self.constant = status(Code.OK, b"", UINT32_MAX if is_unlimited else 0, 0)
+        self.constant = constant
 
 
 class Plan:
     """What a message asks for, under the rules as they are."""
 
-    __slots__ = ("domain", "enforced", "items", "policy", "shadows", "single")
+    __slots__ = ("enforced", "items", "shadows", "single")
 
-    def __init__(self, domain: str, items: list[Item]) -> None:
-        self.domain = domain
+    def __init__(
+        self,
+        items: list[Item],
+        enforced: list[tuple[Limit, str, int]],
+        shadows: list[tuple[Limit, str, int]],
+        single: Rule | None,
+    ) -> None:
         self.items = items
         # The batch, and what is only watched, in the order of the descriptors.
-        self.enforced: list[tuple[Limit, str, int]] = [
-            item.request for item in items if item.request and item.rule and not item.rule.is_shadow
-        ]
-        self.shadows: list[tuple[Limit, str, int]] = [
-            item.request for item in items if item.request and item.rule and item.rule.is_shadow
-        ]
-        # Most requests have one descriptor, with one rule that enforces.
-        self.single: Rule | None = items[0].rule if len(items) == 1 and self.enforced else None
-        self.policy = (
-            b"" if self.single is None else header_to_add("ratelimit-policy", self.single.policy_value)
-        )
+        self.enforced = enforced
+        self.shadows = shadows
+        # Most requests have one descriptor, with one rule that enforces: this one.
+        self.single = single
+
+
+NO_RULE: Final = Item(None, None, "", status(Code.OK, b"", 0, 0))
+UNLIMITED: Final = Item(None, None, "", status(Code.OK, b"", UINT32_MAX, 0))
 
 
 @dataclass(frozen=True)
@@ -194,16 +195,20 @@ class RateLimitService:
             if one.rule is not None and one.rule.replaces:
                 replaced |= one.rule.replaces
         items: list[Item] = []
+        enforced: list[tuple[Limit, str, int]] = []
+        shadows: list[tuple[Limit, str, int]] = []
         for one, descriptor in zip(applied, descriptors, strict=True):
             rule = one.rule
             if rule is None or (replaced and rule.name in replaced):
-                items.append(Item(None, None, ""))
+                items.append(NO_RULE)
             elif rule.limit is None:
-                items.append(Item(rule, None, one.values))
+                items.append(UNLIMITED)
             else:
                 cost = hits_addend if descriptor.hits_addend is None else descriptor.hits_addend
-                items.append(Item(rule, Request(rule.limit, one.identifier, cost), one.values))
-        return Plan(domain, items)
+                request = (rule.limit, one.identifier, cost)
+                items.append(Item(rule, request, one.values))
+                (shadows if rule.is_shadow else enforced).append(request)
+        return Plan(items, enforced, shadows, items[0].rule if len(items) == len(enforced) == 1 else None)
 
     def _applied(self, domain: str, descriptor: Descriptor) -> Applied:
         inline = descriptor.limit
@@ -253,27 +258,23 @@ class RateLimitService:
 
     def _answer_single(self, plan: Plan, rule: Rule, decision: Decision) -> bytes:
         """One descriptor, one rule that enforces: the same as `_answer`, in fewer steps."""
-        remaining = decision.remaining
-        reset_ms = decision.reset_at_ms - decision.decided_at_ms
-        reset_s = -(-reset_ms // 1000)
         if decision:
             self._allowed += 1
             if rule.detail is Detail.NONE:
                 rule.allowed += 1
             else:
                 rule.count(True, plan.items[0].values)
-            value = f"{rule.policy};r={remaining};t={reset_s}".encode("ascii")
-            return b"".join(
-                (
-                    OK_START,
-                    status(Code.OK, rule.current_limit, remaining, reset_s),
-                    plan.policy,
-                    b"\x1a",
-                    varint(len(value) + RATELIMIT_FIELD_EXTRA + (len(value) > 127)),
-                    RATELIMIT_FIELD,
-                    varint(len(value)),
-                    value,
-                )
+            remaining = decision.remaining
+            reset_s = -((decision.decided_at_ms - decision.reset_at_ms) // 1000)
+            value = b"%b;r=%d;t=%d" % (rule.policy_bytes, remaining, reset_s)
+            return b"%b%b%b\x1a%b%b%b%b" % (
+                OK_START,
+                status(Code.OK, rule.current_limit, remaining, reset_s),
+                rule.policy_field,
+                varint(len(value) + RATELIMIT_FIELD_EXTRA + (len(value) > 127)),
+                RATELIMIT_FIELD,
+                varint(len(value)),
+                value,
             )
         return self._answer(plan, [decision], [])
 
@@ -288,8 +289,8 @@ class RateLimitService:
         shown: list[tuple[Rule, Decision]] = []
         for item in plan.items:
             rule = item.rule
-            if rule is None or item.request is None:
-                self._without_rule += rule is None
+            if rule is None:
+                self._without_rule += item is NO_RULE
                 parts.append(item.constant)
                 continue
             decision = next(watched if rule.is_shadow else enforced)
