@@ -11,15 +11,12 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+import yaml
+
 from tidegate.core.model import NAME_LENGTH_MAX
-from tidegate.errors import ConfigurationError, MissingExtra
+from tidegate.errors import ConfigurationError
 from tidegate.server.rls.messages import ENTRIES_MAX, UINT32_MAX
 from tidegate.server.rls.rules import UNITS, Branch, Detail, Level, Rule, RuleSet, Step
-
-try:
-    import yaml
-except ImportError as error:
-    raise MissingExtra("rls", "reading rules files") from error
 
 __all__ = ["RuleFault", "RulesError", "load_rules", "parse_rules", "rule_files"]
 
