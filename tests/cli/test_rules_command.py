@@ -83,7 +83,7 @@ def test_check_names_every_fault(invoke: Invoke, invoke_json: InvokeJSON, file: 
         (["path=a/c"], "`path=a/*` is a wildcard that matches\nrule: path=a/*: 9 per day"),
         (
             ["path=a/b/c"],
-            "is the longest wildcard that matches; all values that match share one counter\nrule: path=a/b/*: 1 per day, shadow\n",
+            "longest wildcard that matches; all values that match share one counter\nrule: path=a/b/*: 1 per day",
         ),
         (["free=x"], "rule: free: unlimited"),
     ],

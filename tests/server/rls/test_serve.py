@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import ssl
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -12,14 +13,18 @@ from typing import Any
 
 import grpc
 import pytest
-from envoy.service.ratelimit.v3 import rls_pb2_grpc
+from envoy.service.ratelimit.v3 import rls_pb2, rls_pb2_grpc
+from google.protobuf import descriptor_pb2
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from tests.server.http2.peer import until
+from tests.server.http2.programs import find_program
 from tests.server.rls.asking import OK, OVER_LIMIT, RULES, one, request, response
 from tidegate import AsyncLimiter
 from tidegate.errors import ConfigurationError
 from tidegate.server.rls.rules_watch import RulesWatch
 from tidegate.server.rls.serve import RlsServer, serve_rls
+from tidegate.testing import RedisServer
 from tidegate.testing.servers.redis import create_certificate
 
 pytestmark = pytest.mark.server
@@ -44,6 +49,29 @@ async def serving(
 def ask(channel: Any, *descriptors: Any, **options: Any) -> Any:
     stub = rls_pb2_grpc.RateLimitServiceStub(channel)
     return response(stub.ShouldRateLimit(request(*descriptors, **options), timeout=20))
+
+
+async def flushed(server: RlsServer) -> None:
+    """Until the limiter has told Redis what it counted."""
+    limiter = server.limiter
+    assert isinstance(limiter, AsyncLimiter)
+    await until(lambda: limiter.statistics().origin_dirty_subjects == 0)
+
+
+def descriptor_set(file: Any) -> bytes:
+    """A published file and all that it imports, as protoc --descriptor_set_out would write them."""
+    found = descriptor_pb2.FileDescriptorSet()
+    seen: set[str] = set()
+
+    def add(one: Any) -> None:
+        if one.name not in seen:
+            seen.add(one.name)
+            for dependency in one.dependencies:
+                add(dependency)
+            found.file.add().ParseFromString(one.serialized_pb)
+
+    add(file)
+    return bytes(found.SerializeToString())
 
 
 async def asked(server: RlsServer, play: Callable[[Any], None]) -> None:
@@ -90,6 +118,60 @@ async def test_many_clients_together_never_pass_a_limit(tmp_path: Path) -> None:
             await asyncio.gather(*[asked(server, play) for _ in range(4)])
     assert codes.count(OK) == 50
     assert codes.count(OVER_LIMIT) == 350
+
+
+async def test_two_services_share_their_limits_through_redis(tmp_path: Path) -> None:
+    codes: list[int] = []
+
+    def play(channel: Any) -> None:
+        codes.append(ask(channel, one([("tier", "gold")], hits=50)).code)
+
+    with RedisServer() as redis:
+        async with (
+            serving(tmp_path, region="test", origin=redis.url) as first,
+            serving(tmp_path, region="test", origin=redis.url) as second,
+        ):
+            await asked(first, play)
+            await flushed(first)
+            # A counter that is not known yet is read before it is used.
+            await asked(second, play)
+    assert codes == [OK, OVER_LIMIT]
+
+
+async def test_go_clients_get_an_answer_to_every_call(tmp_path: Path) -> None:
+    ghz = find_program("ghz", "a client of grpc-go")
+    protoset = tmp_path / "rls.protoset"
+    protoset.write_bytes(descriptor_set(rls_pb2.DESCRIPTOR))
+    data = {"domain": "edge", "descriptors": [{"entries": [{"key": "tier", "value": "gold"}]}]}
+    call = (
+        "--protoset",
+        str(protoset),
+        "--call",
+        "envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit",
+    )
+    async with serving(tmp_path) as server:
+        process = await asyncio.create_subprocess_exec(
+            *(
+                ghz,
+                "--insecure",
+                *call,
+                "-d",
+                json.dumps(data),
+                "-n",
+                "2000",
+                "-c",
+                "20",
+                "--connections",
+                "4",
+            ),
+            *("--format", "json", f"127.0.0.1:{server.port}"),
+            stdout=asyncio.subprocess.PIPE,
+        )
+        output, _ = await asyncio.wait_for(process.communicate(), 60)
+        report = json.loads(output)
+        statistics = server.statistics().service
+    assert report["statusCodeDistribution"] == {"OK": 2000}
+    assert (statistics.allowed, statistics.denied) == (50, 1950)
 
 
 async def test_the_service_says_whether_it_is_healthy(tmp_path: Path) -> None:

@@ -177,7 +177,11 @@ def test_detailed_metrics_count_values_apart_and_are_bounded() -> None:
 @pytest.mark.parametrize(
     ("data", "text"),
     [
-        (request(one(USER), domain="").SerializeToString(), "domain: got ''"),
+        (request(one(USER), domain="").SerializeToString(), "domain: got 0 characters"),
+        (
+            request(one(USER, limit=(1, 1)), domain="d" * 513).SerializeToString(),
+            "domain: got 513 characters",
+        ),
         (request().SerializeToString(), "descriptors: got none"),
         (request(one(USER, limit=(1, 0))).SerializeToString(), "limit.unit: got 0"),
         (request(one(USER, limit=(1, 8))).SerializeToString(), "limit.unit: got 8"),

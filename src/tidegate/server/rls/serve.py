@@ -35,7 +35,15 @@ class RlsStatistics:
 class RlsServer:
     """A running rate limit service. `serve_rls` makes it."""
 
-    def __init__(self, server: Http2Server, service: RateLimitService, rules: RulesWatch, port: int) -> None:
+    def __init__(
+        self,
+        limiter: BatchLimiter,
+        server: Http2Server,
+        service: RateLimitService,
+        rules: RulesWatch,
+        port: int,
+    ) -> None:
+        self.limiter = limiter
         self.server = server
         self.service = service
         self.rules = rules
@@ -86,7 +94,7 @@ async def serve_rls(
     )
     port: int = bound.getsockname()[1]
     await server.start(bound)
-    running = RlsServer(server, service, rules, port)
+    running = RlsServer(limiter, server, service, rules, port)
     running.watch_rules(poll_s)
     logger.info("rate limit service listens on port %d, rules from %s", port, rules.place)
     return running

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Final, Protocol
 
 from tidegate.core.header_fields import INTEGER_MAX, whole_seconds
-from tidegate.core.model import Decision, Limit, Request
+from tidegate.core.model import NAME_LENGTH_MAX, Decision, Limit, Request
 from tidegate.server.http2.grpc import GrpcError, Status
 from tidegate.server.rls.messages import (
     UINT32_MAX,
@@ -104,6 +104,24 @@ class Plan:
         self.single = single
 
 
+@dataclass(frozen=True)
+class Outcome:
+    """What was decided for a plan, and counted."""
+
+    is_allowed: bool
+    items: list[tuple[Item, Decision | None]]
+    """In the order of the descriptors; None where there was nothing to decide."""
+
+    def headers(self) -> dict[str, str]:
+        """RateLimit-Policy, RateLimit and Retry-After for the limits that were enforced; none without any."""
+        enforced = [
+            (item.rule, decision)
+            for item, decision in self.items
+            if item.rule is not None and decision is not None and not item.rule.is_shadow
+        ]
+        return _header_fields(enforced) if enforced else {}
+
+
 NO_RULE: Final = Item(None, None, "", status(Code.OK, b"", 0, 0))
 UNLIMITED: Final = Item(None, None, "", status(Code.OK, b"", UINT32_MAX, 0))
 
@@ -158,18 +176,12 @@ class RateLimitService:
     def should_rate_limit(self, message: bytes) -> bytes | Awaitable[bytes]:
         """The response message; a coroutine when the limiter has to read first."""
         plan = self._plans.get(message) or self._plan(message)
-        now_ms = self._now_ns() // 1_000_000
-        enforced = plan.enforced
-        decisions = self._attempt_many(enforced, now_ms) if enforced else []
-        if decisions is None:
-            return self._decide_later(plan, now_ms)
         if plan.single is not None:
-            return self._answer_single(plan, plan.single, decisions[0])
-        verdicts = self._watch(plan, all(decisions), now_ms)
-        known = [verdict for verdict in verdicts if verdict is not None]
-        if len(known) < len(verdicts):
-            return self._watch_later(plan, decisions, verdicts, now_ms)
-        return self._answer(plan, decisions, known)
+            decisions = self._attempt_many(plan.enforced, self._now_ns() // 1_000_000)
+            if decisions is not None:
+                return self._answer_single(plan, plan.single, decisions[0])
+        outcome = self.decide(plan)
+        return _encode(outcome) if isinstance(outcome, Outcome) else _encode_later(outcome)
 
     # What is asked.
 
@@ -189,8 +201,11 @@ class RateLimitService:
             request = parse_request(message)
         except DecodeError as error:
             raise GrpcError(Status.INVALID_ARGUMENT, f"not a RateLimitRequest: {error}") from error
-        if not request.domain:
-            raise GrpcError(Status.INVALID_ARGUMENT, "domain: got '', expected the domain of the rules")
+        if not 0 < len(request.domain) <= NAME_LENGTH_MAX:
+            expected = f"expected 1 to {NAME_LENGTH_MAX}"
+            raise GrpcError(
+                Status.INVALID_ARGUMENT, f"domain: got {len(request.domain)} characters, {expected}"
+            )
         if not request.descriptors:
             raise GrpcError(Status.INVALID_ARGUMENT, "descriptors: got none, expected at least one")
         return self.plan(request.domain, request.descriptors, request.hits_addend or 1)
@@ -245,7 +260,19 @@ class RateLimitService:
             verdicts.append(None if verdict is None else verdict[0])
         return verdicts
 
-    async def _decide_later(self, plan: Plan, now_ms: int) -> bytes:
+    def decide(self, plan: Plan) -> Outcome | Awaitable[Outcome]:
+        """Decide and count; a coroutine when the limiter has to read first."""
+        now_ms = self._now_ns() // 1_000_000
+        decisions = self._attempt_many(plan.enforced, now_ms) if plan.enforced else []
+        if decisions is None:
+            return self._decide_later(plan, now_ms)
+        verdicts = self._watch(plan, all(decisions), now_ms)
+        known = [verdict for verdict in verdicts if verdict is not None]
+        if len(known) < len(verdicts):
+            return self._watch_later(plan, decisions, verdicts, now_ms)
+        return self._settle(plan, decisions, known)
+
+    async def _decide_later(self, plan: Plan, now_ms: int) -> Outcome:
         requests = [Request(*request) for request in plan.enforced]
         decisions = await self._limiter.limit_many(requests, now_ms=now_ms)
         verdicts = self._watch(plan, all(decisions), now_ms)
@@ -253,19 +280,19 @@ class RateLimitService:
 
     async def _watch_later(
         self, plan: Plan, decisions: list[Decision], verdicts: list[Decision | None], now_ms: int
-    ) -> bytes:
+    ) -> Outcome:
         known: list[Decision] = []
         for request, verdict in zip(_watched(plan, all(decisions)), verdicts, strict=True):
             if verdict is None:
                 known += await self._limiter.limit_many([Request(*request)], now_ms=now_ms)
             else:
                 known.append(verdict)
-        return self._answer(plan, decisions, known)
+        return self._settle(plan, decisions, known)
 
     # Answers.
 
     def _answer_single(self, plan: Plan, rule: Rule, decision: Decision) -> bytes:
-        """One descriptor, one rule that enforces: the same as `_answer`, in fewer steps."""
+        """One descriptor, one rule that enforces: the same as `_encode`, in fewer steps."""
         if decision:
             self._allowed += 1
             if rule.detail is Detail.NONE:
@@ -284,34 +311,28 @@ class RateLimitService:
                 varint(len(value)),
                 value,
             )
-        return self._answer(plan, [decision], [])
+        return _encode(self._settle(plan, [decision], []))
 
-    def _answer(self, plan: Plan, decisions: list[Decision], verdicts: list[Decision]) -> bytes:
+    def _settle(self, plan: Plan, decisions: list[Decision], verdicts: list[Decision]) -> Outcome:
+        """Count what was decided."""
         is_allowed = all(decisions)
         if is_allowed:
             self._allowed += 1
         else:
             self._denied += 1
-        parts = [response_start(Code.OK if is_allowed else Code.OVER_LIMIT)]
         enforced, watched = iter(decisions), iter(verdicts)
-        shown: list[tuple[Rule, Decision]] = []
+        items: list[tuple[Item, Decision | None]] = []
         for item in plan.items:
             rule = item.rule
             if rule is None:
                 self._without_rule += item is NO_RULE
-                parts.append(item.constant)
+                items.append((item, None))
                 continue
             decision = next(watched if rule.is_shadow else enforced)
             if is_allowed or not rule.is_shadow:
                 rule.count(bool(decision), item.values)
-            reset_ms = decision.reset_at_ms - decision.decided_at_ms
-            code = Code.OK if decision or rule.is_shadow else Code.OVER_LIMIT
-            parts.append(status(code, rule.current_limit, decision.remaining, -(-reset_ms // 1000)))
-            if not rule.is_shadow:
-                shown.append((rule, decision))
-        if shown:
-            parts += [header_to_add(name.lower(), value) for name, value in header_fields(shown).items()]
-        return b"".join(parts)
+            items.append((item, decision))
+        return Outcome(is_allowed, items)
 
     def statistics(self) -> ServiceStatistics:
         """Counters, as of now."""
@@ -334,6 +355,25 @@ class RateLimitService:
         )
 
 
+def _encode(outcome: Outcome) -> bytes:
+    """The response message."""
+    parts = [response_start(Code.OK if outcome.is_allowed else Code.OVER_LIMIT)]
+    for item, decision in outcome.items:
+        rule = item.rule
+        if rule is None or decision is None:
+            parts.append(item.constant)
+            continue
+        reset_ms = decision.reset_at_ms - decision.decided_at_ms
+        code = Code.OK if decision or rule.is_shadow else Code.OVER_LIMIT
+        parts.append(status(code, rule.current_limit, decision.remaining, -(-reset_ms // 1000)))
+    parts += [header_to_add(name.lower(), value) for name, value in outcome.headers().items()]
+    return b"".join(parts)
+
+
+async def _encode_later(outcome: Awaitable[Outcome]) -> bytes:
+    return _encode(await outcome)
+
+
 def _watched(plan: Plan, is_allowed: bool) -> list[tuple[Limit, str, int]]:
     """What is asked of shadow rules: a request that is denied consumes nothing."""
     if is_allowed:
@@ -341,7 +381,7 @@ def _watched(plan: Plan, is_allowed: bool) -> list[tuple[Limit, str, int]]:
     return [(limit, identifier, 0) for limit, identifier, _ in plan.shadows]
 
 
-def header_fields(shown: list[tuple[Rule, Decision]]) -> dict[str, str]:
+def _header_fields(shown: list[tuple[Rule, Decision]]) -> dict[str, str]:
     """RateLimit-Policy, RateLimit and Retry-After for the limits that applied, tightest first if they are many.
 
     Retry-After is the longest wait of those that deny: coming back sooner would be denied again.
