@@ -306,7 +306,10 @@ async def test_a_drain_serves_what_is_on_its_way_and_then_closes() -> None:
         assert int.from_bytes(first.payload[:4], "big") == h2.STREAM_ID_MAX
         await peer.echo(b"sent before the client knew")
         last = await peer.frame_of(h2.GOAWAY)
-        assert int.from_bytes(last.payload[:4], "big") == peer.next_id() - 2
+        assert int.from_bytes(last.payload[:4], "big") == peer._next_id - 2
+        late_id = peer.next_id()
+        peer.send(peer.call_frames(late_id, b"after the last one"), h2.frame(h2.PING, 0, 0, b"12345678"))
+        assert (await peer.frame()).kind == h2.PING, "a call that came too late is not answered, nor reset"
         release.set()
         assert (await peer.reply(slow_id)).body == message(b"late")
         assert await peer.goaway() == h2.ErrorCode.NO_ERROR

@@ -118,7 +118,7 @@ class Http2Connection(ConnectionLifecycle):
             server.outbox.add(self)
         if self._streams or self._partial_since or self._is_draining:
             self._settle()
-        else:
+        elif not self._is_write_paused:
             self.expires = server.wheel.now + server.idle_ticks
 
     def _is_prefaced(self, data: bytes) -> bool:
@@ -288,6 +288,8 @@ class Http2Connection(ConnectionLifecycle):
         except MalformedRequest as error:
             raise StreamFault(stream_id, ErrorCode.PROTOCOL_ERROR, str(error)) from error
         if stream_id > self._last_served_id:
+            # Opened before the client knew of our GOAWAY, which tells it that nothing has happened.
+            self._reset.append(stream_id)
             return
         if self._count_open() >= self._server.options.streams_max:
             self._spend()
