@@ -200,6 +200,9 @@ async def serving(
     bound = bound_socket()
     served = Served(server, bound.getsockname()[1])
     await server.start(bound)
+    # Deadlines and budgets move only by `pass_time`, however slow the machine is.
+    assert server._tick_timer is not None
+    server._tick_timer.cancel()
     try:
         yield served
     finally:
