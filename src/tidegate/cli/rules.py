@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from tidegate.cli.outcomes import ExitCode, answer, json_option
+from tidegate.cli.outcomes import ExitCode, json_option, print_result
 from tidegate.server.rls.explain import Explanation, explain
 from tidegate.server.rls.rules_file import RulesError, load_rules
 
@@ -28,13 +28,13 @@ def check(place: Path, as_json: bool) -> ExitCode:
     except RulesError as error:
         faults = [fault._asdict() for fault in error.faults]
         lines = [f"fault: {fault}" for fault in error.faults]
-        answer(as_json, {"ok": False, "faults": faults, "domains": {}}, "\n".join(lines))
+        print_result(as_json, {"ok": False, "faults": faults, "domains": {}}, "\n".join(lines))
         return ExitCode.ERROR
     domains = dict.fromkeys(loaded.domains, 0)
     for domain, _ in loaded.rules():
         domains[domain] += 1
     text = "\n".join([*(f"{domain}: {count} rules" for domain, count in domains.items()), "ok"])
-    answer(as_json, {"ok": True, "faults": [], "domains": domains}, text)
+    print_result(as_json, {"ok": True, "faults": [], "domains": domains}, text)
     return ExitCode.OK
 
 
@@ -64,7 +64,7 @@ def explain_command(entries: tuple[str, ...], place: Path, domain: str, as_json:
             raise click.BadParameter(f"{entry!r} is not an entry: write KEY=VALUE", param_hint="KEY=VALUE")
         pairs.append((key, value))
     found = explain(load_rules(place), domain, pairs)
-    answer(as_json, _document(found), _text(found))
+    print_result(as_json, _document(found), _text(found))
 
 
 def _document(found: Explanation) -> dict[str, object]:
