@@ -140,6 +140,13 @@ class Service:
             self._process.kill()
             self._process.wait()
 
+    def become_real_time(self) -> None:
+        """Run before everything else on this core. At fixed rates that is a part of it only."""
+        assert self._process is not None
+        subprocess.run(
+            ["chrt", "-f", "-a", "-p", "1", str(self._process.pid)], check=True, capture_output=True
+        )
+
     def load(self, generator: Path, messages: Path, *, rate: float, seconds: float) -> Figures:
         """One turn of the generator. Rate 0: as fast as it answers."""
         assert self._process is not None
@@ -257,8 +264,13 @@ def throughput(
         print()
 
 
-def latency(services: Sequence[Service], generator: Path, folder: Path, seconds: float) -> None:
+def latency(
+    services: Sequence[Service], generator: Path, folder: Path, seconds: float, *, is_real_time: bool
+) -> None:
     messages = folder / "many"
+    if is_real_time:
+        for service in services:
+            service.become_real_time()
     print("Open loop, Poisson arrivals, 10,000 users in turn; milliseconds from the moment a call was due\n")
     print("| service | calls/s | p50 | p99 | p99.9 | CPU per call, µs |\n|---|---|---|---|---|---|")
     for rate in RATES_PER_S:
@@ -278,6 +290,11 @@ def latency(services: Sequence[Service], generator: Path, folder: Path, seconds:
 def main(arguments: Sequence[str] = ()) -> None:
     parser = argparse.ArgumentParser(prog="python -m bench rls")
     parser.add_argument("--seconds", type=float, default=4.0, help="of one turn")
+    parser.add_argument(
+        "--real-time",
+        action="store_true",
+        help="measure latency with services as real-time processes: for a machine that others use too",
+    )
     parser.add_argument("--rounds", type=int, default=3, help="turns each; the best one counts")
     options = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory(prefix="tidegate-bench-rls-") as name, ExitStack() as stack:
@@ -286,7 +303,7 @@ def main(arguments: Sequence[str] = ()) -> None:
         subprocess.run(["cc", "-O2", "-o", str(generator), str(HERE / "openloop_grpc.c"), "-lm"], check=True)
         services = contestants(folder, stack)
         throughput(services, generator, folder, options.seconds, options.rounds)
-        latency(services, generator, folder, 2 * options.seconds)
+        latency(services, generator, folder, 2 * options.seconds, is_real_time=options.real_time)
 
 
 if __name__ == "__main__":

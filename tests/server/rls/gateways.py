@@ -75,7 +75,10 @@ class RlsProcess(ServerProcess):
 def is_listening(pid: int, port: int) -> bool:
     """Whether this very process listens on the port, by /proc."""
     inodes = set()
-    for line in Path(f"/proc/{pid}/net/tcp").read_text().splitlines()[1:]:
+    lines = [
+        line for name in ("tcp", "tcp6") for line in Path(f"/proc/{pid}/net/{name}").read_text().splitlines()
+    ]
+    for line in lines:
         fields = line.split()
         if fields[3] == "0A" and int(fields[1].rpartition(":")[2], 16) == port:
             inodes.add(f"socket:[{fields[9]}]")
