@@ -262,6 +262,12 @@ def _outline(level: Level) -> list[object]:
 
 def identifier_of(entries: list[tuple[str, str]], steps: list[Step]) -> str:
     """Whose counter: `key=value&key=value`. Values under a shared wildcard are one: `key=beginning*`."""
+    if len(entries) == 1 and not (steps and steps[0].shared is not None):
+        key, value = entries[0]
+        identifier = f"{key}={value}"
+        # One `=`, and nothing that would have to be escaped.
+        if len(_SPECIAL.findall(identifier)) == 1 and len(identifier) <= NAME_LENGTH_MAX:
+            return identifier
     parts: list[str] = []
     for index, (key, value) in enumerate(entries):
         shared = steps[index].shared if steps else None

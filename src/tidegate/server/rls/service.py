@@ -212,6 +212,14 @@ class RateLimitService:
 
     def plan(self, domain: str, descriptors: list[Descriptor], hits_addend: int) -> Plan:
         """What these descriptors ask for. Raises `GrpcError` when they cannot be right."""
+        if len(descriptors) == 1:
+            # Nothing that it could replace, and nothing to put in order: half the time of the general case.
+            (descriptor,) = descriptors
+            rule, identifier, _, values = self._applied(domain, descriptor)
+            if rule is not None and rule.limit is not None and not rule.is_shadow:
+                own = descriptor.hits_addend
+                request = (rule.limit, identifier, hits_addend if own is None else own)
+                return Plan([Item(rule, request, values)], [request], [], rule)
         applied = [self._applied(domain, descriptor) for descriptor in descriptors]
         replaced: set[str] = set()
         for one in applied:
