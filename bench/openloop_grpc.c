@@ -28,7 +28,7 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { IN_MAX = 1 << 18, OUT_MAX = 1 << 18, STREAMS_MAX = 1024, LATE_NS = 1000000, SECOND_NS = 1000000000 };
+enum { IN_MAX = 1 << 18, OUT_MAX = 1 << 18, STREAMS_MAX = 16384, LATE_NS = 1000000, SECOND_NS = 1000000000 };
 
 typedef struct {
     uint32_t id; /* 0 when free */
@@ -192,14 +192,15 @@ int main(int count, char **values) {
             Connection *connection = NULL;
             for (int i = 0; i < connections && connection == NULL; i++) {
                 Connection *candidate = &all[(turn + i) % connections];
-                if (candidate->open < streams_max && candidate->pending < OUT_MAX / 2) connection = candidate;
+                int is_free = candidate->streams[candidate->next_id / 2 % STREAMS_MAX].id == 0;
+                if (is_free && candidate->open < streams_max && candidate->pending < OUT_MAX / 2)
+                    connection = candidate;
             }
             if (connection == NULL) break;
             turn = (int)(connection - all) + (rate > 0);
             uint32_t id = connection->next_id;
             connection->next_id += 2;
             Stream *stream = &connection->streams[id / 2 % STREAMS_MAX];
-            if (stream->id != 0) fail("a stream is not free");
             stream->id = id;
             stream->due_ns = rate > 0 ? due : now;
             put_frame(connection, 1, 4, id, block, block_size);
