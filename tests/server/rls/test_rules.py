@@ -9,7 +9,8 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidegate.server.rls.rules import UNITS, Applied, RuleSet
+from tests.server.rls.gateways import code_block
+from tidegate.server.rls.rules import UNITS, Applied, Detail, RuleSet
 from tidegate.server.rls.rules_file import FILE_BYTES_MAX, RulesError, load_rules, parse_rules
 
 EDGE = b"""
@@ -271,6 +272,23 @@ def test_an_empty_directory_and_a_missing_file_are_errors(tmp_path: Path) -> Non
         load_rules(tmp_path)
     with pytest.raises(RulesError, match="cannot be read: No such file"):
         load_rules(tmp_path / "rules.yaml")
+
+
+def test_the_page_about_moving_shows_a_file_with_all_keys() -> None:
+    rules = parse_rules(
+        [("all-keys.yaml", code_block("from-envoyproxy-ratelimit.md", "# all-keys.yaml").encode())]
+    )
+    found = {rule.path: rule for _, rule in rules.rules()}
+    assert {path: rule.describe() for path, rule in found.items()} == {
+        "message_type=marketing > to_number": "5 per day",
+        "to_number": "100 per day",
+        "sender=internal": "unlimited",
+        "path=/files/*": "1000 per minute",
+        "premium": "50 per day",
+        "new_rule": "10 per hour, shadow",
+    }
+    assert (found["to_number"].detail, found["premium"].detail) == (Detail.ALL, Detail.MARKED)
+    assert found["premium"].replaces == {found["message_type=marketing > to_number"].name}
 
 
 def test_units_have_fixed_durations() -> None:
