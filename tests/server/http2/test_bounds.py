@@ -242,7 +242,7 @@ async def test_a_client_that_reads_nothing_is_not_served_for_ever() -> None:
         await until(lambda: not served.server.connections)
 
 
-async def test_an_idle_connection_is_closed_politely() -> None:
+async def test_an_idle_connection_is_closed_without_an_error() -> None:
     async with serving(options=Http2Options(idle_timeout_s=60)) as served:
         peer = await served.peer()
         await peer.echo(b"x")

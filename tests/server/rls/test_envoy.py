@@ -77,10 +77,12 @@ def test_a_request_denied_by_one_descriptor_costs_the_other_nothing(envoy: Envoy
     assert get(port, x_user="ann").headers["x-ratelimit-remaining"] == "4"
 
 
-def test_hits_addend_is_the_cost(envoy: Envoy) -> None:
+def test_hits_addend_is_the_cost_and_zero_only_looks(envoy: Envoy) -> None:
     port = envoy.listener("edge")
     assert get(port, "/report", x_user="ann").headers["x-ratelimit-remaining"] == "2"
     assert get(port, "/report", x_user="ann").status == 429
+    for _ in range(3):
+        assert get(port, "/quota", x_user="ann").headers["x-ratelimit-remaining"] == "2"
     assert get(port, "/", x_user="ann").headers["x-ratelimit-remaining"] == "1"
 
 

@@ -39,14 +39,14 @@ def file(tmp_path: Path) -> Path:
     return path
 
 
-async def test_a_change_is_taken_and_told(file: Path) -> None:
+async def test_a_change_is_loaded_and_announced(file: Path) -> None:
     watch = RulesWatch(file)
-    told: list[int] = []
-    watch.on_change(lambda rules: told.append(quota(rules)))
+    seen: list[int] = []
+    watch.on_change(lambda rules: seen.append(quota(rules)))
     assert not await watch.run_once()
     write(file, text(6))
     assert await watch.run_once()
-    assert (quota(watch.rules), told, watch.reloads) == (6, [6], 1)
+    assert (quota(watch.rules), seen, watch.reloads) == (6, [6], 1)
     assert not await watch.run_once()
 
 

@@ -52,7 +52,7 @@ def ask(channel: Any, *descriptors: Any, **options: Any) -> Any:
 
 
 async def flushed(server: RlsServer) -> None:
-    """Until the limiter has told Redis what it counted."""
+    """Until the limiter has sent its counts to Redis."""
     limiter = server.limiter
     assert isinstance(limiter, AsyncLimiter)
     await until(lambda: limiter.statistics().origin_dirty_subjects == 0)

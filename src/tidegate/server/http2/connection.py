@@ -63,7 +63,7 @@ class Http2Connection(ConnectionLifecycle):
         self._reader = HeaderReader(server.methods)
         # Calls that were answered in the present read. Their answers have not been written, so they count as open.
         self._calls_in_read = 0
-        # The ids of the last streams that ended on both sides, to tell late frames from wrong ones.
+        # The ids of the last streams that ended on both sides, to distinguish late frames from wrong ones.
         self._closed: deque[int] = deque(maxlen=CLOSED_MAX)
         # The header block that is being received, and the flags of its HEADERS.
         self._block = bytearray()
@@ -288,7 +288,7 @@ class Http2Connection(ConnectionLifecycle):
         except MalformedRequest as error:
             raise StreamFault(stream_id, ErrorCode.PROTOCOL_ERROR, str(error)) from error
         if stream_id > self._last_served_id:
-            # Opened before the client knew of our GOAWAY, which tells it that nothing has happened.
+            # Opened before the client had read our GOAWAY. That frame says that the stream was not served.
             self._reset.append(stream_id)
             return
         if self._count_open() >= self._server.options.streams_max:

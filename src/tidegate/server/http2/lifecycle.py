@@ -90,7 +90,7 @@ class ConnectionLifecycle(asyncio.Protocol):
         self._server.wheel.forget(self)
         for stream in self._streams.values():
             if stream.task is not None:
-                # Nobody waits for the answer any more; nothing has been counted for it yet.
+                # The answer cannot be delivered any more; nothing has been counted for it yet.
                 stream.task.cancel()
         self._streams.clear()
         self._sender.blocked.clear()
@@ -161,7 +161,7 @@ class ConnectionLifecycle(asyncio.Protocol):
         server = self._server
         now = server.wheel.now
         if self._state != OPEN or self._is_write_paused:
-            # No preface, nobody reads what we write, or nobody closes after our GOAWAY.
+            # The client sends no preface, does not read what we write, or does not close after our GOAWAY.
             self._transport.abort()
             return
         if self._partial_since and now >= self._partial_since + server.header_ticks:

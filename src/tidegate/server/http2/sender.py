@@ -75,12 +75,12 @@ class Sender:
         """Send as much of a stream's answer as its windows allow."""
         pending = stream.pending
         while pending:
-            room = min(self.window, self.initial_window + stream.window_change, self._frame_bytes)
-            if room <= 0:
+            allowance = min(self.window, self.initial_window + stream.window_change, self._frame_bytes)
+            if allowance <= 0:
                 stream.pending = pending
                 self.blocked[stream.id] = stream
                 return False
-            part, pending = pending[:room], pending[room:]
+            part, pending = pending[:allowance], pending[allowance:]
             is_last = not pending and not stream.trailers
             self.out.append(h2.frame(h2.DATA, h2.END_STREAM if is_last else 0, stream.id, part))
             self.window -= len(part)

@@ -79,7 +79,7 @@ class CheckConfig:
 
     policies: Mapping[str, Policy] = field(default_factory=dict)
     trusted_hops: int = 0
-    """Proxies in front of us whose X-Forwarded-For is believed. 0: the client is the other end of the connection."""
+    """Proxies in front of us whose X-Forwarded-For is trusted. 0: the client is the other end of the connection."""
     ipv6_prefix: int = 64
     """Addresses of one such network are one client: a household or a server usually has a whole /64."""
     hash_key: bytes = b""
@@ -230,7 +230,7 @@ def client_address(request: CheckRequest, config: CheckConfig) -> str:
     address = request.peer
     if config.trusted_hops:
         forwarded = request.headers.get("x-forwarded-for", "")
-        # Only as many from the right as are trusted: the rest may be long, and is never believed.
+        # Only as many from the right as are trusted: the rest may be long, and the client may have written it.
         entries = [
             entry.strip() for entry in forwarded.rsplit(",", config.trusted_hops)[-config.trusted_hops :]
         ]

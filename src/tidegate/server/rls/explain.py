@@ -34,7 +34,7 @@ class Explanation:
 
 
 def explain(rules: RuleSet, domain: str, entries: list[tuple[str, str]]) -> Explanation:
-    """The same as `RuleSet.match`, told step by step."""
+    """The same as `RuleSet.match`, with a reason for every step."""
     level = rules.domains.get(domain)
     if level is None:
         known = ", ".join(sorted(rules.domains)) or "none"

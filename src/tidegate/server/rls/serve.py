@@ -84,7 +84,7 @@ async def serve_rls(
 ) -> RlsServer:
     """Serve Envoy's rate limit service on `address` (`HOST:PORT`, `[::1]:PORT`, or a bound socket).
 
-    The limiter must have been started. Whoever calls this owns the answer, and must `stop` it.
+    The limiter must have been started. The caller must `stop` the returned server.
     """
     bound = bind(address) if isinstance(address, str) else address
     service = RateLimitService(limiter, rules.rules)
