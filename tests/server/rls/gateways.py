@@ -46,7 +46,29 @@ def code_block(page: str, first_line: str) -> str:
     raise AssertionError(f"{page} has no code block that begins with {first_line!r}")
 
 
-class RlsProcess(ServerProcess):
+class Stateless(ServerProcess):
+    """A server that keeps nothing between starts: its files are written when its port is known."""
+
+    def _prepare(self) -> None:
+        """Nothing to make ready."""
+
+    def _wipe(self) -> None:
+        """Nothing is kept."""
+
+    @property
+    def version(self) -> str:
+        """No test depends on it."""
+        return ""
+
+    def _is_ready(self) -> bool:
+        return is_listening(self.pid, self.port)
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+
+class RlsProcess(Stateless):
     """The service with an embedded limiter: a restart forgets all counts."""
 
     kind: ClassVar[str] = "tidegate-rls"
@@ -55,21 +77,8 @@ class RlsProcess(ServerProcess):
         super().__init__()
         self._rules = rules
 
-    def _prepare(self) -> None:
-        """Its only file is the rules file, which belongs to the test."""
-
-    def _wipe(self) -> None:
-        """Nothing is kept."""
-
     def _argv(self) -> list[str]:
         return [sys.executable, "-c", SERVICE, f"127.0.0.1:{self.port}", str(self._rules)]
-
-    def _is_ready(self) -> bool:
-        return is_listening(self.pid, self.port)
-
-    @property
-    def url(self) -> str:
-        return f"127.0.0.1:{self.port}"
 
 
 def is_listening(pid: int, port: int) -> bool:
@@ -107,7 +116,7 @@ def get(port: int, path: str = "/", **headers: str) -> Reply:
         connection.close()
 
 
-class Envoy(ServerProcess):
+class Envoy(Stateless):
     """Envoy with the configuration of docs/how-to/behind-envoy.md.
 
     Changed for tests: addresses; a timeout that a busy machine does not reach; a second listener `closed` with
@@ -120,12 +129,6 @@ class Envoy(ServerProcess):
         super().__init__()
         self._program = find_program("envoy", NOT_CHECKED)
         self._service = service
-
-    def _prepare(self) -> None:
-        """The configuration is written when the ports are known."""
-
-    def _wipe(self) -> None:
-        """Nothing is kept."""
 
     def _argv(self) -> list[str]:
         file = self.directory / "envoy.json"

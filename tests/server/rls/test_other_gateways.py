@@ -10,29 +10,11 @@ from typing import ClassVar
 import pytest
 
 from tests.server.http2.programs import find_program
-from tests.server.rls.gateways import code_block, get, is_listening
-from tidegate.testing.servers.process import ServerProcess
+from tests.server.rls.gateways import Stateless, code_block, get
 
 pytestmark = pytest.mark.server
 
 PAGE = "behind-other-gateways.md"
-
-
-class Stateless(ServerProcess):
-    """Keeps nothing between starts."""
-
-    def _prepare(self) -> None:
-        """Files are written when the port is known."""
-
-    def _wipe(self) -> None:
-        """Nothing is kept."""
-
-    def _is_ready(self) -> bool:
-        return is_listening(self.pid, self.port)
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
 
 
 class CheckProcess(Stateless):

@@ -14,13 +14,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
-from tidegate.server.deadlines import Wheel
+from tidegate.server.http1.schedule import Outbox, Wheel
 from tidegate.server.http2.connection import Http2Connection
 from tidegate.server.http2.frames import DEFAULT_WINDOW, Setting, settings_frame, window_frame
 from tidegate.server.http2.grpc import PREFIX_BYTES, Method
 from tidegate.server.http2.headers import HEADER_LIST_BYTES_MAX
 from tidegate.server.http2.lifecycle import ConnectionLifecycle
-from tidegate.server.outbox import Outbox
 
 __all__ = ["Http2Options", "Http2Server", "Http2Statistics"]
 
