@@ -13,7 +13,7 @@ PATH = "/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit"
 ANSWER = b"\x08\x01\x12\x02\x08\x01"
 
 
-class Handler(grpc.GenericRpcHandler):
+class Handler(grpc.GenericRpcHandler):  # type: ignore[misc] # grpcio has no annotations
     """Bytes in, bytes out: no protobuf."""
 
     def service(self, details: Any) -> Any:

@@ -9,6 +9,7 @@ import ssl
 from dataclasses import dataclass
 
 from tidegate.errors import ConfigurationError
+from tidegate.server.http1.listener import bind
 from tidegate.server.http2.grpc import Method
 from tidegate.server.http2.listener import Http2Options, Http2Server, Http2Statistics
 from tidegate.server.rls.health import health_method
@@ -86,7 +87,7 @@ async def serve_rls(
 
     The limiter must have been started. The caller must `stop` the returned server.
     """
-    bound = bind(address) if isinstance(address, str) else address
+    bound = _bind(address) if isinstance(address, str) else address
     service = RateLimitService(limiter, rules.rules)
     methods: list[Method] = [Method(PATH, service.should_rate_limit)]
     server = Http2Server(
@@ -100,24 +101,9 @@ async def serve_rls(
     return running
 
 
-def bind(address: str) -> socket.socket:
+def _bind(address: str) -> socket.socket:
     """A bound socket for `HOST:PORT`. Port 0: any free one."""
     host, colon, port = address.rpartition(":")
     if not colon or not (port.isascii() and port.isdigit()) or int(port) > 65_535:
         raise ConfigurationError(f"rls address: got {address!r}, expected HOST:PORT, such as 127.0.0.1:8081")
-    infos = socket.getaddrinfo(
-        host.removeprefix("[").removesuffix("]") or None,
-        int(port),
-        type=socket.SOCK_STREAM,
-        flags=socket.AI_PASSIVE,
-    )
-    family, kind, protocol, _, place = infos[0]
-    bound = socket.socket(family, kind, protocol)
-    try:
-        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        bound.setblocking(False)
-        bound.bind(place)
-    except BaseException:
-        bound.close()
-        raise
-    return bound
+    return bind(host.removeprefix("[").removesuffix("]"), int(port), shared=False)
