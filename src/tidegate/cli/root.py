@@ -45,6 +45,9 @@ COMMANDS: Final[dict[str, Entry]] = {
     "simulate": Entry(
         "tidegate.sim.commands", "simulate", "Run the simulator: scenario files, seeds, accuracy, capacity."
     ),
+    "rules": Entry(
+        "tidegate.cli.rules", "rules", "Check and explain rules files of Envoy's rate limit service."
+    ),
     "config": Entry("tidegate.cli.config", "config", "Check and show the configuration."),
     "doctor": Entry(
         "tidegate.cli.doctor", "doctor", "Check the configuration and all dependencies, and say what to fix."
@@ -54,7 +57,13 @@ COMMANDS: Final[dict[str, Entry]] = {
 }
 
 # The extra that installs a module.
-EXTRAS: Final = {"msgspec": "server", "httptools": "server", "uvloop": "server", "matplotlib": "plot"}
+EXTRAS: Final = {
+    "msgspec": "server",
+    "httptools": "server",
+    "uvloop": "server",
+    "yaml": "rls",
+    "matplotlib": "plot",
+}
 
 
 class Root(click.Group):
