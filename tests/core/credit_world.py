@@ -41,7 +41,6 @@ class Broken(Enum):
     QUOTA_IGNORED = auto()  # credit of a higher quota is spent under a lower one
     LOWERED_BY_ANSWER = auto()  # credit falls when the answer comes, not when the message leaves
     HELD_TAKEN_AWAY = auto()  # the origin grants less than a node keeps
-    INSTANT_IGNORED = auto()  # the origin judges all that waits at the newest instant, and the node too
     QUOTA_RAISED_LATE = auto()  # a message under a higher quota leaves, and a lower one is still served
     NEXT_CELL_IGNORED = auto()  # a late clock's cell is filled although the next one builds on it
     UNSPENT_COUNTED_TWICE = auto()  # what was spent since the message left is not taken off the grant
@@ -140,9 +139,6 @@ class Origin:
             request = request._replace(number=self.arrived)
         elif broken is Broken.HELD_TAKEN_AWAY:
             request = request._replace(held=0)
-        elif broken is Broken.INSTANT_IGNORED:
-            runs = tuple(run._replace(at_ms=request.as_of_ms) for run in request.runs)
-            request = request._replace(runs=runs)
         elif broken is Broken.HOLD_NEVER_ENDS:
             for hold in record.holds.values():
                 hold.expires_at_ms = 10**15
@@ -218,16 +214,12 @@ class Node:
             self.world.deny(at_us, self, now_ms, cost, quota, DENY, 0, 0)
             return
         shown = 10**15 if self.world.broken is Broken.QUOTA_IGNORED else quota
-        if self.world.broken is Broken.QUOTA_RAISED_LATE and self.credit.in_flight:
-            self.credit.quota = min(self.credit.quota, self.quota_before)
         if self.credit.can_spend(cost, shown, now_ms, self.spend_clock_ms(at_us)):
             self.accept(at_us, now_ms, cost, quota, 0)
         else:
             waiter = Waiter(now_ms, cost, quota, at_us)
             self.credit.wait(waiter)
         self.kick(at_us)
-
-    quota_before = 0
 
     def accept(self, at_us: int, now_ms: int, cost: int, quota: int, waited_us: int) -> None:
         sequence = now_ms // self.world.duration_ms
@@ -263,17 +255,19 @@ class Node:
                 cells.append(self.part(other))
         self.numbers += 1
         spare = credit.spare
-        self.quota_before = credit.quota
+        quota_before = credit.quota
         request = credit.plan_message(
             b"", self.writer, self.numbers, world.duration_ms, tuple(cells), now_ms, self.clock_ms(at_us),
             world.rules,
         )  # fmt: skip
         if world.broken is Broken.LOWERED_BY_ANSWER:
             credit.spare = spare
+        elif world.broken is Broken.QUOTA_RAISED_LATE:
+            credit.quota = quota_before
         self.sent_us = at_us
         world.send(at_us, self, request)
         number = self.numbers
-        if world.faults.any or world.is_partitioned:
+        if world.faults.any or world.loses_answers:
             world.at(at_us + world.timeout_us, lambda t: self.on_timeout(t, number))
         if not world.rules.pushes:
             # Nobody can ask for it: what is unspent at the end of its life is given back.
@@ -341,15 +335,13 @@ class Node:
 
     def serve(self, at_us: int, reply: CreditReply) -> None:
         credit, world = self.credit, self.world
-        patience_us = max(world.patience_us, 4 * self.rtt_us)
+        patience_us = max(world.patience_us, world.patience_round_trips * self.rtt_us)
         kept: list[Waiter] = []
         pause = False
         for waiter in credit.waiting or ():
             waited_us = at_us - waiter.since_ms
             if world.broken is Broken.QUOTA_IGNORED:
                 credit.quota = 0
-            if world.broken is Broken.INSTANT_IGNORED:
-                credit.since_ms = 0
             effective = self.effective(waiter.at_ms) + waiter.cost
             verdict = credit.judge(
                 waiter, effective, reply, self.spend_clock_ms(at_us), waited_us < patience_us
@@ -360,7 +352,9 @@ class Node:
                 pause = pause or verdict == WAIT
                 kept.append(waiter)
             else:
-                retry_ms = retry_held_ms(reply, patience_us // MS) if verdict == DENY_HELD else 0
+                retry_ms = 0
+                if verdict == DENY_HELD:
+                    retry_ms = retry_held_ms(reply, world.rules, max(5, 4 * self.rtt_us // MS))
                 world.deny(at_us, self, waiter.at_ms, waiter.cost, waiter.quota, verdict, retry_ms, waited_us)
         credit.keep_waiting(kept)
         if pause and not self.timer:
@@ -392,6 +386,7 @@ class World:
         offsets_us: Sequence[int] = (),
         pace_us: int = 0,
         patience_us: int = 5 * MS,
+        patience_round_trips: int = 4,
         timeout_us: int = 300 * MS,
         wait_max_us: int = 300 * MS,
     ) -> None:
@@ -404,9 +399,10 @@ class World:
         self.broken = broken
         self.pace_us = pace_us
         self.patience_us = patience_us
+        self.patience_round_trips = patience_round_trips
         self.timeout_us = timeout_us
         self.wait_max_us = wait_max_us
-        self.is_partitioned = False
+        self.loses_answers = False
         self.judge = Judge(duration_ms)
         self.origin = Origin(self)
         self.nodes: list[Node] = []
@@ -467,7 +463,7 @@ class World:
 
     def on_message(self, at_us: int, node: Node, request: CreditRequest) -> None:
         reply = self.origin.answer(at_us, request)
-        if self.is_lost(self.faults.lost):
+        if self.loses_answers or self.is_lost(self.faults.lost):
             return
         firm = 0 if self.faults.any else self.origin.firm_of(request)
         self.pending += firm
@@ -584,7 +580,7 @@ def poisson(
     start_us: int = 0,
 ) -> list[Arrival]:
     random = Random(f"poisson {seed}")
-    found = []
+    found: list[Arrival] = []
     at_us = float(start_us)
     while True:
         at_us += random.expovariate(per_s / S)
@@ -606,12 +602,12 @@ def phases(nodes: int, quota: int, duration_ms: int, seconds: float, seed: objec
         found += poisson(nodes, rate, length_us / S, random.random(), start_us=at_us)
         at_us += length_us
         busy, length_us = random.randrange(nodes), random.randrange(5, 200) * MS
-        weights = [1 if node == busy else 0.02 for node in range(nodes)]
+        weights = [1.0 if node == busy else 0.02 for node in range(nodes)]
         rate = quota * random.choice((0.2, 0.5, 1.0)) / (length_us / S)
         found += poisson(nodes, rate, length_us / S, random.random(), start_us=at_us, weights=weights)
         at_us += length_us
         length_us = random.randrange(5, 400) * MS
-        weights = [random.choice((0, 1, 3)) for _ in range(nodes - 1)] + [1]
+        weights = [random.choice((0.0, 1.0, 3.0)) for _ in range(nodes - 1)] + [1.0]
         rate = quota * 0.3 / (length_us / S)
         found += poisson(nodes, rate, length_us / S, random.random(), start_us=at_us, weights=weights)
         at_us += length_us + random.choice((0, 0, 500, 3_000, 6_000)) * MS

@@ -247,7 +247,9 @@ class Credit:
         held = self.spare if clock_ms < self.until_ms else 0
         if quota < self.quota or (need and as_of_ms < self.since_ms):
             held = 0  # what was granted under a higher quota, or for later instants, is worth nothing to what waits
-        if held > need + want:
+        if self.is_recalled:
+            held = self._needed_of(held)
+        elif held > need + want:
             held = need + want
         self.spare = held
         if quota > self.quota:
@@ -297,6 +299,17 @@ class Credit:
         if count:
             runs.append(Run(at_ms, cost, count))
         return tuple(runs), need, quota, as_of_ms
+
+    def _needed_of(self, spare: int) -> int:
+        """The part of `spare` that waiting requests can be accepted with.
+
+        One that needs more than there is keeps nothing: two nodes with a part each would wait for each other.
+        """
+        needed = 0
+        for waiter in self.waiting or ():
+            if needed + waiter.cost <= spare:
+                needed += waiter.cost
+        return needed
 
     def apply_reply(self, request: CreditRequest, reply: CreditReply) -> bool:
         """The answer came. False when it is not the latest message's: then only its totals are worth something."""
@@ -361,8 +374,13 @@ class Credit:
         self.waiting = None
 
 
-def retry_held_ms(reply: CreditReply, patience_ms: int) -> int:
-    """When to come back after `DENY_HELD`: when those that do not answer lose what they hold, or in a moment."""
-    if reply.stuck > 0 and reply.stuck_ms > patience_ms:
+def retry_held_ms(reply: CreditReply, rules: GrantRules, patience_ms: int) -> int:
+    """When to come back after `DENY_HELD`: when more is known.
+
+    Holders that do not answer lose what they hold then; those that were just asked have answered by then, or are known
+    not to. An origin that cannot ask waits for the end of their credit's life.
+    """
+    if reply.stuck > 0:
         return reply.stuck_ms
-    return patience_ms if patience_ms > 0 else 1
+    soon_ms = rules.unanswered_ms if rules.pushes else rules.life_ms
+    return soon_ms if soon_ms > patience_ms else patience_ms
