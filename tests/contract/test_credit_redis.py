@@ -11,7 +11,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tidegate.adapters.redis.credit import CREDIT_SCRIPT, CreditLayout, parse_recall, replies_of
+from tidegate.adapters.redis.credit import CreditLayout, parse_recall, replies_of
+from tidegate.adapters.redis.scripts import CREDIT_SCRIPT
 from tidegate.adapters.redis.wire import pack
 from tidegate.core.grants import (
     CellPart,

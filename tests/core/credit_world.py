@@ -257,7 +257,7 @@ class Node:
         spare = credit.spare
         quota_before = credit.quota
         request = credit.plan_message(
-            b"", self.writer, self.numbers, world.duration_ms, tuple(cells), now_ms, self.clock_ms(at_us),
+            world.digest, self.writer, self.numbers, world.duration_ms, tuple(cells), now_ms, self.clock_ms(at_us),
             world.rules,
         )  # fmt: skip
         if world.broken is Broken.LOWERED_BY_ANSWER:
@@ -391,6 +391,7 @@ class World:
         wait_max_us: int = 300 * MS,
     ) -> None:
         self.random = Random(f"credit {seed}")
+        self.digest = bytes(16)
         self.quota = quota
         self.duration_ms = duration_ms
         self.latency_us = latency_us

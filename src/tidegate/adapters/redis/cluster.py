@@ -13,9 +13,9 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
 
-from tidegate.adapters.redis.layout import BUCKETS, LOAD_SCRIPT, TAGS, Command, slot_of
+from tidegate.adapters.redis.layout import BUCKETS, TAGS, Command, slot_of
 from tidegate.adapters.redis.link import Deadline, Greeting, Link, Statistics, settle, shown_address
-from tidegate.adapters.redis.network import LOAD_SCRIPT_PACKED, way_of
+from tidegate.adapters.redis.network import way_of
 from tidegate.adapters.redis.refusals import (
     is_kept,
     is_script_unknown,
@@ -23,6 +23,7 @@ from tidegate.adapters.redis.refusals import (
     refused,
     server_is_wrong,
 )
+from tidegate.adapters.redis.scripts import LOAD_SCRIPTS, LOAD_SCRIPTS_PACKED
 from tidegate.adapters.redis.settings import Address, RedisSettings
 from tidegate.adapters.redis.wire import Reply, ReplyError, pack
 from tidegate.errors import ConfigurationError, DependencyError, DependencyTimeout, DependencyUnavailable
@@ -148,9 +149,9 @@ class Cluster:
         for place, address, message in refusals:
             redirection = parse_redirection(message, address)
             if is_script_unknown(message):
-                self._statistics.scripts_loaded += 1
+                self._statistics.scripts_loaded += len(LOAD_SCRIPTS)
                 places.setdefault(address, []).append(place)
-                prefixes[place] = [LOAD_SCRIPT_PACKED]
+                prefixes[place] = list(LOAD_SCRIPTS_PACKED)
             elif redirection is None:
                 if server_is_wrong(message):
                     self._link(address).drop()
@@ -244,7 +245,7 @@ class Cluster:
                 find,
                 way_of(self._settings),
                 accept=self._accept,
-                first=[LOAD_SCRIPT],
+                first=LOAD_SCRIPTS,
                 statistics=self._statistics,
             )
         return link

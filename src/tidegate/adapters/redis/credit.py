@@ -7,19 +7,16 @@ turned back on the way out, as in `layout.py`.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
-from importlib.resources import files
 from typing import Final, NamedTuple
 
 from tidegate.adapters.redis.layout import BUCKETS, NUMBER_MAX, TAGS, Command
+from tidegate.adapters.redis.scripts import CREDIT_SHA
 from tidegate.adapters.redis.wire import Reply, pack
 from tidegate.core.grants import CellPart, CellTotals, CreditReply, CreditRequest, GrantRules
 from tidegate.errors import DependencyUnavailable, InvalidInput
 
-__all__ = ["CREDIT_SCRIPT", "CreditCommand", "CreditLayout", "parse_recall", "replies_of"]
-
-CREDIT_SCRIPT: Final = files("tidegate.adapters.redis").joinpath("credit.lua").read_text("utf-8")
+__all__ = ["CreditCommand", "CreditLayout", "parse_recall", "replies_of"]
 
 # A script holds up every other client of its server while it runs: 100 messages take it about two milliseconds.
 MESSAGES_PER_COMMAND_MAX: Final = 100
@@ -44,8 +41,6 @@ class CreditLayout:
         self._heads: Final = [f"{prefix}:{{{tag}}}:".encode() for tag in TAGS]
         self._channels: Final = f"{prefix}:recall:".encode()
         self._spreads: Final = spreads
-        sha = hashlib.sha1(CREDIT_SCRIPT.encode(), usedforsecurity=False).hexdigest()
-        self._call: Final = (b"EVALSHA", sha.encode())
         self._rules: Final = (
             rules.margin_ms,
             rules.firm_ms,
@@ -107,7 +102,7 @@ class CreditLayout:
                 words += (_cut(own), _cut(known), _cut(foreign), _cut((sequence + 3) * duration_ms))
             for at_ms, cost, count in runs:
                 words += (at_ms - start_ms, _cut(cost), count)
-        return pack((*self._call, len(keys), *keys, *self._rules, *words))
+        return pack((b"EVALSHA", CREDIT_SHA, len(keys), *keys, *self._rules, *words))
 
 
 def _cut(number: int) -> int:

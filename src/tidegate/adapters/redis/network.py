@@ -10,16 +10,15 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol
 
-from tidegate.adapters.redis.layout import LOAD_SCRIPT, Command
+from tidegate.adapters.redis.layout import Command
 from tidegate.adapters.redis.link import Deadline, Greeting, Link, Statistics, Way
 from tidegate.adapters.redis.refusals import is_kept, is_script_unknown, refused, server_is_wrong
+from tidegate.adapters.redis.scripts import LOAD_SCRIPTS, LOAD_SCRIPTS_PACKED
 from tidegate.adapters.redis.settings import Address, RedisSettings
-from tidegate.adapters.redis.wire import Reply, ReplyError, pack
+from tidegate.adapters.redis.wire import Reply, ReplyError
 from tidegate.errors import ConfigurationError, DependencyUnavailable
 
-__all__ = ["LOAD_SCRIPT_PACKED", "Network", "OneMaster", "way_of"]
-
-LOAD_SCRIPT_PACKED = pack(LOAD_SCRIPT)
+__all__ = ["Network", "OneMaster", "way_of"]
 
 
 class Network(Protocol):
@@ -50,7 +49,7 @@ class OneMaster:
         self._shown = settings.shown
         self._statistics = statistics
         self._link = Link(
-            find, way_of(settings), accept=self._accept, first=[LOAD_SCRIPT], statistics=statistics
+            find, way_of(settings), accept=self._accept, first=LOAD_SCRIPTS, statistics=statistics
         )
 
     async def run(self, commands: Sequence[Command], deadline: Deadline) -> list[Reply]:
@@ -73,14 +72,15 @@ class OneMaster:
         self, commands: Sequence[Command], forgotten: list[int], replies: list[Reply], deadline: Deadline
     ) -> None:
         """After SCRIPT FLUSH, or whatever else made the server forget: load and repeat in one round trip."""
-        self._statistics.commands += len(forgotten) + 1
-        self._statistics.scripts_loaded += 1
-        packed = b"".join([LOAD_SCRIPT_PACKED, *(commands[index][1] for index in forgotten)])
-        loaded, *again = await self._link.exchange(packed, len(forgotten) + 1, deadline)
-        for reply in (loaded, *again):
+        scripts = len(LOAD_SCRIPTS)
+        self._statistics.commands += len(forgotten) + scripts
+        self._statistics.scripts_loaded += scripts
+        packed = b"".join([*LOAD_SCRIPTS_PACKED, *(commands[index][1] for index in forgotten)])
+        replies_again = await self._link.exchange(packed, len(forgotten) + scripts, deadline)
+        for reply in replies_again:
             if isinstance(reply, ReplyError):
                 self._check(reply)
-        for index, reply in zip(forgotten, again, strict=True):
+        for index, reply in zip(forgotten, replies_again[scripts:], strict=True):
             replies[index] = reply
 
     def _check(self, reply: ReplyError) -> None:
