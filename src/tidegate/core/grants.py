@@ -30,6 +30,7 @@ __all__ = [
     "Hold",
     "Run",
     "SubjectRecord",
+    "drop_expired",
     "grant",
 ]
 
@@ -159,6 +160,17 @@ class Hold:
         # When it was first asked back and has not answered since.
         self.recalled_at_ms: int = recalled_at_ms
 
+    def copied(self) -> Hold:
+        return Hold(
+            self.number,
+            self.spare,
+            self.firm,
+            self.firm_until_ms,
+            self.quota,
+            self.expires_at_ms,
+            self.recalled_at_ms,
+        )
+
 
 @final
 class CellRecord:
@@ -172,6 +184,13 @@ class CellRecord:
         # The sum of what other regions have published. Written by imports.
         self.foreign: int = 0
 
+    def copied(self) -> CellRecord:
+        copy = CellRecord()
+        copy.components = dict(self.components)
+        copy.total = self.total
+        copy.foreign = self.foreign
+        return copy
+
 
 @final
 class SubjectRecord:
@@ -184,6 +203,13 @@ class SubjectRecord:
         self.holds: dict[str, Hold] = {}
         # The last recall: nothing is granted in advance for a while after it.
         self.recalled_at_ms: int = NEVER
+
+    def copied(self) -> SubjectRecord:
+        copy = SubjectRecord()
+        copy.cells = {sequence: cell.copied() for sequence, cell in self.cells.items()}
+        copy.holds = {writer: hold.copied() for writer, hold in self.holds.items()}
+        copy.recalled_at_ms = self.recalled_at_ms
+        return copy
 
     def cell(self, sequence: int) -> CellRecord:
         found = self.cells.get(sequence)
