@@ -234,7 +234,7 @@ class Node:
         credit = self.credit
         if self.timer and credit.waiting is not None:
             return
-        if credit.is_due(self.clock_ms(at_us), self.world.pace_us // MS, self.world.rules.want_least):
+        if credit.is_due(self.clock_ms(at_us), self.world.pace_us // MS):
             self.send(at_us)
         elif credit.is_dirty and not credit.in_flight and not self.timer:
             self.timer = True
@@ -269,19 +269,10 @@ class Node:
         number = self.numbers
         if world.faults.any or world.loses_answers:
             world.at(at_us + world.timeout_us, lambda t: self.on_timeout(t, number))
-        if not world.rules.pushes:
-            # Nobody can ask for it: what is unspent at the end of its life is given back.
-            world.at(at_us + world.rules.life_ms * MS, lambda t: self.on_life_over(t, number))
 
     def part(self, sequence: int) -> CellPart:
         own = self.own.get(sequence, 0)
         return CellPart(sequence, own, own + self.others.get(sequence, 0))
-
-    def on_life_over(self, at_us: int, number: int) -> None:
-        credit = self.credit
-        if not self.is_dead and credit.number == number and credit.spare > 0 and not credit.in_flight:
-            credit.recall()
-            self.kick(at_us)
 
     def on_timeout(self, at_us: int, number: int) -> None:
         credit = self.credit

@@ -175,8 +175,8 @@ class Credit:
         self._burst_count = 0
         self._burst_at = clock_ms - clock_ms % BURST_MS
 
-    def want(self, clock_ms: int, least: int) -> int:
-        """How much credit is useful: `least` average costs, or enough for twice the best recent span."""
+    def want(self, clock_ms: int) -> int:
+        """How much credit is useful: an average cost, or enough for twice the best recent span."""
         if clock_ms - self._burst_at >= BURST_MS:
             self._turn(clock_ms)
         average = self._average
@@ -185,7 +185,7 @@ class Credit:
         best = self._burst if self._burst > self._burst_last else self._burst_last
         if self._burst_best > best:
             best = self._burst_best
-        return GROWTH * best if GROWTH * best > least * average else least * average
+        return GROWTH * best if GROWTH * best > average else average
 
     # -- waiting
 
@@ -202,7 +202,7 @@ class Credit:
 
     # -- messages
 
-    def is_due(self, clock_ms: int, pace_ms: int, least: int) -> bool:
+    def is_due(self, clock_ms: int, pace_ms: int) -> bool:
         """Whether a message should leave now. One that nobody waits for may rest for `pace_ms` after the last."""
         if self.in_flight:
             return False
@@ -210,7 +210,7 @@ class Credit:
             return True
         if not self.is_dirty:
             return False
-        return clock_ms - self.sent_at_ms >= pace_ms or GROWTH * self.spare < self.want(clock_ms, least)
+        return clock_ms - self.sent_at_ms >= pace_ms or GROWTH * self.spare < self.want(clock_ms)
 
     def sequence_of(self, now_ms: int, duration_ms: int) -> int:
         """The cell that the next message is about: that of the first request that waits, or the running one."""
@@ -243,7 +243,7 @@ class Credit:
             self._quota_min = quota
         want = 0
         if not self.is_recalled and can_be_recalled and quota <= self._quota_min:
-            want = self.want(clock_ms, rules.want_least)
+            want = self.want(clock_ms)
         held = self.spare if clock_ms < self.until_ms else 0
         if quota < self.quota or (need and as_of_ms < self.since_ms):
             held = 0  # what was granted under a higher quota, or for later instants, is worth nothing to what waits
@@ -362,10 +362,6 @@ class Credit:
         """The origin asks for what is not needed at once: the next message says what is. Send it now."""
         self.is_recalled = True
 
-    def expires_within(self, clock_ms: int, within_ms: int) -> bool:
-        """Whether unspent credit ends so soon. An origin that cannot recall wants it back then (`recall`)."""
-        return self.spare > 0 and self.until_ms - clock_ms <= within_ms and not self.in_flight
-
     def drop(self) -> None:
         """In a forked child: what the parent holds is the parent's."""
         self.spare = 0
@@ -378,9 +374,8 @@ def retry_held_ms(reply: CreditReply, rules: GrantRules, patience_ms: int) -> in
     """When to come back after `DENY_HELD`: when more is known.
 
     Holders that do not answer lose what they hold then; those that were just asked have answered by then, or are known
-    not to. An origin that cannot ask waits for the end of their credit's life.
+    not to.
     """
     if reply.stuck > 0:
         return reply.stuck_ms
-    soon_ms = rules.unanswered_ms if rules.pushes else rules.life_ms
-    return soon_ms if soon_ms > patience_ms else patience_ms
+    return rules.unanswered_ms if rules.unanswered_ms > patience_ms else patience_ms

@@ -57,10 +57,6 @@ class GrantRules(NamedTuple):
     """After a recall nothing is granted in advance for this long: it would be recalled again."""
     share: int = 4
     """In advance a writer gets at most one part in so many of what is left, unless it is the only one."""
-    pushes: bool = True
-    """Whether the origin can ask a holder to give credit back."""
-    want_least: int = 1
-    """Average costs that a node asks for in advance even when it is not busy; 0: none."""
 
 
 class CellPart(NamedTuple):
@@ -366,7 +362,7 @@ def was_recalled(record: SubjectRecord, now_ms: int, within_ms: int) -> bool:
 
 def recall(record: SubjectRecord, writer: str, now_ms: int, rules: GrantRules) -> list[str]:
     """Ask all others for what they do not need at once, unless they were asked a moment ago."""
-    if not rules.pushes or was_recalled(record, now_ms, rules.recall_gap_ms):
+    if was_recalled(record, now_ms, rules.recall_gap_ms):
         return []
     record.recalled_at_ms = now_ms
     recalled: list[str] = []

@@ -6,7 +6,7 @@
 -- '' for when holders were last asked to give back. All keys of a call are in one slot.
 --
 -- KEYS: for each message the holds, the cell after the current one, then the message's cells, current and previous first.
--- ARGV: margin_ms, firm_ms, unanswered_ms, recall_gap_ms, quiet_ms, share, pushes (0 or 1), the channels' prefix; then for
+-- ARGV: margin_ms, firm_ms, unanswered_ms, recall_gap_ms, quiet_ms, share, the channels' prefix; then for
 --   each message writer ('' repeats the one before), number, duration_ms, quota, elapsed_ms, want, held, life_ms, count of
 --   cells, count of runs; for each cell own, known, foreign, expires_at_ms; for each run elapsed_ms, cost, requests.
 -- Answers: the server's time in ms; then for each message granted (-1: overtaken by a later one), spare, firm, stuck,
@@ -46,7 +46,7 @@ end
 
 local MARGIN, FIRM, UNANSWERED, GAP, QUIET, SHARE =
   number(ARGV[1]), number(ARGV[2]), number(ARGV[3]), number(ARGV[4]), number(ARGV[5]), number(ARGV[6])
-local PUSHES, CHANNEL = ARGV[7] == '1', ARGV[8]
+local CHANNEL = ARGV[7]
 
 local answers = { now }
 local slot = 1
@@ -55,7 +55,7 @@ local function answer(value)
   answers[slot] = value
 end
 
-local key_at, arg_at = 0, 8
+local key_at, arg_at = 0, 7
 local writer
 while key_at < #KEYS do
   local holds_key, next_key = KEYS[key_at + 1], KEYS[key_at + 2]
@@ -177,7 +177,7 @@ while key_at < #KEYS do
         granted = max(granted, promised + min(want, part))
       end
     elseif used + firm + promised + refused <= quota and spare > firm
-      and PUSHES and not (recalled_at ~= NEVER and since >= 0 and since < GAP) then
+      and not (recalled_at ~= NEVER and since >= 0 and since < GAP) then
       -- recall
       call('HSET', holds_key, '', pack('<d', now))
       local digest = string.sub(holds_key, -18, -3)

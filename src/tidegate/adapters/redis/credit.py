@@ -48,7 +48,6 @@ class CreditLayout:
             rules.recall_gap_ms,
             rules.quiet_ms,
             rules.share,
-            1 if rules.pushes else 0,
             self._channels,
         )
 
