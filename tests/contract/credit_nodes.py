@@ -35,7 +35,15 @@ class CreditOrigin(Protocol):
 class RealWorld(World):
     """One subject, a node for each of the origins, which all lead to the same place."""
 
-    def __init__(self, origins: Sequence[CreditOrigin], *, quota: int, duration_ms: int = 3_600_000) -> None:
+    def __init__(
+        self,
+        origins: Sequence[CreditOrigin],
+        *,
+        quota: int,
+        duration_ms: int = 30 * 86_400_000,
+        digest: bytes | None = None,
+        writer: str | None = None,
+    ) -> None:
         super().__init__(
             nodes=len(origins),
             quota=quota,
@@ -44,7 +52,9 @@ class RealWorld(World):
             patience_us=5 * S,
         )
         self.origins = origins
-        self.digest = token_bytes(16)
+        self.digest = digest or token_bytes(16)
+        if writer is not None:
+            self.nodes[0].writer = writer
         self.loop = asyncio.get_running_loop()
         # Early in the window that runs now: the origin keeps its cells, and none rolls over during the test.
         window_ms = time.time_ns() // 1_000_000 // duration_ms * duration_ms

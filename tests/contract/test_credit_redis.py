@@ -11,6 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tests.contract.credit_steps import START_MS, Steps, hold_numbers
 from tidegate.adapters.redis.credit import CreditLayout, parse_recall, replies_of
 from tidegate.adapters.redis.scripts import CREDIT_SCRIPT
 from tidegate.adapters.redis.wire import pack
@@ -19,7 +20,6 @@ from tidegate.core.grants import (
     CreditReply,
     CreditRequest,
     GrantRules,
-    Hold,
     Run,
     SubjectRecord,
     grant,
@@ -37,8 +37,6 @@ local now = number(clock[1]) * 1000 + (number(clock[2]) - fmod(number(clock[2]),
 """
 assert CLOCK in CREDIT_SCRIPT
 TIMED_SCRIPT = CREDIT_SCRIPT.replace(CLOCK, "local now = number(ARGV[#ARGV])\n")
-# After any wall clock that a test may meet: Redis expires keys by its own.
-START_MS = 4_000_000_000_000
 EXACT = 2**53
 
 
@@ -94,75 +92,6 @@ def holds_in(redis: Connection, digest: bytes) -> dict[str, tuple[int, ...]]:
     assert isinstance(flat, list)
     pairs = zip(flat[::2], flat[1::2], strict=True)
     return {name.decode(): tuple(map(int, struct.unpack("<7d", value))) for name, value in pairs if name}
-
-
-def hold_numbers(hold: Hold) -> tuple[int, ...]:
-    return (
-        hold.number,
-        hold.spare,
-        hold.firm,
-        hold.firm_until_ms,
-        hold.quota,
-        hold.expires_at_ms,
-        hold.recalled_at_ms,
-    )
-
-
-WRITERS = ("a", "b", "b~7", "c")
-
-
-class Steps:
-    """A sequence of messages that nodes might send, and some that none would."""
-
-    def __init__(self, random: Random) -> None:
-        self.random = random
-        self.digest = token_bytes(16)
-        self.duration_ms = random.choice((1_000, 7_919, 60_000, 86_400_000))
-        self.size = random.choice((3, 20, 1_000, 50_000_000))
-        self.now_ms = START_MS
-        self.number = 10
-        self.own: dict[tuple[str, int], int] = {}
-
-    def next(self) -> tuple[int, CreditRequest]:
-        random = self.random
-        self.now_ms += random.choice((0, 0, 1, 2, 5, 49, 50, 100, 5_000, 6_000))
-        self.number += 1
-        writer = random.choice(WRITERS)
-        start = START_MS // self.duration_ms
-        sequence = start + random.randrange(3)
-        cells = [self.part(writer, sequence), self.part(writer, sequence - 1)]
-        if random.random() < 0.3:
-            cells.append(self.part(writer, start + random.randrange(-3, 4)))
-        elapsed_ms = random.randrange(self.duration_ms)
-        runs = tuple(
-            Run(
-                sequence * self.duration_ms + random.randrange(elapsed_ms + 1),
-                random.randint(1, max(1, self.size // 4)),
-                random.randint(1, 5),
-            )
-            for _ in range(random.choice((0, 0, 1, 1, 3)))
-        )
-        return self.now_ms, CreditRequest(
-            self.digest,
-            writer,
-            self.number - random.choice((0, 0, 0, 1, 3)),
-            self.duration_ms,
-            tuple(cells),
-            random.choice((1, 1, 2)) * self.size,
-            sequence * self.duration_ms + elapsed_ms,
-            runs,
-            random.choice((0, 1, self.size // 3, self.size)),
-            random.choice((0, 0, self.size // 5)),
-            random.choice((0, 5_000, 5_000, 100)),
-        )
-
-    def part(self, writer: str, sequence: int) -> CellPart:
-        random = self.random
-        key = (writer, sequence)
-        self.own[key] = self.own.get(key, 0) + random.choice((0, 0, 1, self.size // 7))
-        own = max(0, self.own[key] - random.choice((0, 0, 1)))
-        known = own + random.choice((0, 0, 0, self.size // 10))
-        return CellPart(sequence, own, known, random.choice((0, 0, self.size // 9)))
 
 
 @settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
