@@ -324,6 +324,13 @@ class Node:
         self.serve(at_us, reply)
         self.kick(at_us)
 
+    def heal(self, at_us: int) -> None:
+        """The origin lost counts: report everything again."""
+        if not self.is_dead:
+            self.acked.clear()
+            self.credit.is_dirty = True
+            self.kick(at_us)
+
     def serve(self, at_us: int, reply: CreditReply) -> None:
         credit, world = self.credit, self.world
         patience_us = max(world.patience_us, world.patience_round_trips * self.rtt_us)
@@ -521,13 +528,26 @@ class World:
         self.by_writer[self.nodes[index].writer] = self.nodes[index]
 
     def wipe(self, *, holds_only: bool = False) -> int:
-        """The origin forgets. How much credit was out."""
+        """The origin forgets. How much credit was out.
+
+        Nodes notice within a second, as a pulse does, and report all their cells again.
+        """
         out = sum(hold.spare for hold in self.origin.record.holds.values())
         if holds_only:
             self.origin.record.holds.clear()
         else:
             self.origin.record = SubjectRecord()
+            for node in self.nodes:
+                self.at(self.last_us + self.random.randrange(S), node.heal)
         return out
+
+    def unheard_by(self, node: Node) -> int:
+        """What others have accepted, in the running cell and the one before, that this node does not know of."""
+        sequence = node.now_ms(self.last_us) // self.duration_ms
+        return sum(
+            self.judge.cells.get(q, 0) - node.own.get(q, 0) - node.others.get(q, 0)
+            for q in (sequence, sequence - 1)
+        )
 
     def room(self, at_us: int) -> int:
         """What a single counter has left at that time."""
