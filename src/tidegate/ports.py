@@ -183,7 +183,7 @@ class KeyRow(NamedTuple):
     id: str
     workspace_id: str
     digest: bytes
-    """32 bytes; see `tidegate.server.auth` for why a plain digest is enough."""
+    """32 bytes; see `tidegate.server.catalog.keys` for why a plain digest is enough."""
     name: str
     """For people; may be empty."""
     hint: str

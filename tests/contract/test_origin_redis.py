@@ -15,7 +15,7 @@ from tidegate.adapters.redis.wire import pack
 from tidegate.core.model import Component, Heard
 from tidegate.errors import ConfigurationError, DependencyError, DependencyTimeout, DependencyUnavailable
 from tidegate.ports import Origin
-from tidegate.testing import RedisServer
+from tidegate.testing import RedisServer, ValkeyServer
 from tidegate.testing.contracts.origin import (
     FAR_MS,
     REGION,
@@ -167,7 +167,7 @@ class TestRedisOrigin(RemoteOriginContract):
         self, place: RedisPlace, change: object, said: str
     ) -> None:
         assert callable(change)
-        origin = RedisOrigin(change(place.url))
+        origin = RedisOrigin(change(place.url.replace("valkey://", "redis://")))
         with pytest.raises(ConfigurationError, match=said) as refusal:
             await origin.open(REGION, timeout_s=TIMEOUT_S)
         assert "secret-word" not in str(refusal.value)
@@ -176,6 +176,12 @@ class TestRedisOrigin(RemoteOriginContract):
         ):  # the same, met later, is only an origin that does not work
             await origin.pulse(REGION, timeout_s=TIMEOUT_S)
         await origin.close()
+
+
+class TestValkeyOrigin(TestRedisOrigin):
+    @pytest.fixture
+    def place(self, fresh_valkey: ValkeyServer) -> RedisPlace:
+        return RedisPlace(fresh_valkey)
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,9 @@ from tidegate.core.model import Decision, LedgerRow, Limit, Request, Tuning
 NOW_MS = 100_500
 
 # Three counters of one identifier: two durations, and each duration under several limits.
-limits = st.builds(Limit, st.integers(1, 12), duration_ms=st.sampled_from([1000, 2000]))
+limits = st.builds(
+    Limit, st.integers(1, 12), duration_ms=st.sampled_from([1000, 2000]), namespace=st.just("default")
+)
 requests = st.builds(Request, limits, st.sampled_from(["a", "b"]), st.integers(0, 8))
 batches = st.lists(requests, max_size=6)
 # What was counted before, at which instant: in the current and in the previous cells.
@@ -23,7 +25,7 @@ pasts = st.lists(st.tuples(requests, st.integers(NOW_MS - 2500, NOW_MS)), max_si
 def with_past(past: list[tuple[Request, int]]) -> Node:
     node = Node(has_origin=False)
     for request, at_ms in sorted(past, key=lambda one: one[1]):
-        generous = Limit(1000, duration_ms=request.limit.duration_ms)
+        generous = Limit(1000, duration_ms=request.limit.duration_ms, namespace="default")
         assert node.decide(generous, request.identifier, request.cost, at_ms)
     return node
 
@@ -131,7 +133,7 @@ def check_item(decision: Decision, state: dict[int, int], request: Request, dema
     duration_ms = request.limit.duration_ms
     used = oracle.effective(state, demand, NOW_MS, duration_ms)
     assert decision.effective == used
-    assert decision.success == (used <= request.limit.quota)
+    assert decision.allowed == (used <= request.limit.quota)
     if decision:
         # Nothing was consumed, by nobody in this batch.
         left = request.limit.quota - oracle.effective(state, 0, NOW_MS, duration_ms)
@@ -146,7 +148,7 @@ def check_item(decision: Decision, state: dict[int, int], request: Request, dema
 
 def test_the_second_item_of_one_counter_sees_the_first() -> None:
     node = Node(has_origin=False)
-    limit = Limit(10, duration_ms=1000)
+    limit = Limit(10, duration_ms=1000, namespace="default")
     first, second = node.limit_many([Request(limit, "a", 6), Request(limit, "a", 6)], NOW_MS)
     assert first and not second
     assert (first.effective, first.remaining) == (6, 10)
@@ -156,27 +158,34 @@ def test_the_second_item_of_one_counter_sees_the_first() -> None:
 
 def test_a_low_limit_first_is_judged_by_what_the_later_items_add() -> None:
     node = Node(has_origin=False)
-    low, high = Limit(10, duration_ms=1000), Limit(20, duration_ms=1000)
+    low, high = (
+        Limit(10, duration_ms=1000, namespace="default"),
+        Limit(20, duration_ms=1000, namespace="default"),
+    )
     for batch in (
         [Request(low, "a", 5), Request(high, "a", 7)],
         [Request(high, "a", 7), Request(low, "a", 5)],
     ):
         decisions = node.limit_many(batch, NOW_MS)
-        assert [d.limit for d in decisions if not d] == [10]
+        assert [d.limit.quota for d in decisions if not d] == [10]
     assert node.limit_many([Request(low, "a", 3), Request(high, "a", 7)], NOW_MS)
 
 
 def test_two_durations_of_one_identifier_do_not_see_each_other() -> None:
     node = Node(has_origin=False)
     decisions = node.limit_many(
-        [Request(Limit(5, duration_ms=1000), "a", 5), Request(Limit(5, duration_ms=2000), "a", 5)], NOW_MS
+        [
+            Request(Limit(5, duration_ms=1000, namespace="default"), "a", 5),
+            Request(Limit(5, duration_ms=2000, namespace="default"), "a", 5),
+        ],
+        NOW_MS,
     )
     assert [decision.effective for decision in decisions] == [5, 5]
 
 
 def test_an_item_that_its_own_batch_makes_too_big_is_told_never_to_come_back() -> None:
     node = Node(has_origin=False)
-    limit = Limit(10, duration_ms=1000)
+    limit = Limit(10, duration_ms=1000, namespace="default")
     _, second = node.limit_many([Request(limit, "a", 6), Request(limit, "a", 6)], NOW_MS)
     assert not second
     assert second.retry_after_ms is None
@@ -184,7 +193,7 @@ def test_an_item_that_its_own_batch_makes_too_big_is_told_never_to_come_back() -
 
 def test_an_item_that_its_own_batch_delays_is_told_when_both_fit() -> None:
     node = Node(has_origin=False)
-    limit = Limit(10, duration_ms=1000)
+    limit = Limit(10, duration_ms=1000, namespace="default")
     node.decide(limit, "a", 8, 100_000)
     batch = [Request(limit, "a", 2), Request(limit, "a", 2)]
     first, second = node.limit_many(batch, NOW_MS)
@@ -203,10 +212,10 @@ def test_an_empty_batch_passes_and_counts_nothing() -> None:
 
 def test_a_batch_larger_than_the_memory_bound_is_decided_whole_and_the_bound_is_kept_after() -> None:
     node = Node(has_origin=False, tuning=Tuning(subjects_max=3))
-    limit = Limit(2, duration_ms=1000)
+    limit = Limit(2, duration_ms=1000, namespace="default")
     batch = [Request(limit, f"id{i}", 1) for i in range(10)] + [Request(limit, "id0", 2)]
     decisions = node.limit_many(batch, NOW_MS)
-    assert [decision.success for decision in decisions] == [True] * 10 + [False]
+    assert [decision.allowed for decision in decisions] == [True] * 10 + [False]
     assert node.engine.subjects.count == 3
     assert all(node.limit_many(batch[:10], NOW_MS))
     assert node.engine.subjects.count == 3
@@ -214,7 +223,7 @@ def test_a_batch_larger_than_the_memory_bound_is_decided_whole_and_the_bound_is_
 
 def test_a_passed_batch_larger_than_the_memory_bound_gives_up_unreplayed_counts_and_says_so() -> None:
     node = Node(tuning=Tuning(subjects_max=3))
-    limit = Limit(2, duration_ms=1000)
+    limit = Limit(2, duration_ms=1000, namespace="default")
     assert all(node.limit_many([Request(limit, f"id{i}", 1) for i in range(10)], NOW_MS, DictOrigin()))
     assert node.engine.subjects.count == 3
     assert node.engine.subjects.evicted_unreplayed == 7
@@ -222,7 +231,7 @@ def test_a_passed_batch_larger_than_the_memory_bound_gives_up_unreplayed_counts_
 
 def test_a_batch_gives_up_its_own_idle_subjects_before_unreplayed_counts() -> None:
     node, origin = Node(tuning=Tuning(subjects_max=2)), DictOrigin()
-    limit = Limit(5, duration_ms=60_000)
+    limit = Limit(5, duration_ms=60_000, namespace="default")
     node.limit(limit, "unreplayed", 1, NOW_MS, origin)
     node.limit_many([Request(limit, "looked at", 0), Request(limit, "used", 1)], NOW_MS, origin)
     assert node.knows(limit, "unreplayed") and node.knows(limit, "used")
@@ -231,7 +240,7 @@ def test_a_batch_gives_up_its_own_idle_subjects_before_unreplayed_counts() -> No
 
 def test_a_batch_reads_every_cold_counter_once_and_nothing_when_one_is_certain_to_fail() -> None:
     node = Node()
-    limit = Limit(10, duration_ms=1000)
+    limit = Limit(10, duration_ms=1000, namespace="default")
     batch = [Request(limit, "a", 1), Request(limit, "b", 1), Request(limit, "a", 2)]
     decisions, needs = node.engine.decide_many(batch, NOW_MS)
     assert decisions is None
@@ -246,7 +255,7 @@ def test_a_batch_reads_every_cold_counter_once_and_nothing_when_one_is_certain_t
 
 def test_a_failed_batch_makes_only_the_counters_strict_that_refused() -> None:
     node, origin = Node(), DictOrigin()
-    limit = Limit(10, duration_ms=10_000)
+    limit = Limit(10, duration_ms=10_000, namespace="default")
     node.limit_many([Request(limit, "a", 10), Request(limit, "b", 1)], NOW_MS, origin)
     assert not all(node.limit_many([Request(limit, "a", 1), Request(limit, "b", 1)], NOW_MS))
     assert node.decide(limit, "b", 1, NOW_MS).source == "local"
@@ -255,7 +264,7 @@ def test_a_failed_batch_makes_only_the_counters_strict_that_refused() -> None:
 
 def test_a_batch_after_a_failed_read_is_degraded_in_every_item_that_fits() -> None:
     node = Node()
-    limit = Limit(10, duration_ms=10_000)
+    limit = Limit(10, duration_ms=10_000, namespace="default")
     decisions = node.limit_many([Request(limit, "a", 1), Request(limit, "b", 1)], NOW_MS)
     assert [decision.source for decision in decisions] == ["degraded", "degraded"]
     again = node.limit_many([Request(limit, "a", 1), Request(limit, "b", 1)], NOW_MS + 299)
@@ -265,7 +274,7 @@ def test_a_batch_after_a_failed_read_is_degraded_in_every_item_that_fits() -> No
 
 def test_anticipation_fails_a_batch_whole_without_making_anybody_strict() -> None:
     node = Node(has_origin=False, has_ledger=True, tuning=Tuning())
-    limit = Limit(100, duration_ms=60_000)
+    limit = Limit(100, duration_ms=60_000, namespace="default")
     at_ms = 600_000
     for grown, later_ms in ((10, 0), (50, 1000)):
         row = LedgerRow("default", "default", "a", 60_000, 10, "iad", grown, 720_000)

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.skipif(
     tidegate.compiled, reason="compiled code has no lines to count: the interpreted run counts them"
 )
 
-LIMIT = Limit(10, duration_ms=60_000)
+LIMIT = Limit(10, duration_ms=60_000, namespace="default")
 T = 60_000 * 1000
 FEW, MANY = 300, 3_000
 

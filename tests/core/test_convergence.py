@@ -125,7 +125,7 @@ def test_invariant_09_silent_regions_together_hold_at_most_half_of_the_limit(
     regions: int, quota: int, data: st.DataObject
 ) -> None:
     """Each region accepts as long as it has nothing to say, in whatever portions."""
-    limit = Limit(quota, duration_ms=60_000)
+    limit = Limit(quota, duration_ms=60_000, namespace="default")
     held = 0
     for region in range(regions):
         node = Node(f"n{region}", region=f"r{region}", has_origin=False, has_ledger=True)

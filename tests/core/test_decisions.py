@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from tests.core import oracle
 from tests.core.nodes import Node
-from tidegate.core.model import Decision, Limit
+from tidegate.core.model import Decision, Limit, make_limit
 
 COUNT_MAX = 2**53
 
@@ -28,7 +28,7 @@ def fill(node: Node, history: dict[int, int], duration_ms: int, order: list[int]
 
     The limit is not part of a subject, so a huge one lets any count in.
     """
-    huge = Limit(2**62, duration_ms=duration_ms)
+    huge = Limit(2**62, duration_ms=duration_ms, namespace="default")
     for sequence in order:
         assert node.decide(huge, "a", history[sequence], sequence * duration_ms + duration_ms - 1)
 
@@ -56,17 +56,17 @@ def test_a_decision_equals_the_oracles_in_every_field(
     used = oracle.effective(history, cost, now_ms, duration_ms)
     quota = max(1, data.draw(counts | st.integers(used - 2, used + 2), "limit"))
 
-    decision = node.decide(Limit(quota, duration_ms=duration_ms), "a", cost, now_ms)
+    decision = node.decide(Limit(quota, duration_ms=duration_ms, namespace="default"), "a", cost, now_ms)
 
-    assert decision.success == (used <= quota)
-    assert bool(decision) == decision.success
-    assert decision.limit == quota
+    assert decision.allowed == (used <= quota)
+    assert bool(decision) == decision.allowed
+    assert decision.limit.quota == quota
     assert decision.effective == used
     assert decision.remaining == max(0, quota - used)
-    assert decision.reset_ms == 51 * duration_ms
+    assert decision.reset_at_ms == 51 * duration_ms
     expected = oracle.retry_after_ms(history, cost, quota, now_ms, duration_ms)
     assert decision.retry_after_ms == expected
-    assert (decision.retry_after_ms == 0) == decision.success
+    assert (decision.retry_after_ms == 0) == decision.allowed
     assert (decision.retry_after_ms is None) == (cost > quota)
     assert (decision.source, decision.regional_age_ms, decision.global_age_ms) == ("local", None, None)
 
@@ -81,7 +81,7 @@ def test_a_request_is_refused_one_millisecond_before_its_retry_time_and_allowed_
     used = oracle.effective(history, 0, now_ms, duration_ms)
     quota = max(1, data.draw(st.integers(0, used) | st.integers(0, 30), "limit"))
     cost = data.draw(st.integers(0, quota) | st.integers(max(0, quota - 3), quota), "cost")
-    limit = Limit(quota, duration_ms=duration_ms)
+    limit = Limit(quota, duration_ms=duration_ms, namespace="default")
 
     decision = node.decide(limit, "a", cost, now_ms)
     if decision:
@@ -99,14 +99,14 @@ def test_an_accepted_cost_is_counted_in_full_and_a_denied_one_not_at_all(
     data: st.DataObject, quota: int, duration_ms: int
 ) -> None:
     node = embedded()
-    limit = Limit(quota, duration_ms=duration_ms)
+    limit = Limit(quota, duration_ms=duration_ms, namespace="default")
     history: dict[int, int] = {}
     now_ms = 7 * duration_ms
     for _ in range(data.draw(st.integers(1, 25))):
         now_ms += data.draw(st.integers(0, duration_ms))
         cost = data.draw(st.integers(0, quota + 1))
         fits = oracle.fits(history, cost, quota, now_ms, duration_ms)
-        assert node.decide(limit, "a", cost, now_ms).success == fits
+        assert node.decide(limit, "a", cost, now_ms).allowed == fits
         if fits:
             sequence = now_ms // duration_ms
             history[sequence] = history.get(sequence, 0) + cost
@@ -118,10 +118,10 @@ def test_an_accepted_cost_is_counted_in_full_and_a_denied_one_not_at_all(
 def test_identifiers_namespaces_workspaces_and_durations_count_apart() -> None:
     node = embedded()
     limits = [
-        Limit(1, duration_ms=1000),
-        Limit(1, duration_ms=2000),
+        Limit(1, duration_ms=1000, namespace="default"),
+        Limit(1, duration_ms=2000, namespace="default"),
         Limit(1, duration_ms=1000, namespace="x"),
-        Limit(1, duration_ms=1000, workspace="x"),
+        Limit(1, duration_ms=1000, workspace="x", namespace="default"),
     ]
     for limit in limits:
         for identifier in ("a", "b"):
@@ -132,14 +132,14 @@ def test_identifiers_namespaces_workspaces_and_durations_count_apart() -> None:
 
 def test_limits_of_the_same_duration_judge_the_same_counter() -> None:
     node = embedded()
-    assert node.decide(Limit(10, duration_ms=1000), "a", 6, 5000)
-    assert not node.decide(Limit(5, duration_ms=1000), "a", 0, 5000)
-    assert node.decide(Limit(7, duration_ms=1000), "a", 1, 5000).effective == 7
+    assert node.decide(Limit(10, duration_ms=1000, namespace="default"), "a", 6, 5000)
+    assert not node.decide(Limit(5, duration_ms=1000, namespace="default"), "a", 0, 5000)
+    assert node.decide(Limit(7, duration_ms=1000, namespace="default"), "a", 1, 5000).effective == 7
 
 
 def test_a_quota_of_zero_blocks_every_cost_for_ever_and_lets_a_look_pass() -> None:
     node = embedded()
-    blocked = Limit(0, duration_ms=1000, quota_min=0)
+    blocked = make_limit(0, 1000, "test", "default")
     denial = node.decide(blocked, "a", 1, 5000)
     assert not denial
     assert (denial.retry_after_ms, denial.retry_after, denial.remaining) == (None, None, 0)
@@ -148,47 +148,50 @@ def test_a_quota_of_zero_blocks_every_cost_for_ever_and_lets_a_look_pass() -> No
 
 def test_cost_zero_looks_without_consuming() -> None:
     node = embedded()
-    limit = Limit(3, duration_ms=1000)
+    limit = Limit(3, duration_ms=1000, namespace="default")
     for _ in range(10):
         assert node.decide(limit, "a", 0, 5000).remaining == 3
     assert node.decide(limit, "a", 3, 5000).remaining == 0
-    assert node.decide(limit, "a", 0, 5000).success, "an exhausted window may be looked at"
+    assert node.decide(limit, "a", 0, 5000).allowed, "an exhausted window may be looked at"
 
 
 def test_a_decision_speaks_seconds_and_shows_itself() -> None:
     node = embedded()
-    limit = Limit(1, duration_ms=1500)
+    limit = Limit(1, duration_ms=1500, namespace="default")
     allowed = node.decide(limit, "a", 1, 3000)
     denied = node.decide(limit, "a", 1, 3000)
-    assert (allowed.reset, allowed.retry_after) == (4.5, 0.0)
+    assert (allowed.reset_at, allowed.retry_after) == (4.5, 0.0)
     assert denied.retry_after == pytest.approx(1.501)
-    assert repr(allowed).startswith("Decision(allowed, limit=1, remaining=0, effective=1, reset_ms=4500")
+    assert repr(allowed).startswith(
+        "Decision(allowed, limit=Limit(1, duration_ms=1500, namespace='default'), remaining=0, effective=1, "
+        "reset_at_ms=4500"
+    )
     assert "denied" in repr(denied) and "source='local'" in repr(denied)
 
 
 def test_a_decision_can_be_copied_and_pickled() -> None:
     """It travels in LimitExceeded, out of worker processes."""
     node = embedded()
-    limit = Limit(1, duration_ms=1500)
+    limit = Limit(1, duration_ms=1500, namespace="default")
     for cost in (1, 1, 2):
         decision = node.decide(limit, "a", cost, 3000)
         for twin in (copy(decision), pickle.loads(pickle.dumps(decision))):
             assert repr(twin) == repr(decision)
-            assert (twin.success, twin.source, twin.regional_age_ms) == (decision.success, "local", None)
+            assert (twin.allowed, twin.source, twin.regional_age_ms) == (decision.allowed, "local", None)
 
 
 def test_decisions_are_counted_by_outcome() -> None:
     node = embedded()
-    limit = Limit(2, duration_ms=1000)
+    limit = Limit(2, duration_ms=1000, namespace="default")
     outcomes: list[Decision] = [node.decide(limit, "a", 1, 5000) for _ in range(5)]
     assert [bool(outcome) for outcome in outcomes] == [True, True, False, False, False]
-    assert (node.engine.passed, node.engine.denied) == (2, 3)
+    assert (node.engine.allowed, node.engine.denied) == (2, 3)
     assert node.engine.strict_activations == 1
 
 
 def test_the_same_question_in_the_same_millisecond_gets_the_same_answer() -> None:
     node = embedded()
-    limit = Limit(10, duration_ms=60_000)
+    limit = Limit(10, duration_ms=60_000, namespace="default")
     node.decide(limit, "a", 8, 60_000)
     first = node.decide(limit, "a", 5, 61_000)
     assert node.decide(limit, "a", 5, 61_000) is first
@@ -200,7 +203,7 @@ def test_the_same_question_in_the_same_millisecond_gets_the_same_answer() -> Non
 
 def test_an_answer_given_before_time_stepped_back_is_not_given_again() -> None:
     node = embedded()
-    limit = Limit(10, duration_ms=60_000)
+    limit = Limit(10, duration_ms=60_000, namespace="default")
     node.decide(limit, "a", 10, 60_000)
     at_first = node.decide(limit, "a", 1, 61_000).retry_after_ms
     stepped_back = node.decide(limit, "a", 1, 60_500).retry_after_ms

@@ -36,7 +36,9 @@ START_MS = 60_000 * 1_000
 
 identifiers = st.sampled_from(["a", "b", "c", "d", "e", "f"])
 durations_ms = st.sampled_from([1_000, 60_000])
-limits = st.builds(Limit, st.sampled_from([3, 10, 40]), duration_ms=durations_ms)
+limits = st.builds(
+    Limit, st.sampled_from([3, 10, 40]), duration_ms=durations_ms, namespace=st.just("default")
+)
 costs = st.integers(0, 12)
 spans_ms = st.integers(0, 400) | st.integers(0, 6_000) | st.integers(0, 250_000)
 Key = tuple[str, int]
@@ -176,7 +178,7 @@ class EngineMachine(RuleBasedStateMachine):
         history = self.history(key)
         used = oracle.effective(history, cost, self.now_ms, limit.duration_ms)
         assert decision.effective == used
-        assert decision.success == (used <= limit.quota)
+        assert decision.allowed == (used <= limit.quota)
         assert decision.remaining == max(0, limit.quota - used)
         assert decision.retry_after_ms == oracle.retry_after_ms(
             history, cost, limit.quota, self.now_ms, limit.duration_ms

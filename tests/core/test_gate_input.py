@@ -11,11 +11,11 @@ from typing import Any, NoReturn
 import pytest
 
 from tidegate.core.engine import Engine, Need
-from tidegate.core.gate import Gate
-from tidegate.core.model import Decision, Limit, Request, Tuning
+from tidegate.core.gate import CLOSED, IDLE, NOT_STARTED, Gate
+from tidegate.core.model import Decision, Limit, Request, Tuning, make_limit
 from tidegate.errors import Closed, InvalidInput, TidegateError
 
-LIMIT = Limit(10, duration_ms=1_000)
+LIMIT = Limit(10, duration_ms=1_000, namespace="default")
 NOW_MS = 1_700_000_000_000
 
 NOT_INTS = [True, False, 1.0, 1.5, "1", b"1", None, [], 1j, float("nan")]
@@ -60,34 +60,34 @@ def untyped(function: Callable[..., Any]) -> Callable[..., Any]:
 
 @pytest.mark.parametrize("value", [value for value in NOT_INTS if not isinstance(value, str)])
 def test_a_limit_that_is_no_int_is_refused(value: object) -> None:
-    refused("limit", value, lambda: untyped(Limit)(value, duration_ms=1_000))
+    refused("quota", value, lambda: untyped(Limit)(value, duration_ms=1_000, namespace="default"))
 
 
 @pytest.mark.parametrize("value", [0, -1, -(2**70)])
 def test_a_limit_below_one_is_refused(value: int) -> None:
-    refused("limit", value, lambda: Limit(value, duration_ms=1_000))
+    refused("quota", value, lambda: Limit(value, duration_ms=1_000, namespace="default"))
 
 
 @pytest.mark.parametrize("value", NOT_INTS)
 def test_a_duration_that_is_no_int_is_refused(value: object) -> None:
-    refused("duration_ms", value, lambda: untyped(Limit)(10, duration_ms=value))
+    refused("duration_ms", value, lambda: untyped(Limit)(10, duration_ms=value, namespace="default"))
 
 
 @pytest.mark.parametrize("value", [999, 0, -1_000])
 def test_a_duration_below_a_second_is_refused(value: int) -> None:
-    refused("duration_ms", value, lambda: Limit(10, duration_ms=value))
-    assert Limit(10, duration_ms=1_000).duration_ms == 1_000
+    refused("duration_ms", value, lambda: Limit(10, duration_ms=value, namespace="default"))
+    assert Limit(10, duration_ms=1_000, namespace="default").duration_ms == 1_000
 
 
 def test_a_limit_in_numbers_needs_a_duration_and_one_in_words_has_it() -> None:
-    refused("duration_ms", None, lambda: untyped(Limit)(10))
-    refused("duration_ms", 1_000, lambda: untyped(Limit)("10/s", duration_ms=1_000))
+    refused("duration_ms", None, lambda: untyped(Limit)(10, namespace="default"))
+    refused("duration_ms", 1_000, lambda: untyped(Limit)("10/s", duration_ms=1_000, namespace="default"))
 
 
 @pytest.mark.parametrize("field", ["namespace", "workspace"])
 @pytest.mark.parametrize("value", [*NOT_NAMES, "", "x" * 513])
 def test_a_name_that_is_empty_too_long_or_no_str_is_refused(field: str, value: object) -> None:
-    refused(field, value, lambda: untyped(Limit)("10/s", **{field: value}))
+    refused(field, value, lambda: untyped(Limit)("10/s", **{"namespace": "test", field: value}))
 
 
 def test_names_may_hold_512_characters_of_any_kind() -> None:
@@ -97,8 +97,8 @@ def test_names_may_hold_512_characters_of_any_kind() -> None:
 
 
 def test_an_override_may_be_zero_but_not_less() -> None:
-    assert Limit(0, duration_ms=1_000, quota_min=0).quota == 0
-    refused("limit", -1, lambda: Limit(-1, duration_ms=1_000, quota_min=0))
+    assert make_limit(0, 1_000, "test", "default").quota == 0
+    refused("quota", -1, lambda: make_limit(-1, 1_000, "test", "default"))
 
 
 # -- one request
@@ -118,7 +118,7 @@ def test_an_identifier_that_is_empty_too_long_or_no_str_is_refused(
     for _ in range(2):
         refused("identifier", value, lambda: gate.limit(LIMIT, value))
         refused("identifier", value, lambda: gate.ask(LIMIT, value, 1, None))
-    assert (engine.subjects.count, engine.passed, engine.denied, len(engine.subjects.tables)) == (0, 0, 0, 0)
+    assert (engine.subjects.count, engine.allowed, engine.denied, len(engine.subjects.tables)) == (0, 0, 0, 0)
 
 
 @pytest.mark.parametrize("value", [*NOT_INTS, -1, -(2**70)])
@@ -129,7 +129,7 @@ def test_a_cost_that_is_negative_or_no_int_is_refused_and_nothing_is_counted(
     refused("cost", value, lambda: gate.limit(LIMIT, "a", value))
     refused("cost", value, lambda: gate.ask(LIMIT, "a", value, None))
     assert gate.limit(LIMIT, "a", 0).effective == 3
-    assert (engine.passed, engine.denied) == (2, 0)
+    assert (engine.allowed, engine.denied) == (2, 0)
 
 
 @pytest.mark.parametrize("value", [value for value in [*NOT_INTS, -1] if value is not None])
@@ -147,9 +147,9 @@ def test_a_refused_request_leaves_the_gate_open(gate: Gate) -> None:
 
 def test_a_request_without_a_time_gets_the_clocks_and_one_with_a_time_keeps_it(gate: Gate) -> None:
     assert gate.now_ms() == NOW_MS
-    assert gate.limit(LIMIT, "a").reset_ms == NOW_MS + 1_000
-    assert gate.limit(LIMIT, "a", now_ms=0).reset_ms == 1_000
-    assert gate.limit(LIMIT, "a", 1, 5_000).reset_ms == 6_000
+    assert gate.limit(LIMIT, "a").reset_at_ms == NOW_MS + 1_000
+    assert gate.limit(LIMIT, "a", now_ms=0).reset_at_ms == 1_000
+    assert gate.limit(LIMIT, "a", 1, 5_000).reset_at_ms == 6_000
 
 
 class Plan(StrEnum):
@@ -174,7 +174,7 @@ def test_enumerations_are_as_good_as_what_they_stand_for(gate: Gate) -> None:
 def test_a_batch_with_one_bad_cost_counts_nothing_at_all(gate: Gate, engine: Engine, value: object) -> None:
     bad = untyped(Request)(LIMIT, "b", value)
     refused("cost", value, lambda: gate.decide_many([Request(LIMIT, "a"), bad]))
-    assert (engine.subjects.count, engine.passed) == (0, 0)
+    assert (engine.subjects.count, engine.allowed) == (0, 0)
 
 
 @pytest.mark.parametrize("value", [*NOT_NAMES, "", "x" * 513])
@@ -232,23 +232,21 @@ def test_an_error_shows_a_long_value_short_and_can_be_pickled() -> None:
 # -- the driver's side of the gate
 
 
-def test_a_gate_that_was_shut_stays_shut_and_so_does_the_same_door_in_a_child(
-    gate: Gate, engine: Engine
-) -> None:
+def test_a_closed_gate_stays_closed_and_so_does_the_same_gate_in_a_child(gate: Gate, engine: Engine) -> None:
     assert gate.limit(LIMIT, "a")
     with gate:
-        gate.shut()
+        gate.resting = CLOSED
     lock = threading.RLock()
-    for door in (gate, gate.reopened(lock.acquire, lock.release)):
+    for door in (gate, gate.with_lock(lock.acquire, lock.release)):
         with pytest.raises(Closed):
             door.limit(LIMIT, "a")
         with pytest.raises(Closed):
             door.ask(LIMIT, "a", 1, None)
         with pytest.raises(Closed):
             door.decide_many([Request(LIMIT, "a")])
-        with pytest.raises(Closed):
-            door.attempt_many([(LIMIT, "a", 1)], NOW_MS)
-    assert engine.passed == 1
+        assert door.attempt(LIMIT, "a", 1, NOW_MS) is None
+        assert door.attempt_many([(LIMIT, "a", 1)], NOW_MS) is None
+    assert engine.allowed == 1
     assert lock.acquire(blocking=False), "a refusal lets go of the lock"
     lock.release()
 
@@ -258,8 +256,51 @@ def test_a_door_with_another_lock_leads_to_the_same_engine_and_is_open(gate: Gat
     gate.limit(LIMIT, "a", 3)
     lock = threading.RLock()
     with gate:
-        child = gate.reopened(lock.acquire, lock.release)
+        child = gate.with_lock(lock.acquire, lock.release)
         assert child.limit(LIMIT, "a", 4).effective == 7
+
+
+@pytest.mark.parametrize("locked", [True, False])
+def test_a_request_to_a_gate_that_is_not_started_begins_outside_the_lock_and_is_decided_then(
+    engine: Engine, locked: bool
+) -> None:
+    lock = threading.Lock()  # not reentrant: a `begin` with the lock held would hang
+    begun: list[bool] = []
+
+    def begin() -> None:
+        with lock:
+            begun.append(True)
+        with door:
+            door.resting = IDLE
+
+    acquire, release = (lock.acquire, lock.release) if locked else (None, None)
+    door = Gate(engine, lambda: NOW_MS * 10**6, lambda: None, never, acquire, release, begin, NOT_STARTED)
+    assert not door.is_open
+    assert door.attempt(LIMIT, "a", 1, NOW_MS) is None
+    assert door.attempt_many([(LIMIT, "a", 1)], NOW_MS) is None
+    with door:
+        pass  # background loops enter meanwhile
+    assert not door.is_open
+    assert door.limit(LIMIT, "a").effective == 1
+    assert door.limit(LIMIT, "a").effective == 2
+    assert begun == [True]
+
+
+def test_a_begin_that_raises_leaves_the_gate_not_started_and_nothing_counted(engine: Engine) -> None:
+    lock = threading.Lock()
+
+    def begin() -> None:
+        raise LookupError("cannot start")
+
+    gate = Gate(
+        engine, lambda: NOW_MS * 10**6, lambda: None, never, lock.acquire, lock.release, begin, NOT_STARTED
+    )
+    for _ in range(2):
+        with pytest.raises(LookupError):
+            gate.limit(LIMIT, "a")
+    assert not gate.is_open
+    assert not lock.locked()
+    assert engine.allowed == 0
 
 
 def test_the_driver_is_woken_outside_the_lock_when_a_decision_leaves_work() -> None:
@@ -299,7 +340,7 @@ def test_the_driver_is_woken_outside_the_lock_when_a_decision_leaves_work() -> N
 
 
 def test_a_batch_from_memory_is_decided_and_wakes_the_driver() -> None:
-    hourly = Limit("10/hour")
+    hourly = Limit("10/hour", namespace="default")
     engine = Engine(Tuning(), node_id="n1", has_ledger=True)
     woken: list[bool] = []
 
@@ -311,5 +352,5 @@ def test_a_batch_from_memory_is_decided_and_wakes_the_driver() -> None:
     assert decisions is not None and [decision.effective for decision in decisions] == [2, hourly.quota]
     assert woken == [True], "a spent limit is news to the other regions"
     decisions = door.attempt_many([(hourly, "d", 1), (hourly, "c", 1)], NOW_MS)
-    assert decisions is not None and [decision.success for decision in decisions] == [True, False]
-    assert engine.passed == 3 and engine.denied == 1
+    assert decisions is not None and [decision.allowed for decision in decisions] == [True, False]
+    assert engine.allowed == 3 and engine.denied == 1

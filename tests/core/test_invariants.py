@@ -17,7 +17,7 @@ from tidegate.core.cells import Cell
 from tidegate.core.engine import Need
 from tidegate.core.model import DEGRADED, Decision, Heard, LedgerRow, Limit, Request, Tuning
 
-LIMIT = Limit(50, duration_ms=60_000)
+LIMIT = Limit(50, duration_ms=60_000, namespace="default")
 T = 60_000 * 1000
 
 foreign_rows = st.builds(
@@ -169,7 +169,13 @@ def test_invariant_10_aged_out_cells_influence_nothing(
     node = Node(has_ledger=True, tuning=Tuning(anticipation=False))
     counted: dict[str, dict[int, int]] = {}
     for minute, identifier, cost in sorted(past):
-        assert node.decide(Limit(10**6, duration_ms=60_000), identifier, cost, T + minute * 60_000, DEGRADED)
+        assert node.decide(
+            Limit(10**6, duration_ms=60_000, namespace="default"),
+            identifier,
+            cost,
+            T + minute * 60_000,
+            DEGRADED,
+        )
         cells = counted.setdefault(identifier, {})
         cells[1000 + minute] = cells.get(1000 + minute, 0) + cost
     latest = max((minute for minute, _, _ in past), default=0)

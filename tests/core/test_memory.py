@@ -9,9 +9,9 @@ from tests.core.nodes import DictOrigin, Node
 from tidegate.core.cells import BLOCKED, CLEAN, PINNED, Table
 from tidegate.core.model import DEGRADED, ORIGIN, Limit, Tuning
 
-SECOND = Limit(10, duration_ms=1_000)
-MINUTE = Limit(10, duration_ms=60_000)
-DAY = Limit(10, duration_ms=86_400_000)
+SECOND = Limit(10, duration_ms=1_000, namespace="default")
+MINUTE = Limit(10, duration_ms=60_000, namespace="default")
+DAY = Limit(10, duration_ms=86_400_000, namespace="default")
 T = 86_400_000 * 20_000
 
 
@@ -236,7 +236,7 @@ def test_an_evicted_subject_leaves_no_trace_in_the_expiry_buckets() -> None:
 
 def test_subjects_of_all_durations_expire() -> None:
     node = Node(has_origin=False)
-    limits = [Limit(10, duration_ms=1_000 * 3**power) for power in range(14)]
+    limits = [Limit(10, duration_ms=1_000 * 3**power, namespace="default") for power in range(14)]
     for limit in limits:
         node.decide(limit, "a", 1, T)
     for limit in limits:

@@ -16,7 +16,7 @@ from tidegate.core.convergence import Replay
 from tidegate.core.engine import Need
 from tidegate.core.model import DEGRADED, Component, Heard, LedgerRow, Limit
 
-LIMIT = Limit(1_000_000, duration_ms=60_000)
+LIMIT = Limit(1_000_000, duration_ms=60_000, namespace="default")
 T = 60_000 * 1000
 
 # One stage of the past: (how late it is, what the node accepts, what a peer merges, does a replay leave).

@@ -16,7 +16,7 @@ from tidegate.core.windows import publish_threshold
 
 MINUTE = 60_000
 T = MINUTE * 1000 + 30_000
-LIMIT = Limit(100, duration_ms=MINUTE)
+LIMIT = Limit(100, duration_ms=MINUTE, namespace="default")
 
 
 def regional_node(region: str = "fra", regions: int = 1, tuning: Tuning = PLAIN) -> Node:
@@ -59,7 +59,7 @@ def test_a_row_carries_the_subject_the_regional_count_and_its_expiry() -> None:
 @pytest.mark.parametrize(("duration_ms", "published"), [(59_999, False), (60_000, True)])
 def test_windows_shorter_than_a_minute_stay_regional(duration_ms: int, published: bool) -> None:
     node = regional_node()
-    node.decide(Limit(10, duration_ms=duration_ms), "a", 10, T)
+    node.decide(Limit(10, duration_ms=duration_ms, namespace="default"), "a", 10, T)
     assert nothing_to_publish(node) != published
 
 
@@ -87,7 +87,7 @@ def test_a_cell_below_its_threshold_is_silent_and_at_it_is_not(
 ) -> None:
     count = data.draw(st.integers(1, quota))
     node = regional_node(regions=regions)
-    node.decide(Limit(quota, duration_ms=MINUTE), "a", count, T)
+    node.decide(Limit(quota, duration_ms=MINUTE, namespace="default"), "a", count, T)
     assert nothing_to_publish(node) == (count < publish_threshold(quota, regions))
 
 
@@ -102,7 +102,10 @@ def test_once_another_region_has_published_the_cell_every_change_matters() -> No
 
 
 def test_the_lowest_limit_that_a_cell_is_asked_for_with_gives_its_threshold() -> None:
-    high, low = Limit(1_000, duration_ms=MINUTE), Limit(50, duration_ms=MINUTE)
+    high, low = (
+        Limit(1_000, duration_ms=MINUTE, namespace="default"),
+        Limit(50, duration_ms=MINUTE, namespace="default"),
+    )
     asked_with: dict[str, Callable[[Node], object]] = {
         "accepted": lambda node: node.decide(low, "a", 1, T),
         "denied": lambda node: node.decide(low, "a", 40, T),
@@ -338,7 +341,7 @@ def test_imports_are_fast_while_cells_above_their_threshold_grow() -> None:
 
 def test_a_refused_row_waits_longer_each_time_and_holds_nobody_else_up() -> None:
     node = regional_node()
-    hour = Limit(100, duration_ms=3_600_000)
+    hour = Limit(100, duration_ms=3_600_000, namespace="default")
     at_ms = 3_600_000 * 1000
     node.decide(hour, "bad", 50, at_ms)
     node.decide(hour, "good", 50, at_ms)

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidegate.core.model import Limit, subject_digest
-from tidegate.core.quota import parse_quota
+from tidegate.core.model import Limit, make_limit, subject_digest
+from tidegate.core.quota import format_duration, format_quota, parse_quota
 from tidegate.errors import InvalidInput
 
 UNITS_MS = {
@@ -55,7 +55,7 @@ UNITS_MS = {
 )
 def test_quota_strings_mean_what_they_say(quota: str, units: int, duration_ms: int) -> None:
     assert parse_quota(quota) == (units, duration_ms)
-    limit = Limit(quota)
+    limit = Limit(quota, namespace="default")
     assert (limit.quota, limit.duration_ms) == (units, duration_ms)
 
 
@@ -102,7 +102,7 @@ def test_quota_strings_mean_what_they_say(quota: str, units: int, duration_ms: i
 )
 def test_a_quota_string_that_does_not_parse_is_refused_with_field_value_and_example(quota: str) -> None:
     with pytest.raises(InvalidInput) as caught:
-        Limit(quota)
+        Limit(quota, namespace="default")
     assert caught.value.field == "quota"
     assert caught.value.value == quota
     assert caught.value.expected
@@ -120,8 +120,8 @@ def test_every_quota_string_round_trips(
 ) -> None:
     quota = f"{units}{separator}{times if times > 1 else ''} {unit.upper() if upper else unit}"
     assert parse_quota(quota) == (units, times * UNITS_MS[unit])
-    limit = Limit(quota)
-    again = Limit(f"{limit.quota}/{limit.duration_ms}ms")
+    limit = Limit(quota, namespace="default")
+    again = Limit(f"{limit.quota}/{limit.duration_ms}ms", namespace="default")
     assert again == limit
 
 
@@ -139,10 +139,15 @@ def test_a_limit_is_equal_by_value_hashable_and_shows_how_to_make_it() -> None:
     same = Limit(100, duration_ms=60_000, namespace="email.send")
     assert limit == same and hash(limit) == hash(same)
     assert repr(limit) == "Limit(100, duration_ms=60000, namespace='email.send')"
-    assert repr(Limit("1/s", workspace="w")) == (
+    assert repr(Limit("1/s", workspace="w", namespace="default")) == (
         "Limit(1, duration_ms=1000, namespace='default', workspace='w')"
     )
-    others = [Limit("101/minute"), Limit("100/hour"), Limit("100/minute", workspace="w"), "100/minute"]
+    others = [
+        Limit("101/minute", namespace="default"),
+        Limit("100/hour", namespace="default"),
+        Limit("100/minute", workspace="w", namespace="default"),
+        "100/minute",
+    ]
     assert all(limit != other for other in others)
 
 
@@ -168,7 +173,53 @@ def test_fields_that_run_into_each_other_do_not_share_a_digest() -> None:
 def test_limits_can_be_copied_and_pickled() -> None:
     for limit in (
         Limit("100/minute", namespace="n", workspace="w"),
-        Limit(0, duration_ms=1_000, quota_min=0),
+        make_limit(0, 1_000, "n", "w"),
     ):
         for twin in (copy(limit), deepcopy(limit), pickle.loads(pickle.dumps(limit))):
             assert twin == limit and twin.key == limit.key
+
+
+@pytest.mark.parametrize(
+    ("quota", "shown"),
+    [
+        ("100/minute", "100 per minute"),
+        ("3 per 15 minutes", "3 per 15 minutes"),
+        ("10/s", "10 per second"),
+        ("5000/30d", "5000 per 30 days"),
+        ("7/1500ms", "7 per 1.5 seconds"),
+        ("1/90s", "1 per 90 seconds"),
+    ],
+)
+def test_a_limit_is_shown_in_human_units(quota: str, shown: str) -> None:
+    limit = Limit(quota, namespace="default")
+    assert str(limit) == shown == format_quota(limit.quota, limit.duration_ms)
+
+
+@pytest.mark.parametrize(
+    ("milliseconds", "shown"),
+    [
+        (0, "0 ms"),
+        (300, "300 ms"),
+        (1_000, "1 s"),
+        (17_001, "18 s"),
+        (59_999, "1 min"),
+        (720_000, "12 min"),
+        (7_500_000, "2 h 5 min"),
+        (7_200_000, "2 h"),
+        (86_400_000, "1 d"),
+        (90_061_000, "1 d 1 h"),
+        (86_461_000, "1 d"),
+    ],
+)
+def test_a_wait_is_shown_in_its_two_largest_units(milliseconds: int, shown: str) -> None:
+    assert format_duration(milliseconds) == shown
+
+
+def test_limits_cannot_be_changed() -> None:
+    limit = Limit("100/minute", namespace="n")
+    for name in ("quota", "duration_ms", "namespace", "workspace", "key"):
+        with pytest.raises(AttributeError):
+            setattr(limit, name, getattr(limit, name))
+        with pytest.raises(AttributeError):
+            delattr(limit, name)
+    assert limit == Limit(100, duration_ms=60_000, namespace="n")

@@ -12,7 +12,7 @@ from tests.core.nodes import DictOrigin, Node
 from tidegate.core.engine import COLD, STALE, STRICT, Need
 from tidegate.core.model import DEGRADED, ORIGIN, Decision, Heard, LedgerRow, Limit, Tuning
 
-MINUTE = Limit(10, duration_ms=60_000)
+MINUTE = Limit(10, duration_ms=60_000, namespace="default")
 # In the middle of a minute, far from any boundary.
 T = 30_000 + 60_000 * 1000
 SEQUENCE = 1000
@@ -44,7 +44,7 @@ def test_asking_for_a_read_counts_nothing() -> None:
     for _ in range(5):
         node.need(MINUTE, "a", 1, T)
     assert node.cell(MINUTE, "a", SEQUENCE).own == 0
-    assert (node.engine.passed, node.engine.denied, node.engine.dirty) == (0, 0, [])
+    assert (node.engine.allowed, node.engine.denied, node.engine.dirty) == (0, 0, [])
 
 
 def test_what_was_read_is_weighed_and_the_decision_says_where_it_comes_from() -> None:
@@ -119,14 +119,14 @@ def test_a_local_denial_needs_no_read_whatever_the_state_of_the_cell() -> None:
         denial = strict.decide(MINUTE, "a", 1, T + later_ms)
         assert not denial and denial.source == "local"
     failed = Node()
-    assert not failed.limit(Limit(1, duration_ms=60_000), "a", 2, T)
+    assert not failed.limit(Limit(1, duration_ms=60_000, namespace="default"), "a", 2, T)
 
 
 # -- strict
 
 
 def test_a_denied_subject_is_strict_until_one_duration_has_passed() -> None:
-    limit = Limit(10, duration_ms=2_000)
+    limit = Limit(10, duration_ms=2_000, namespace="default")
     node, origin = warmed(limit, others=0), DictOrigin()
     node.decide(limit, "a", 10, T)
     assert not node.decide(limit, "a", 1, T + 100)
@@ -207,13 +207,13 @@ def test_the_grace_counts_from_the_start_of_the_cell_not_from_its_first_request(
 
 
 def test_a_subject_that_was_away_for_a_whole_cell_is_cold() -> None:
-    node = warmed(Limit(10, duration_ms=1_000))
-    assert node.need(Limit(10, duration_ms=1_000), "a", 1, T + 2_000).reason == COLD
+    node = warmed(Limit(10, duration_ms=1_000, namespace="default"))
+    assert node.need(Limit(10, duration_ms=1_000, namespace="default"), "a", 1, T + 2_000).reason == COLD
 
 
 def test_grace_follows_hearing_and_never_another_grace() -> None:
     """With windows of a second every cell would otherwise be warm by inference, and a dead origin never asked."""
-    second = Limit(10, duration_ms=1_000)
+    second = Limit(10, duration_ms=1_000, namespace="default")
     node = warmed(second, at_ms=T + 500)
     assert node.decide(second, "a", 1, T + 1_000).source == "local"
     assert node.need(second, "a", 1, T + 2_000).reason == COLD
@@ -238,7 +238,7 @@ def test_after_a_failed_read_memory_decides_and_the_next_try_waits_300_ms() -> N
     need = node.need(MINUTE, "a", 1, T)
     node.convergence.apply_read_failure(need, T + 300)
     decision = node.decide(MINUTE, "a", 1, T, DEGRADED)
-    assert (decision.success, decision.source, decision.regional_age_ms) == (True, "degraded", None)
+    assert (decision.allowed, decision.source, decision.regional_age_ms) == (True, "degraded", None)
     assert node.decide(MINUTE, "a", 1, T + 599).source == "degraded"
     assert node.need(MINUTE, "a", 1, T + 600).reason == COLD
     assert node.engine.from_degraded == 2
@@ -267,7 +267,7 @@ def test_a_failed_read_shortens_no_freshness_and_adds_none() -> None:
 
 
 def test_the_pause_after_a_failed_read_survives_a_rollover() -> None:
-    second = Limit(10, duration_ms=1_000)
+    second = Limit(10, duration_ms=1_000, namespace="default")
     node = Node()
     node.convergence.apply_read_failure(node.need(second, "a", 1, T + 900), T + 900)
     decision = node.decide(second, "a", 1, T + 1_199)
@@ -287,7 +287,7 @@ def test_a_decision_is_local_again_once_the_origin_was_heard_after_a_failed_read
 def test_a_dead_origin_is_asked_at_most_once_in_300_ms_for_one_subject(
     requests: list[tuple[int, bool]],
 ) -> None:
-    second = Limit(1_000, duration_ms=1_000)
+    second = Limit(1_000, duration_ms=1_000, namespace="default")
     node = Node()
     now_ms = T
     asked: list[int] = []
@@ -298,7 +298,7 @@ def test_a_dead_origin_is_asked_at_most_once_in_300_ms_for_one_subject(
             asked.append(now_ms)
             node.convergence.apply_read_failure(answer, now_ms)
         else:
-            assert answer.success != denied
+            assert answer.allowed != denied
             assert denied or answer.source == "degraded"
     assert all(later - earlier >= 300 for earlier, later in pairwise(asked))
 

@@ -22,7 +22,7 @@ from tidegate.core.gate import Gate
 from tidegate.core.model import DEGRADED, Limit, Request, Tuning
 from tidegate.errors import ReentrantCall
 
-LIMIT = Limit(1_000_000, duration_ms=86_400_000)
+LIMIT = Limit(1_000_000, duration_ms=86_400_000, namespace="default")
 NOW_NS = 1_700_000_000_000 * 1_000_000
 
 

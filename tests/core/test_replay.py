@@ -11,7 +11,7 @@ from tidegate.core.cells import CLEAN, PINNED
 from tidegate.core.convergence import Replay
 from tidegate.core.model import DEGRADED, LOCAL, ORIGIN, Heard, Limit, Tuning, subject_digest
 
-LIMIT = Limit(1_000, duration_ms=60_000)
+LIMIT = Limit(1_000, duration_ms=60_000, namespace="default")
 T = 60_000 * 1000 + 30_000
 DIGEST = subject_digest("default", "default", "a", 60_000)
 

@@ -63,19 +63,19 @@ def together(work: Callable[[int], int]) -> int:
 def test_invariant_07_check_and_commit_are_one_step_on_threads() -> None:
     engine = Engine(Tuning(), node_id="n1")
     gate = locked_gate(engine)
-    limit = Limit(25_000, duration_ms=60_000)
+    limit = Limit(25_000, duration_ms=60_000, namespace="default")
 
     def hammer(number: int) -> int:
         return sum(bool(gate.limit(limit, "a")) for _ in range(5_000))
 
     assert together(hammer) == 25_000
     assert gate.limit(limit, "a", 0).effective == 25_000
-    assert (engine.passed, engine.denied) == (25_001, 15_000)
+    assert (engine.allowed, engine.denied) == (25_001, 15_000)
 
 
 def test_threads_with_different_costs_never_exceed_the_limit_nor_lose_a_unit() -> None:
     gate = locked_gate(Engine(Tuning(), node_id="n1"))
-    limit = Limit(45_000, duration_ms=60_000)
+    limit = Limit(45_000, duration_ms=60_000, namespace="default")
 
     def hammer(number: int) -> int:
         return sum(cost for i in range(4_000) if gate.limit(limit, "a", cost := 1 + (i + number) % 3))
@@ -88,7 +88,7 @@ def test_threads_with_different_costs_never_exceed_the_limit_nor_lose_a_unit() -
 def test_invariant_06_a_batch_is_all_or_nothing_to_every_observer() -> None:
     """Two counters that are only ever asked for together hold the same, whenever somebody looks."""
     gate = locked_gate(Engine(Tuning(), node_id="n1"))
-    limit = Limit(2_000, duration_ms=60_000)
+    limit = Limit(2_000, duration_ms=60_000, namespace="default")
 
     def hammer(number: int) -> int:
         accepted = 0
@@ -108,7 +108,7 @@ def test_invariant_06_a_batch_is_all_or_nothing_to_every_observer() -> None:
 def test_threads_on_many_subjects_under_a_tight_memory_bound_keep_it_and_themselves() -> None:
     engine = Engine(Tuning(subjects_max=50, touch_ms=1), node_id="n1")
     gate = locked_gate(engine)
-    limit = Limit(10, duration_ms=1_000)
+    limit = Limit(10, duration_ms=1_000, namespace="default")
 
     def hammer(number: int) -> int:
         for i in range(600):
@@ -129,7 +129,7 @@ def test_threads_that_replay_and_read_meanwhile_lose_no_accepted_unit() -> None:
     convergence = Convergence(engine, Tuning(fresh_ms=2), "fra")
     origin = DictOrigin()
     origin_lock = threading.Lock()
-    limit = Limit(3_000, duration_ms=60_000)
+    limit = Limit(3_000, duration_ms=60_000, namespace="default")
 
     def settle(limit: Limit, identifier: str, cost: int, now_ms: int, need: Need) -> Decision:
         with origin_lock:

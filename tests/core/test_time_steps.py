@@ -7,7 +7,7 @@ from tests.core import oracle
 from tests.core.nodes import Node
 from tidegate.core.model import Limit
 
-SECOND = Limit(10, duration_ms=1_000)
+SECOND = Limit(10, duration_ms=1_000, namespace="default")
 T = 1_000_000
 
 

@@ -13,9 +13,9 @@ from tidegate.core.convergence import Replay
 from tidegate.core.model import Heard, LedgerRow, Limit, Tuning
 from tidegate.core.windows import publish_threshold
 
-LIMIT = Limit(60, duration_ms=60_000)
+LIMIT = Limit(60, duration_ms=60_000, namespace="default")
 # The limit is no part of a subject: with this one a look is never denied, and so always reads when it is stale.
-ANY = Limit(10**9, duration_ms=60_000)
+ANY = Limit(10**9, duration_ms=60_000, namespace="default")
 IDENTIFIERS = ("a", "b", "c")
 REGIONS = ("fra", "iad")
 START_MS = 60_000 * 1_000

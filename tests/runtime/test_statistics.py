@@ -7,13 +7,14 @@ from tests.runtime.world import HUNDRED_A_MINUTE, MILLION_AN_HOUR, Region, clock
 from tidegate import AsyncLimiter, Limiter, Statistics
 from tidegate.adapters.memory import MemoryLedger, MemoryOrigin
 from tidegate.runtime.latency import BOUNDS_S, Histogram
+from tidegate.testing.limiters import make_async_limiter
 
 FIELDS = {field.name for field in dataclasses.fields(Statistics)}
 # Written by the limiter itself, not by its node.
 OF_THE_ENGINE = {
     "node_id",
     "region",
-    "passed",
+    "allowed",
     "denied",
     "denied_from_origin",
     "from_origin",
@@ -29,7 +30,7 @@ OF_THE_ENGINE = {
 
 @on_virtual_time
 async def test_a_node_tells_every_field_of_the_statistics_and_no_other() -> None:
-    limiter = AsyncLimiter("fra", MemoryOrigin(), MemoryLedger(), clock=clock())
+    limiter = make_async_limiter(region="fra", origin=MemoryOrigin(), ledger=MemoryLedger(), clock=clock())
     await limiter.start()
     assert limiter._parts.node is not None
     told = set(limiter._parts.node.statistics(0.0))
@@ -45,7 +46,7 @@ def test_both_drivers_tell_the_same_and_an_embedded_one_tells_zeros() -> None:
         assert statistics.origin_operations == {}
         assert statistics.breaker_states == {}
         assert statistics.loop_stall is None
-        assert (statistics.passed, statistics.denied, statistics.subjects) == (0, 0, 0)
+        assert (statistics.allowed, statistics.denied, statistics.subjects) == (0, 0, 0)
     assert limiter.statistics().node_id != tasks.statistics().node_id
 
 
@@ -61,7 +62,7 @@ async def test_decisions_reads_and_replays_are_counted_by_what_they_were() -> No
     node.faults.fail("read")
     await node.accept("z", 1)
     statistics = node.limiter.statistics()
-    assert (statistics.passed, statistics.denied) == (102, 20)
+    assert (statistics.allowed, statistics.denied) == (102, 20)
     assert (statistics.from_origin, statistics.from_degraded) == (2, 1)
     assert statistics.region == "fra"
     assert statistics.strict_activations == 1

@@ -1,8 +1,8 @@
-"""Deliberately broken variants of Tidegate, to prove that the simulator notices.
+"""Deliberately broken variants of Tidegate, to prove that the simulator finds them.
 
 Each mutant breaks one rule of the design by replacing one function. `python -m tests.sim.mutants NAME`, with src/ on
-the path, breaks it, runs worlds and scenarios until somebody complains, and prints who did. It is a process of its
-own because the core must be interpreted to be broken, and must not stay broken.
+the path, applies it, runs simulations and scenarios until one fails, and prints which. It needs a process of its own,
+because functions can only be replaced in an interpreted core, and must not stay replaced.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from tidegate.runtime.replay import ReplayLoop
 from tidegate.sim.plan import draw_plan
 from tidegate.sim.scenario_files import bundled_files, load_file
 from tidegate.sim.scenario_runner import run_scenario
-from tidegate.sim.world import run_world
+from tidegate.sim.simulation import run_plan
 
-# A mutant must be found within so many worlds, or by a bundled scenario.
+# A mutant must be found by one of these seeds, or by a bundled scenario.
 SEEDS: Final = range(1, 121)
 
 MUTANTS: Final[dict[str, Callable[[], None]]] = {}
@@ -42,7 +42,7 @@ def mutant(breaks: Callable[[], None]) -> Callable[[], None]:
 
 
 def replace(owner: Any, name: str, make: Callable[[Any], Any]) -> None:
-    """Put `make(original)` in the place of a function."""
+    """Replace a function with `make(original)`."""
     setattr(owner, name, make(getattr(owner, name)))
 
 
@@ -114,13 +114,13 @@ def a_wiped_origin_is_not_noticed() -> None:
 
 
 @mutant
-def a_pulse_never_looks_for_a_wipe_and_answers_are_not_compared() -> None:
+def a_pulse_never_checks_for_a_wipe_and_replies_are_not_compared() -> None:
     replace(Convergence, "_check", lambda _original: lambda _self, *_args: None)
 
     def make(original: Any) -> Any:
         async def run_once(self: PulseLoop) -> None:
             self._on_wiped = lambda: None
-            self._convergence = _Deaf()  # type: ignore[assignment]  # a mutant breaks types as well
+            self._convergence = _NoHeal()  # type: ignore[assignment]  # a mutant breaks types as well
             await original(self)
 
         return run_once
@@ -128,9 +128,9 @@ def a_pulse_never_looks_for_a_wipe_and_answers_are_not_compared() -> None:
     replace(PulseLoop, "run_once", make)
 
 
-class _Deaf:
+class _NoHeal:
     def start_heal(self) -> None:
-        """Says yes and does nothing."""
+        """Does nothing."""
 
 
 # -- replay
@@ -279,7 +279,7 @@ def a_failed_batch_keeps_the_items_that_fit() -> None:
             decisions: list[Decision] = original(self, items, *rest)
             if not all(decisions):
                 for item, decision in zip(items, decisions, strict=True):
-                    if decision.success:
+                    if decision.allowed:
                         item.cell.own += item.cost
             return decisions
 
@@ -318,7 +318,7 @@ def strict_mode_is_lost_at_rollover() -> None:
 
 
 @mutant
-def a_denial_makes_nobody_strict() -> None:
+def a_denial_sets_no_strict_deadline() -> None:
     def make(original: Any) -> Any:
         def deny(self: Engine, subject: Subject, *rest: Any) -> Any:
             until_ms = subject.strict_until_ms
@@ -368,7 +368,7 @@ def memory_is_trusted_twice_as_long() -> None:
 
 
 @mutant
-def a_client_that_leaves_cancels_the_read_of_others() -> None:
+def a_client_that_disconnects_cancels_the_read_of_others() -> None:
     def make(_original: Any) -> Any:
         async def fetch(self: Reads, needs: Sequence[Any]) -> bool:
             heard = True
@@ -397,7 +397,7 @@ def a_request_waits_for_the_ledger() -> None:
 
 
 @mutant
-def a_read_may_take_as_long_as_it_likes() -> None:
+def a_read_may_take_ten_times_its_timeout() -> None:
     def make(original: Any) -> Any:
         def init(self: Reads, *args: Any, **kwargs: Any) -> None:
             original(self, *args, **kwargs)
@@ -666,13 +666,13 @@ def nothing_is_ever_forgotten() -> None:
     replace(Subjects, "expire", lambda _original: lambda _self, *_args: False)
 
 
-# -- the hunt
+# -- the search
 
 
-def hunt() -> str | None:
-    """Who notices: a world, or a scenario; None if nobody does."""
+def search() -> str | None:
+    """The seed or the scenario that fails, or None."""
     for seed in SEEDS:
-        report = run_world(draw_plan(seed))
+        report = run_plan(draw_plan(seed))
         if not report.ok:
             return f"seed {seed}: {report.violations[0]}"
     for file in bundled_files():
@@ -685,7 +685,7 @@ def hunt() -> str | None:
 
 def main(name: str) -> int:
     MUTANTS[name]()
-    found = hunt()
+    found = search()
     sys.stdout.write(f"{name}: {found or 'NOT FOUND'}\n")
     return 0 if found else 1
 

@@ -13,6 +13,7 @@ from tidegate.errors import DependencyUnavailable
 from tidegate.telemetry import Collector, collect, render
 from tidegate.telemetry.metrics import METRICS, Snapshot, metric
 from tidegate.testing import ManualClock
+from tidegate.testing.limiters import make_async_limiter
 
 EMAILS = Limit("3/minute", namespace="email")
 NOON_MS = 1_700_000_000_000
@@ -51,8 +52,8 @@ def test_an_embedded_limiter_counts_its_decisions() -> None:
         snapshot = collect(limiter)
     assert_declared(snapshot)
     assert by_outcome(snapshot) == {
-        ("passed", "local"): 3,
-        ("passed", "origin"): 0,
+        ("allowed", "local"): 3,
+        ("allowed", "origin"): 0,
         ("denied", "local"): 2,
         ("denied", "origin"): 0,
     }
@@ -61,27 +62,27 @@ def test_an_embedded_limiter_counts_its_decisions() -> None:
     assert snapshot.values["origin_errors_total", ("cold", "timeout")] == 0
 
 
-async def test_a_node_of_a_fleet_tells_of_its_origin_and_ledger() -> None:
-    async with AsyncLimiter("fra", MemoryOrigin(), MemoryLedger()) as limiter:
+async def test_a_node_of_a_fleet_has_metrics_of_its_origin_and_ledger() -> None:
+    async with AsyncLimiter(region="fra", origin=MemoryOrigin(), ledger=MemoryLedger()) as limiter:
         for _ in range(2):
             await limiter.limit(EMAILS, "alice")
         snapshot = collect(limiter)
     assert_declared(snapshot)
     assert snapshot.values["origin_operations_total", ("cold",)] == 1
-    assert by_outcome(snapshot)["passed", "origin"] == 1
-    assert by_outcome(snapshot)["passed", "local"] == 1
+    assert by_outcome(snapshot)["allowed", "origin"] == 1
+    assert by_outcome(snapshot)["allowed", "local"] == 1
     assert sum(snapshot.histograms["origin_latency_seconds", ("cold",)].counts) == 1
     assert {labels for name, labels in snapshot.values if name == "breaker_state"}
     named = {name for name, _ in [*snapshot.values, *snapshot.histograms]}
     missing = {entry.name for entry in METRICS} - named - NOT_OF_A_LIMITER
-    # Only told once there is another region, or a pulse of the origin.
+    # Present only after there is another region, or a pulse of the origin.
     assert missing <= {"global_lag_seconds", "clock_offset_seconds"}
 
 
 @pytest.mark.parametrize("ahead_ms", [-250, 0, 250])
-async def test_the_clock_offset_tells_how_far_this_node_is_ahead_of_its_origin(ahead_ms: int) -> None:
+async def test_the_clock_offset_is_how_far_this_node_is_ahead_of_its_origin(ahead_ms: int) -> None:
     mine, theirs = ManualClock(NOON_MS + ahead_ms), ManualClock(NOON_MS)
-    async with AsyncLimiter("fra", MemoryOrigin(clock=theirs), clock=mine) as limiter:
+    async with make_async_limiter(region="fra", origin=MemoryOrigin(clock=theirs), clock=mine) as limiter:
         node = limiter._parts.node
         assert node is not None and node.pulse is not None
         await node.pulse.run_once()
@@ -94,27 +95,27 @@ class DownOrigin(MemoryOrigin):
 
 
 async def test_a_decision_without_its_origin_is_local_and_the_error_is_counted() -> None:
-    async with AsyncLimiter("fra", DownOrigin()) as limiter:
+    async with AsyncLimiter(region="fra", origin=DownOrigin()) as limiter:
         decision = await limiter.limit(EMAILS, "alice")
         snapshot = collect(limiter)
     assert decision.source == "degraded"
-    assert by_outcome(snapshot)["passed", "local"] == 1
-    assert by_outcome(snapshot)["passed", "origin"] == 0
+    assert by_outcome(snapshot)["allowed", "local"] == 1
+    assert by_outcome(snapshot)["allowed", "origin"] == 0
     assert snapshot.values["origin_errors_total", ("cold", "other")] == 1
 
 
-def test_the_page_of_a_limiter_is_read_by_prometheus() -> None:
+def test_prometheus_can_parse_the_page_of_a_limiter() -> None:
     with Limiter() as limiter:
         limiter.limit(EMAILS, "alice", now_ms=NOON_MS)
         page = render([collect(limiter)])
     families = {family.name: family for family in text_string_to_metric_families(page.decode())}
-    passed = {
+    allowed = {
         tuple(sample.labels.values()): sample.value for sample in families["tidegate_decisions"].samples
     }
-    assert passed["passed", "local"] == 1
+    assert allowed["allowed", "local"] == 1
 
 
-def test_what_the_package_offers_is_there() -> None:
+def test_the_names_of_the_package_can_be_imported() -> None:
     assert tidegate.telemetry.__all__ == ["Collector", "collect", "render"]
     assert Collector is tidegate.telemetry.Collector
     with pytest.raises(AttributeError, match="nothing"):

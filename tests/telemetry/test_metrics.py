@@ -35,7 +35,7 @@ DESIGN = {
 }
 
 LABEL_VALUES = {
-    "decisions_total": (("passed", "denied"), ("local", "origin")),
+    "decisions_total": (("allowed", "denied"), ("local", "origin")),
     "cells_created_total": (("traffic", "import"),),
     "origin_operations_total": (("cold", "stale", "strict", "replay"),),
     "origin_errors_total": (("cold", "stale", "strict", "replay"), ("timeout", "circuit_open", "other")),
@@ -75,14 +75,14 @@ def test_every_label_has_few_known_values_or_comes_from_the_fleet_or_is_a_top_k(
             assert bounded, entry.name
 
 
-def test_counters_add_up_over_workers_and_gauges_do_what_they_mean() -> None:
+def test_counters_of_workers_are_added_and_gauges_are_merged_as_declared() -> None:
     one = Snapshot(
-        "a", {("decisions_total", ("passed", "local")): 3, ("regions", ()): 2, ("subjects", ()): 10}
+        "a", {("decisions_total", ("allowed", "local")): 3, ("regions", ()): 2, ("subjects", ()): 10}
     )
     two = Snapshot(
         "b",
         {
-            ("decisions_total", ("passed", "local")): 4,
+            ("decisions_total", ("allowed", "local")): 4,
             ("decisions_total", ("denied", "local")): 1,
             ("regions", ()): 3,
             ("subjects", ()): 5,
@@ -92,7 +92,7 @@ def test_counters_add_up_over_workers_and_gauges_do_what_they_mean() -> None:
     three = Snapshot("c", {("clock_offset_seconds", ()): 0.1, ("breaker_state", ("ledger",)): 2})
     four = Snapshot("d", {("breaker_state", ("ledger",)): 0})
     assert merge([one, two, three, four]).values == {
-        ("decisions_total", ("passed", "local")): 7,
+        ("decisions_total", ("allowed", "local")): 7,
         ("decisions_total", ("denied", "local")): 1,
         ("regions", ()): 3,
         ("subjects", ()): 15,
@@ -102,14 +102,14 @@ def test_counters_add_up_over_workers_and_gauges_do_what_they_mean() -> None:
     }
 
 
-def test_histograms_add_up_bucket_by_bucket() -> None:
+def test_histograms_are_added_bucket_by_bucket() -> None:
     key: Key = ("loop_stall_seconds", ())
     one = Snapshot("a", {}, {key: HistogramValue((1.0, 2.0), (1, 0, 4), 9.5)})
     two = Snapshot("b", {}, {key: HistogramValue((1.0, 2.0), (0, 2, 1), 6.0)})
     assert merge([one, two]).histograms == {key: HistogramValue((1.0, 2.0), (1, 2, 5), 15.5)}
 
 
-def test_histograms_with_other_buckets_are_refused() -> None:
+def test_adding_histograms_with_different_buckets_is_an_error() -> None:
     key: Key = ("loop_stall_seconds", ())
     one = Snapshot("a", {}, {key: HistogramValue((1.0,), (1, 0), 1.0)})
     two = Snapshot("b", {}, {key: HistogramValue((2.0,), (1, 0), 1.0)})
@@ -134,36 +134,36 @@ snapshots = st.builds(
 
 
 @given(snapshots)
-def test_a_snapshot_survives_the_way_to_another_process(snapshot: Snapshot) -> None:
+def test_a_snapshot_is_the_same_after_encoding_and_decoding(snapshot: Snapshot) -> None:
     assert Snapshot.from_json(snapshot.to_json()) == snapshot
 
 
 @pytest.mark.parametrize(
     "data", [b"", b"{}", b"[]", b"nonsense", b'{"node":1,"values":[[1]],"histograms":[]}', b"[" * 99_999]
 )
-def test_what_is_no_snapshot_is_a_value_error(data: bytes) -> None:
+def test_decoding_anything_else_is_a_value_error(data: bytes) -> None:
     with pytest.raises(ValueError, match=r".*"):
         Snapshot.from_json(data)
 
 
-PASSED: Key = ("decisions_total", ("passed", "local"))
+ALLOWED: Key = ("decisions_total", ("allowed", "local"))
 STALL: Key = ("loop_stall_seconds", ())
 
 
 def test_counters_never_fall_when_a_worker_is_replaced() -> None:
     totals = Totals()
     totals.update(
-        Snapshot("a", {PASSED: 100, ("subjects", ()): 7}, {STALL: HistogramValue((1.0,), (3, 1), 4.0)})
+        Snapshot("a", {ALLOWED: 100, ("subjects", ()): 7}, {STALL: HistogramValue((1.0,), (3, 1), 4.0)})
     )
-    totals.update(Snapshot("b", {PASSED: 50, ("subjects", ()): 5}))
+    totals.update(Snapshot("b", {ALLOWED: 50, ("subjects", ()): 5}))
     totals.retire("a")
     totals.retire("a")
     totals.retire("never seen")
     totals.update(
-        Snapshot("c", {PASSED: 1, ("subjects", ()): 1}, {STALL: HistogramValue((1.0,), (1, 0), 0.5)})
+        Snapshot("c", {ALLOWED: 1, ("subjects", ()): 1}, {STALL: HistogramValue((1.0,), (1, 0), 0.5)})
     )
     merged = merge(totals.snapshots())
-    assert merged.values[PASSED] == 151
+    assert merged.values[ALLOWED] == 151
     assert merged.histograms[STALL] == HistogramValue((1.0,), (4, 1), 4.5)
     assert merged.values["subjects", ()] == 6
     assert merged.values["workers", ()] == 2
@@ -179,8 +179,8 @@ def test_the_total_is_what_all_workers_ever_counted(story: list[tuple[str, int, 
         node = f"{worker}{generation[worker]}"
         counts[node] = counts.get(node, 0) + more
         truth += more
-        totals.update(Snapshot(node, {PASSED: counts[node]}))
+        totals.update(Snapshot(node, {ALLOWED: counts[node]}))
         if dies:
             totals.retire(node)
             generation[worker] += 1
-        assert merge(totals.snapshots()).values[PASSED] == truth
+        assert merge(totals.snapshots()).values[ALLOWED] == truth

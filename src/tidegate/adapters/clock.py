@@ -1,14 +1,19 @@
-"""The clock of this machine, for adapters whose store has no clock of its own. Tests inject another one."""
+"""The clock of this machine: the one place that reads Unix time."""
 
 from __future__ import annotations
 
-import time
+from time import time_ns
 
-__all__ = ["WallClock"]
+__all__ = ["WallClock", "now_ms"]
+
+
+def now_ms() -> int:
+    """Unix time in whole milliseconds."""
+    return time_ns() // 1_000_000
 
 
 class WallClock:
-    """Unix time as the operating system tells it."""
+    """The `Clock` of everything outside of tests and simulations."""
 
     def now_ms(self) -> int:
-        return time.time_ns() // 1_000_000
+        return now_ms()

@@ -19,8 +19,11 @@ from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from operator import methodcaller
+from random import Random
 from typing import Any, Final, Generic, NoReturn, TypeVar
 
+from tidegate.adapters.backoff import Backoff
+from tidegate.adapters.deadline import Deadline, loop_time
 from tidegate.adapters.urls import ServerURL
 from tidegate.errors import (
     ConfigurationError,
@@ -30,7 +33,16 @@ from tidegate.errors import (
     TidegateError,
 )
 
-__all__ = ["TLS_OPTIONS", "Deadline", "Lane", "LockConflict", "Record", "Session", "SqlValue", "tls_of"]
+__all__ = [
+    "TLS_OPTIONS",
+    "Lane",
+    "LockConflict",
+    "Record",
+    "Session",
+    "SqlValue",
+    "conflict_backoff",
+    "tls_of",
+]
 
 Raw = TypeVar("Raw")
 Result = TypeVar("Result")
@@ -61,23 +73,18 @@ TLS_MODES: Final = {
 }
 
 
+# Pauses after a lock conflict: longer than a transaction takes, shorter than a caller waits.
+CONFLICT_PAUSE_FIRST_S: Final = 0.01
+CONFLICT_PAUSE_LAST_S: Final = 0.5
+
+
 class LockConflict(DependencyUnavailable):
     """A deadlock or a lock that was not given in time. The transaction was rolled back; trying again may help."""
 
 
-class Deadline:
-    """A moment on the event loop's clock."""
-
-    __slots__ = ("_at", "_loop", "timeout_s")
-
-    def __init__(self, timeout_s: float) -> None:
-        self._loop = asyncio.get_running_loop()
-        self._at = self._loop.time() + timeout_s
-        self.timeout_s = timeout_s
-
-    def remaining_s(self) -> float:
-        """Never negative."""
-        return max(0.0, self._at - self._loop.time())
+def conflict_backoff(random: Random) -> Backoff:
+    """The pauses before a transaction is tried again."""
+    return Backoff(CONFLICT_PAUSE_FIRST_S, CONFLICT_PAUSE_LAST_S, random)
 
 
 def tls_of(url: ServerURL, default: str) -> tuple[str, ssl.SSLContext | None]:
@@ -127,6 +134,10 @@ class Session(ABC, Generic[Raw]):
         self._lane = lane
         self._is_waiting = False  # an answer is outstanding
         self._is_in_transaction = False
+        # What begins and ends a transaction. A dialect may add statements of its own.
+        self.begin = "BEGIN"
+        self.commit = "COMMIT"
+        self.rollback = "ROLLBACK"
 
     @property
     def is_at_rest(self) -> bool:
@@ -145,13 +156,13 @@ class Session(ABC, Generic[Raw]):
     async def transaction(self) -> AsyncIterator[None]:
         """All or nothing. Whatever is raised inside rolls back, and goes on."""
         self._is_in_transaction = True
-        await self.execute("BEGIN")
+        await self.execute(self.begin)
         try:
             yield
         except Exception:
             await self.roll_back()
             raise
-        await self.execute("COMMIT")
+        await self.execute(self.commit)
         self._is_in_transaction = False
 
     async def roll_back(self) -> None:
@@ -159,7 +170,7 @@ class Session(ABC, Generic[Raw]):
         if not self._is_waiting:
             self._is_in_transaction = True
             with suppress(DependencyError):
-                await self.execute("ROLLBACK")
+                await self.execute(self.rollback)
                 self._is_in_transaction = False
 
     async def bounded(self, work: Coroutine[Any, Any, Result]) -> Result:
@@ -168,7 +179,7 @@ class Session(ABC, Generic[Raw]):
         task = asyncio.ensure_future(work)
         task.add_done_callback(_mark_seen)
         try:
-            await asyncio.wait((task,), timeout=self.deadline.remaining_s())
+            await asyncio.wait((task,), timeout=self.deadline.remaining(loop_time()))
         finally:
             if not task.done():
                 # Not task.cancel(): asyncpg would open another connection to ask the server to cancel, and a frozen
@@ -223,7 +234,7 @@ class Lane(ABC, Generic[Raw, SessionType]):
     def _session(self, raw: Raw, deadline: Deadline) -> SessionType: ...
 
     @abstractmethod
-    def told(self, error: Exception) -> TidegateError:
+    def translate_error(self, error: Exception) -> TidegateError:
         """What a driver's exception means to a caller."""
 
     @abstractmethod
@@ -235,10 +246,10 @@ class Lane(ABC, Generic[Raw, SessionType]):
     @asynccontextmanager
     async def session(self, *, timeout_s: float) -> AsyncIterator[SessionType]:
         """The connection, for the caller alone. Everything inside ends by `timeout_s`, or raises."""
-        deadline = Deadline(timeout_s)
+        deadline = Deadline.after(timeout_s, loop_time())
         self._follow_loop()
         try:
-            async with asyncio.timeout(deadline.remaining_s()):
+            async with asyncio.timeout(deadline.remaining(loop_time())):
                 await self._turn.acquire()
         except TimeoutError:
             raise self.timed_out(deadline) from None
@@ -304,7 +315,7 @@ class Lane(ABC, Generic[Raw, SessionType]):
         """Raise what `error` means."""
         if isinstance(error, TidegateError):
             raise error
-        raise self.told(error) from error
+        raise self.translate_error(error) from error
 
     # ---- inside
 
@@ -335,9 +346,9 @@ class Lane(ABC, Generic[Raw, SessionType]):
                 return raw
             self.drop(raw)
         attempt = Attempt()
-        task = asyncio.create_task(self._connect(deadline.remaining_s(), attempt))
+        task = asyncio.create_task(self._connect(deadline.remaining(loop_time()), attempt))
         try:
-            await asyncio.wait((task,), timeout=deadline.remaining_s())
+            await asyncio.wait((task,), timeout=deadline.remaining(loop_time()))
         except asyncio.CancelledError:
             self._give_up(task, attempt)
             raise

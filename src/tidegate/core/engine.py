@@ -109,7 +109,7 @@ class Engine:
         "has_ledger",
         "imported_at_ms",
         "node_id",
-        "passed",
+        "allowed",
         "pressed",
         "regions",
         "signals",
@@ -151,7 +151,7 @@ class Engine:
         self.imported_at_ms: int = -1
         self.growth_since_ms: int = 0
 
-        self.passed: int = 0
+        self.allowed: int = 0
         self.denied: int = 0
         # Of those, decisions that a read came before, denials among them, and decisions that had to do without.
         self.from_origin: int = 0
@@ -197,7 +197,7 @@ class Engine:
                 denial is not None
                 and subject.strict_until_ms == now_ms + duration_ms
                 and denial.effective == effective
-                and denial.limit == quota
+                and denial.limit.quota == quota
                 and subject.denied_cost == cost
                 and subject.sequence == sequence
             ):
@@ -238,14 +238,14 @@ class Engine:
                 self._count_source(source)
         else:
             current.own += cost
-        self.passed += 1
+        self.allowed += 1
         if now_ms - subject.touched_ms >= self._touch_ms:
             self._touch(subject, now_ms)
         return Decision(
             True,
-            quota,
+            limit,
             quota - effective,
-            (sequence + 1) * duration_ms,
+            now_ms,
             effective,
             0,
             source,
@@ -443,20 +443,20 @@ class Engine:
         self.denied += 1
         quota = limit.quota
         sequence = current.sequence
-        reset_ms = (sequence + 1) * duration_ms
+        ends_ms = (sequence + 1) * duration_ms
         retry_after_ms = -1
         if cost <= quota:
             if subject.sequence == sequence:
                 counted = current.own + current.others + current.foreign + probable
                 retry_after_ms = wait_ms(
-                    counted, before, quota - cost, strict_until_ms - reset_ms, duration_ms
+                    counted, before, quota - cost, strict_until_ms - ends_ms, duration_ms
                 )
             else:
                 retry_after_ms = self._wait_ms(
                     subject, sequence, current.total() + probable, quota - cost, now_ms, duration_ms
                 )
         if not self._shares:
-            denial = Decision(False, quota, 0, reset_ms, effective, retry_after_ms, source, -1, -1)
+            denial = Decision(False, limit, 0, now_ms, effective, retry_after_ms, source, -1, -1)
             if subject.strict_until_ms == strict_until_ms:
                 # Not after time stepped back: the deadline is what tells at which instant this was said.
                 subject.denial = denial
@@ -470,9 +470,9 @@ class Engine:
             self._note_limit(subject, current, shared, limit, now_ms)
         return Decision(
             False,
-            quota,
+            limit,
             0,
-            reset_ms,
+            now_ms,
             effective,
             retry_after_ms,
             source,
@@ -556,28 +556,28 @@ class Engine:
             items.append(Item(limit, cost, subject, self._cell(subject, sequence, limit.duration_ms)))
 
         pending: dict[Subject, int] = {}
-        passed = True
+        allowed = True
         for item in items:
             item.state = self._effective(item.subject, item.cell, now_ms, item.limit.duration_ms)
             item.demand = pending.get(item.subject, 0) + item.cost
             if item.state + item.demand > item.limit.quota:
-                passed = False
+                allowed = False
             else:
                 pending[item.subject] = item.demand
-        if passed and len(pending) < len(items):
+        if allowed and len(pending) < len(items):
             for item in items:
                 demand = pending[item.subject]
                 if item.state + demand > item.limit.quota:
-                    passed = False
+                    allowed = False
                     item.demand = demand
 
-        if passed and self._has_origin and source == LOCAL:
+        if allowed and self._has_origin and source == LOCAL:
             needs = self._needs(items, now_ms)
             if needs:
                 return None, needs
-        if passed and self._anticipates:
-            passed = self._fits_probably(items, pending, now_ms)
-        decisions = self._answer(items, passed, now_ms, source)
+        if allowed and self._anticipates:
+            allowed = self._fits_probably(items, pending, now_ms)
+        decisions = self._answer(items, allowed, now_ms, source)
         for _ in items:
             # Once each, for the expiry work; the batch is done, so that its own subjects may go like any other.
             self.subjects.make_room(now_ms, None)
@@ -607,7 +607,7 @@ class Engine:
                 fits = False
         return fits
 
-    def _answer(self, items: list[Item], passed: bool, now_ms: int, source: int) -> list[Decision]:
+    def _answer(self, items: list[Item], allowed: bool, now_ms: int, source: int) -> list[Decision]:
         decisions: list[Decision] = []
         for item in items:
             limit = item.limit
@@ -623,16 +623,16 @@ class Engine:
                 )
             else:
                 # In a failed batch nothing is consumed, by no item: that is what remains.
-                remaining = limit.quota - (effective if passed else item.state)
+                remaining = limit.quota - (effective if allowed else item.state)
                 shared = current.shared
                 if (
-                    not passed
+                    not allowed
                     and shared is not None
                     and (limit.quota < shared.limit_min or not shared.limit_min)
                 ):
                     self._note_limit(subject, current, shared, limit, now_ms)
                 decisions.append(self._fits(subject, current, limit, now_ms, effective, remaining, source))
-        if passed:
+        if allowed:
             for item in items:
                 item.cell.own += item.cost
             for item in items:
@@ -655,12 +655,12 @@ class Engine:
             if not heard_since or now_ms < subject.strict_until_ms:
                 source = DEGRADED
         self._count_source(source)
-        self.passed += 1
+        self.allowed += 1
         return Decision(
             True,
-            limit.quota,
+            limit,
             remaining,
-            (current.sequence + 1) * limit.duration_ms,
+            now_ms,
             effective,
             0,
             source,

@@ -1,17 +1,19 @@
-"""The values that walk through the house: Limit, Request, Decision, Tuning and the messages of convergence.
+"""Limit, Request, Decision, Tuning, and the messages of convergence.
 
-All are frozen by contract: nothing in Tidegate changes one after it was made, and the type checker holds callers
-to the same. Validation happens where a value is made, so that everything behind can trust it.
+All are immutable. A value is validated where it is made, so that the code behind can trust it.
 """
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Final, NamedTuple, final
 
-from tidegate.core._native import Text, Whole, mypyc_attr
-from tidegate.core.quota import parse_quota
+from tidegate.core._native import Text, Whole, check_keywords, mypyc_attr, set_once
+from tidegate.core.header_fields import ratelimit_headers
+from tidegate.core.quota import QUOTA_EXPECTED, format_quota, parse_quota
 from tidegate.errors import InvalidInput
 
 __all__ = [
@@ -19,6 +21,7 @@ __all__ = [
     "LOCAL",
     "NAME_LENGTH_MAX",
     "ORIGIN",
+    "REGION_EXPECTED",
     "Component",
     "Decision",
     "Heard",
@@ -28,12 +31,18 @@ __all__ = [
     "Tuning",
     "checked_int",
     "checked_name",
+    "checked_region",
+    "make_limit",
     "subject_digest",
 ]
 
 # A name (workspace, namespace, identifier) may have this many characters at every layer: the HTTP API promises
 # 512, and a column of the ledger must hold what the API accepts.
 NAME_LENGTH_MAX: Final = 512
+
+# A region's name is written into every ledger row and into metric labels: short, plain, and the same for years.
+REGION: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+REGION_EXPECTED: Final = "a name of 1 to 64 letters, digits, dots, hyphens and underscores, such as fra"
 
 # Shorter windows would roll over faster than a slow round trip.
 DURATION_MS_MIN: Final = 1000
@@ -69,6 +78,13 @@ def checked_int(field: str, value: object, minimum: int) -> int:
     return value
 
 
+def checked_region(value: object) -> str:
+    """`value` as the name of a region, or an `InvalidInput`: the same rule for the library and the server."""
+    if not isinstance(value, str) or REGION.fullmatch(value) is None:
+        raise InvalidInput("region", value, REGION_EXPECTED)
+    return value
+
+
 def subject_digest(workspace: str, namespace: str, identifier: str, duration_ms: int) -> bytes:
     """The fixed-length key of a subject, at the origin and in the ledger alike (BLAKE2b-128).
 
@@ -87,11 +103,13 @@ def subject_digest(workspace: str, namespace: str, identifier: str, duration_ms:
 @final
 @mypyc_attr(acyclic=True)
 class Limit:
-    """How much of what: `Limit("100/minute", namespace="email.send")`, or in numbers `Limit(100, duration_ms=60_000)`.
+    """A rule: how much, per what time, for which endpoint or action.
 
-    `workspace`, `namespace` and `duration_ms` name the counter together with the identifier; the quota itself is
-    not part of that identity, so that two limits with the same duration judge the same counter.
-    `quota_min=0` is for overrides, where a quota of 0 blocks everything.
+    `Limit("100/minute", namespace="email.send")`, or in numbers
+    `Limit(100, duration_ms=60_000, namespace="email.send")`.
+
+    `workspace`, `namespace` and `duration_ms` identify the counter together with the identifier. The quota is not
+    part of that identity: two limits with the same namespace and duration judge the same counter.
     """
 
     __slots__ = ("duration_ms", "key", "namespace", "quota", "workspace")
@@ -100,20 +118,28 @@ class Limit:
         self,
         quota: str | Whole,
         *,
+        namespace: Text,
         duration_ms: Whole | None = None,
-        namespace: Text = "default",
         workspace: Text = "default",
-        quota_min: int = 1,
+        _quota_min: int = 1,  # 0 for overrides, where a quota of 0 denies every request
     ) -> None:
-        units: object = quota
+        count: int
         length_ms: int
         if isinstance(quota, str):
             if duration_ms is not None:
-                raise InvalidInput("duration_ms", duration_ms, f"nothing, since {quota!r} names its duration")
-            units, length_ms = parse_quota(quota)
+                raise InvalidInput(
+                    "duration_ms", duration_ms, f"no value, because {quota!r} names its duration"
+                )
+            count, length_ms = parse_quota(quota)
         else:
+            if isinstance(quota, bool) or not isinstance(quota, int):
+                raise InvalidInput("quota", quota, QUOTA_EXPECTED)
+            count = checked_int("quota", quota, _quota_min)
+            if duration_ms is None:
+                expected = f'milliseconds, as in duration_ms=60_000; or write the quota as "{count}/minute"'
+                raise InvalidInput("duration_ms", duration_ms, expected)
             length_ms = checked_int("duration_ms", duration_ms, DURATION_MS_MIN)
-        self.quota: Final[int] = checked_int("limit", units, quota_min)
+        self.quota: Final[int] = count
         self.duration_ms: Final[int] = length_ms
         self.namespace: Final[str] = checked_name("namespace", namespace)
         self.workspace: Final[str] = checked_name("workspace", workspace)
@@ -127,16 +153,22 @@ class Limit:
         return hash((self.quota, self.key))
 
     def __reduce__(self) -> tuple[object, tuple[int, int, str, str]]:
-        return restored_limit, (self.quota, self.duration_ms, self.namespace, self.workspace)
+        return make_limit, (self.quota, self.duration_ms, self.namespace, self.workspace)
 
     def __repr__(self) -> str:
         place = f", workspace={self.workspace!r}" if self.workspace != "default" else ""
         return f"Limit({self.quota}, duration_ms={self.duration_ms}, namespace={self.namespace!r}{place})"
 
+    def __str__(self) -> str:
+        return format_quota(self.quota, self.duration_ms)
 
-def restored_limit(quota: int, duration_ms: int, namespace: str, workspace: str) -> Limit:
-    """A copied or unpickled limit: compiled classes do not copy by themselves."""
-    return Limit(quota, duration_ms=duration_ms, namespace=namespace, workspace=workspace, quota_min=0)
+
+set_once(Limit)
+
+
+def make_limit(quota: int, duration_ms: int, namespace: str, workspace: str) -> Limit:
+    """A limit whose quota may be 0, which denies every request: for overrides, copies and pickles."""
+    return Limit(quota, duration_ms=duration_ms, namespace=namespace, workspace=workspace, _quota_min=0)
 
 
 class Request(NamedTuple):
@@ -150,53 +182,58 @@ class Request(NamedTuple):
 @final
 @mypyc_attr(acyclic=True, free_list_len=1)
 class Decision:
-    """The answer: truthy when allowed. Times are Unix milliseconds; `retry_after` and `reset` are seconds."""
+    """The answer to a request: truthy when allowed.
 
+    Names ending in `_at` are points in time (Unix time), names ending in `_after` count from the decision. Seconds,
+    unless the name ends in `_ms`.
+    """
+
+    # Private, and shown by properties: interpreted, a slot could be assigned to.
     __slots__ = (
+        "_allowed",
+        "_decided_at_ms",
+        "_effective",
         "_global_age_ms",
+        "_limit",
         "_regional_age_ms",
+        "_remaining",
         "_retry_after_ms",
         "_source",
-        "effective",
-        "limit",
-        "remaining",
-        "reset_ms",
-        "success",
     )
 
     def __init__(
         self,
-        success: bool,
-        limit: int,
+        allowed: bool,
+        limit: Limit,
         remaining: int,
-        reset_ms: int,
+        decided_at_ms: int,
         effective: int,
         retry_after_ms: int,
         source: int,
         regional_age_ms: int,
         global_age_ms: int,
     ) -> None:
-        self.success: Final[bool] = success
-        self.limit: Final[int] = limit
-        self.remaining: Final[int] = remaining
-        self.reset_ms: Final[int] = reset_ms
-        self.effective: Final[int] = effective
+        self._allowed: Final[bool] = allowed
+        self._limit: Final[Limit] = limit
+        self._remaining: Final[int] = remaining
+        self._decided_at_ms: Final[int] = decided_at_ms
+        self._effective: Final[int] = effective
         self._source: Final[int] = source
-        # -1 stands for None in these: an optional int would be boxed in the compiled class.
+        # -1 means None in these: an optional int would be boxed in the compiled class.
         self._retry_after_ms: Final[int] = retry_after_ms
         self._regional_age_ms: Final[int] = regional_age_ms
         self._global_age_ms: Final[int] = global_age_ms
 
     def __bool__(self) -> bool:
-        return self.success
+        return self._allowed
 
     def __reduce__(self) -> tuple[object, tuple[object, ...]]:
         return Decision, (
-            self.success,
-            self.limit,
-            self.remaining,
-            self.reset_ms,
-            self.effective,
+            self._allowed,
+            self._limit,
+            self._remaining,
+            self._decided_at_ms,
+            self._effective,
             self._retry_after_ms,
             self._source,
             self._regional_age_ms,
@@ -204,8 +241,44 @@ class Decision:
         )
 
     @property
+    def allowed(self) -> bool:
+        """Whether the cost fitted, and was counted."""
+        return self._allowed
+
+    @property
+    def limit(self) -> Limit:
+        """The limit that was applied."""
+        return self._limit
+
+    @property
+    def remaining(self) -> int:
+        """How much more would fit now; 0 when denied."""
+        return self._remaining
+
+    @property
+    def effective(self) -> int:
+        """What counts in the sliding window, the cost of this request included."""
+        return self._effective
+
+    @property
+    def decided_at_ms(self) -> int:
+        """When it was decided, in Unix milliseconds."""
+        return self._decided_at_ms
+
+    @property
+    def reset_at_ms(self) -> int:
+        """The end of the current fixed window, in Unix milliseconds."""
+        duration_ms = self._limit.duration_ms
+        return (self._decided_at_ms // duration_ms + 1) * duration_ms
+
+    @property
+    def reset_at(self) -> float:
+        """`reset_at_ms` in seconds."""
+        return self.reset_at_ms / 1000
+
+    @property
     def retry_after_ms(self) -> int | None:
-        """How long until this cost would fit if nobody else came: 0 when allowed, None when it never fits."""
+        """Milliseconds until this cost fits if no other request comes: 0 when allowed, None when it never fits."""
         return None if self._retry_after_ms < 0 else self._retry_after_ms
 
     @property
@@ -214,29 +287,36 @@ class Decision:
         return None if self._retry_after_ms < 0 else self._retry_after_ms / 1000
 
     @property
-    def reset(self) -> float:
-        """The end of the current cell, in Unix seconds."""
-        return self.reset_ms / 1000
-
-    @property
     def source(self) -> str:
-        """How it was made: "local", "origin", or "degraded" when a wanted read had failed."""
+        """How it was made: "local", "origin", or "degraded" when a read was needed and failed."""
         return SOURCE_NAMES[self._source]
 
     @property
     def regional_age_ms(self) -> int | None:
-        """How long ago the origin was last heard for this cell; None without an origin, or if never."""
+        """Age of what the origin last answered for this cell; None without an origin, or before its first answer."""
         return None if self._regional_age_ms < 0 else self._regional_age_ms
 
     @property
     def global_age_ms(self) -> int | None:
-        """How long ago the ledger was last imported; None without a ledger, or if never."""
+        """Age of the last import from the ledger; None without a ledger, or before the first import."""
         return None if self._global_age_ms < 0 else self._global_age_ms
+
+    def headers(self) -> dict[str, str]:
+        """HTTP header fields for a response: RateLimit-Policy, RateLimit, and Retry-After on a denial that can pass."""
+        limit = self._limit
+        return ratelimit_headers(
+            limit.namespace,
+            limit.quota,
+            limit.duration_ms,
+            self._remaining,
+            self.reset_at_ms - self._decided_at_ms,
+            None if self._allowed else self.retry_after_ms,
+        )
 
     def __repr__(self) -> str:
         return (
-            f"Decision({'allowed' if self.success else 'denied'}, limit={self.limit}, remaining={self.remaining}, "
-            f"effective={self.effective}, reset_ms={self.reset_ms}, retry_after_ms={self.retry_after_ms}, "
+            f"Decision({'allowed' if self._allowed else 'denied'}, limit={self._limit!r}, remaining={self._remaining}, "
+            f"effective={self._effective}, reset_at_ms={self.reset_at_ms}, retry_after_ms={self.retry_after_ms}, "
             f"source={self.source!r})"
         )
 
@@ -279,27 +359,28 @@ class LedgerRow(NamedTuple):
     """(sequence + 2) * duration_ms: the cell weighs in no decision any more."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Tuning:
-    """The constants of convergence, each with its reason.
+    """The constants of convergence, each with its reason. Milliseconds, counts and percentages are ints.
 
-    The server offers no flag for them: nodes of one fleet must not drift apart. Tests and the simulator pass
-    their own.
+    The server has no option for them, because all nodes of a fleet must use the same ones. Tests and the simulator
+    pass their own.
     """
 
     # A read or replay is trusted this long. Peers' counts are at most this old when nothing is replayed.
     fresh_ms: int = 5_000
-    # Longest wait for a read from the caller's view, connecting included; then the decision is local.
+    # Longest wait of a caller for a read, connecting included; then the decision is local.
     read_timeout_ms: int = 300
-    # After a failed read the next try for that subject comes no sooner: a dead origin is not asked per request.
+    # After a failed read the next try for that subject comes no sooner: an origin that is down is not asked for every
+    # request.
     read_retry_ms: int = 300
-    # A cell that began while its subject was warm was empty then: no read in its first second, so that a minute
-    # boundary is no stampede. Longer than any round trip, shorter than anyone's patience with a stale view.
+    # A cell that began while its subject was warm was empty then: no read in its first second, so that not all
+    # subjects are read at the start of a minute. Longer than a round trip, shorter than `fresh_ms`.
     rollover_grace_ms: int = 1_000
     # Cells carried by one merge command: about 1 ms of a Redis server's time.
     replay_cells_max: int = 250
-    # A count is told within about this time, and not at once: 0 for at once. For an origin in a file on the same
-    # core, where telling each count alone would cost more than deciding it.
+    # Collect counts for about this long before sending them; 0 sends at once. For an origin in a file on the same
+    # machine, where writing each count alone would cost more than deciding it.
     replay_interval_ms: int = 0
     replay_timeout_ms: int = 1_000
     # Backoff of a failing loop, doubled from first to last, with full jitter.
@@ -307,20 +388,20 @@ class Tuning:
     backoff_last_ms: int = 5_000
     # How long a graceful stop may spend on its last flush.
     flush_timeout_ms: int = 2_000
-    # How often a node asks its origin who it is and what time it is. Finds a wiped origin without traffic.
+    # How often a node asks its origin for the region's name and the time. Finds a wiped origin without traffic.
     pulse_interval_ms: int = 1_000
-    # A clock offset above this is reported with a warning. It is never corrected: time is the business of NTP.
+    # A clock offset above this is logged as a warning. It is never corrected: NTP does that.
     clock_offset_warn_ms: int = 100
 
     # Windows shorter than this stay regional: the cadence of the ledger is too coarse for them.
     ledger_duration_ms_min: int = 60_000
     publish_interval_ms: int = 5_000
-    # While cells are hot the tick is this short, so that regions which share one know each other within a second
-    # (docs/adr/0008-hot-tick.md); and longer again when it would write more rows a second than that.
+    # While cells are hot the tick is this short, so that regions see each other's counts within a second
+    # (docs/adr/0008-hot-tick.md); it gets longer when it would write more rows per second than the next value.
     publish_hot_interval_ms: int = 500
     publish_hot_rows_per_s: int = 1_000
     import_interval_ms: int = 5_000
-    # Share of an interval that is drawn anew each cycle, so that nodes do not meet.
+    # Share of an interval that is random in each cycle, so that nodes do not act at the same moment.
     jitter_percent: int = 20
     # Pressure: at most one early publish per node in this time (docs/adr/0009-anticipation-and-pressure.md), and
     # import this often while cells are hot.
@@ -330,7 +411,7 @@ class Tuning:
     pressure_parts: int = 4
     # A full read of the ledger heals what an incremental cursor could not see.
     import_full_interval_ms: int = 300_000
-    # One upsert statement's worth; larger ones hold locks long enough to meet other writers.
+    # Rows of one upsert statement; larger ones hold locks long enough to conflict with other writers.
     publish_rows_max: int = 5_000
     ledger_timeout_ms: int = 10_000
     # A row the ledger refused is tried again after this long, doubled each time.
@@ -351,3 +432,36 @@ class Tuning:
     subjects_max: int = 1_000_000
     # How exact "least recently used" is. Finer would move a list node on every decision.
     touch_ms: int = 1_000
+
+
+# Fields for which 0 has a meaning: at once, always, or not at all.
+MAY_BE_ZERO: Final = frozenset(
+    {
+        "clock_offset_warn_ms",
+        "flush_timeout_ms",
+        "fresh_ms",
+        "jitter_percent",
+        "ledger_duration_ms_min",
+        "pressure_interval_ms",
+        "read_retry_ms",
+        "replay_interval_ms",
+        "rollover_grace_ms",
+        "set_aside_ms",
+        "touch_ms",
+    }
+)
+
+
+def check_tuning(values: Mapping[str, object]) -> None:
+    """Refuse a value that its field cannot have. A name that is no field is left to Python."""
+    for name, value in values.items():
+        if name == "anticipation":
+            if not isinstance(value, bool):
+                raise InvalidInput(name, value, "True or False")
+            continue
+        number = checked_int(name, value, 0 if name in MAY_BE_ZERO else 1)
+        if name.endswith("_percent") and number > 100:
+            raise InvalidInput(name, value, "a percentage of at most 100")
+
+
+check_keywords(Tuning, check_tuning)

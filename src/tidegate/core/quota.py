@@ -1,4 +1,4 @@
-"""Quota strings: `"100/minute"`, `"10/s"`, `"5000/30d"`, `"3 per 15 minutes"`."""
+"""Quotas as text: read (`"100/minute"`, `"10/s"`, `"5000/30d"`, `"3 per 15 minutes"`) and written for people."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Final
 
 from tidegate.errors import InvalidInput
 
-__all__ = ["parse_quota"]
+__all__ = ["QUOTA_EXPECTED", "format_duration", "format_quota", "parse_quota"]
 
 UNIT_MS: Final[dict[str, int]] = {
     "ms": 1,
@@ -29,15 +29,23 @@ QUOTA: Final = re.compile(
     r"\s*([0-9]{1,19})\s*(?:/|\bper\b)\s*([0-9]{0,15})\s*([a-z]+)\s*", re.ASCII | re.IGNORECASE
 )
 
-EXPECTED: Final = 'a quota such as "100/minute", "10/s" or "5000/30d"'
+QUOTA_EXPECTED: Final = 'a quota such as "100/minute", "10/s" or "5000/30d", or an int with duration_ms'
+
+# For people: the largest unit first, with the word of a quota and the abbreviation of a wait.
+UNITS: Final = (
+    (86_400_000, "day", "d"),
+    (3_600_000, "hour", "h"),
+    (60_000, "minute", "min"),
+    (1_000, "second", "s"),
+)
 
 
-def parse_quota(quota: str) -> tuple[int, int]:
-    """(units, duration_ms) of a quota string. A duration below one second or a quota of 0 is refused."""
-    match = QUOTA.fullmatch(quota)
+def parse_quota(text: str) -> tuple[int, int]:
+    """(quota, duration_ms) of a quota string. A duration below one second or a quota of 0 is refused."""
+    match = QUOTA.fullmatch(text)
     if match is None:
-        raise InvalidInput("quota", quota, EXPECTED)
-    units = int(match.group(1))
+        raise InvalidInput("quota", text, QUOTA_EXPECTED)
+    quota = int(match.group(1))
     times = match.group(2)
     name = match.group(3).lower()
     unit_ms = UNIT_MS.get(name)
@@ -45,10 +53,36 @@ def parse_quota(quota: str) -> tuple[int, int]:
         # The plural of a word. One of an abbreviation would be a slip: "10/ms" is not ten a minute.
         unit_ms = UNIT_MS.get(name[:-1])
     if unit_ms is None:
-        raise InvalidInput("quota", quota, f"{EXPECTED}; units are {', '.join(UNIT_MS)}")
-    if units < 1:
-        raise InvalidInput("quota", quota, "at least 1 unit")
+        raise InvalidInput("quota", text, f"{QUOTA_EXPECTED}; units are {', '.join(UNIT_MS)}")
+    if quota < 1:
+        raise InvalidInput("quota", text, "at least 1")
     duration_ms = unit_ms * int(times or 1)
     if duration_ms < 1000:
-        raise InvalidInput("quota", quota, "a duration of at least one second")
-    return units, duration_ms
+        raise InvalidInput("quota", text, "a duration of at least one second")
+    return quota, duration_ms
+
+
+def format_quota(quota: int, duration_ms: int) -> str:
+    """`100 per minute`, `5 per 15 minutes`."""
+    for unit_ms, word, _ in UNITS:
+        if duration_ms % unit_ms == 0:
+            times = duration_ms // unit_ms
+            return f"{quota} per {word}" if times == 1 else f"{quota} per {times} {word}s"
+    return f"{quota} per {duration_ms / 1000:g} seconds"
+
+
+def format_duration(milliseconds: int) -> str:
+    """`300 ms`, `18 s`, `12 min`, `2 h 5 min`: rounded up, to the two largest units."""
+    if milliseconds < 1_000:
+        return f"{milliseconds} ms"
+    seconds = -(-milliseconds // 1_000)
+    parts: list[str] = []
+    for unit_ms, _, short in UNITS:
+        times, seconds = divmod(seconds, unit_ms // 1_000)
+        if times:
+            parts.append(f"{times} {short}")
+        elif parts:
+            break
+        if len(parts) == 2:
+            break
+    return " ".join(parts)

@@ -2,7 +2,7 @@
 
 Incremental, by the ledger's cursor; a full read at the start and from time to time. Fast while this node holds
 cells above their threshold. Rows are merged in slices, so that no turn holds the event loop. The heartbeat of the
-region travels along and says how many regions are alive.
+region is written along with it, and its answer says how many regions are alive.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from tidegate.runtime.loops import Metronome, wait_for_event
 
 __all__ = ["ImportLoop", "Imported"]
 
-logger = logging.getLogger(__name__)
+logger: Final = logging.getLogger(__name__)
 
-# Rows merged between two breaths of the event loop: about half a millisecond, compiled.
+# Rows merged between two turns of the event loop: about half a millisecond, compiled.
 SLICE_ROWS: Final = 200
 
 # A ledger that lost rows is read in full at once, but not again within so many import intervals: replicas that
@@ -66,18 +66,18 @@ class ImportLoop:
         # When a full read is due, and when one is due after a loss.
         self._full_at_s = 0.0
         self._heal_at_s = 0.0
-        self._hurry = asyncio.Event()
-        self.calls = Calls("ledger_import", tuning)
-        # Told once when it begins, and once when it is over.
+        self._wanted = asyncio.Event()
+        self.calls: Final[Calls] = Calls("ledger_import", tuning)
+        # Logged once when it begins, and once when it ends.
         self._is_down = False
-        self.rows_last = 0
-        self.rows_total = 0
+        self.rows_last: int = 0
+        self.rows_total: int = 0
         self.lag_ms: dict[str, int] = {}
         self.beats: list[RegionBeat] = []
 
-    def hurry(self) -> None:
+    def import_soon(self) -> None:
         """Cells are hot: do not wait for the slow tick."""
-        self._hurry.set()
+        self._wanted.set()
 
     async def run_once(self, *, full: bool = False) -> Imported:
         """One turn. A failure leaves everything as it was: existing foreign counts stay."""
@@ -124,7 +124,7 @@ class ImportLoop:
         return Imported(True, rows, full)
 
     async def _changes(self, cursor: str | None, now_ms: int) -> Changes:
-        return await self.calls.through(
+        return await self.calls.call(
             ["import"],
             lambda timeout_s: self._ledger.changes(cursor, now_ms=now_ms, timeout_s=timeout_s),
             self._timeout_s,
@@ -139,7 +139,7 @@ class ImportLoop:
     async def beat_once(self) -> bool:
         """Beat for this region, and learn how many regions are alive."""
         try:
-            self.beats = await self.calls.through(
+            self.beats = await self.calls.call(
                 ["heartbeat"],
                 lambda timeout_s: self._ledger.heartbeat(self._region, timeout_s=timeout_s),
                 self._timeout_s,
@@ -168,13 +168,13 @@ class ImportLoop:
         await self.run_once()
         tick_s = ticks.next_s(loop.time())
         while True:
-            self._hurry.clear()
+            self._wanted.clear()
             interval_s = self._interval_s()
             if interval_s < slow_s:
                 jitter = 1 + tuning.jitter_percent / 100 * (self._random.random() - 0.5)
                 await asyncio.sleep(min(interval_s * jitter, max(0.0, tick_s - loop.time())))
             else:
-                await wait_for_event(self._hurry, tick_s - loop.time())
+                await wait_for_event(self._wanted, tick_s - loop.time())
             if loop.time() >= tick_s:
                 tick_s = ticks.next_s(loop.time())
                 await self.beat_once()

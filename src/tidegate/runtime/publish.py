@@ -1,8 +1,8 @@
 """The publish loop: this region's counts to the ledger, on a tick and under pressure.
 
 Rows go out sorted and in chunks; each chunk's "last published" is committed only after that chunk stands in the
-ledger, so that a failed one alone is repeated. A chunk that the database refuses is bisected: the bad row is set
-aside, the others go out in the same turn. The work between two awaits is bounded.
+ledger, so that only a failed one is repeated. A chunk that the database refuses is bisected: the bad row is set
+aside, the others are written in the same turn. The work between two awaits is bounded.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ from tidegate.runtime.loops import Metronome, wait_for_event
 
 __all__ = ["PublishLoop", "Published"]
 
-logger = logging.getLogger(__name__)
+logger: Final = logging.getLogger(__name__)
 
 # After so many chunks in a row have failed the rest of the turn is left for the next one.
 FAILED_CHUNKS_MAX: Final = 2
 
-# To look at a changed cell that stays below its threshold costs us a fraction of what a row costs the database.
+# Looking at a changed cell that stays below its threshold costs a fraction of what a row costs the database.
 CONSIDERED_PER_ROW: Final = 20
 
-# Subjects looked at, and rows settled, between two breaths of the event loop: about half a millisecond, compiled.
+# Subjects looked at, and rows settled, between two turns of the event loop: about half a millisecond, compiled.
 SLICE_ROWS: Final = 200
 
 
 Found = tuple[LedgerRow, Subject, Cell]
-"""A row that should go out, and whose it is."""
+"""A row to publish, and what it comes from."""
 
 
 class Published(NamedTuple):
@@ -68,7 +68,15 @@ class PublishLoop:
     """Publishes one node's view of its region."""
 
     def __init__(
-        self, ledger: Ledger, gate: Gate, convergence: Convergence, tuning: Tuning, random: Random
+        self,
+        ledger: Ledger,
+        gate: Gate,
+        convergence: Convergence,
+        tuning: Tuning,
+        random: Random,
+        *,
+        is_usable: Callable[[], bool],
+        on_published: Callable[[], object],
     ) -> None:
         self._ledger = ledger
         self._gate = gate
@@ -77,11 +85,11 @@ class PublishLoop:
         self._random = random
         self._timeout_s = tuning.ledger_timeout_ms / 1000
         self._pressure = asyncio.Event()
-        # Called after rows went out: cells are hot, and imports should be fast.
-        self.on_published: Callable[[], object] = lambda: None
-        self.calls = Calls("ledger_publish", tuning)
-        self.rows_published = 0
-        self.turns = 0
+        # Called after rows were written: cells are hot, and imports should be fast.
+        self._on_published = on_published
+        self.calls: Final[Calls] = Calls("ledger_publish", tuning, is_usable)
+        self.rows_published: int = 0
+        self.turns: int = 0
 
     def press(self) -> None:
         """A cell has grown enough not to wait for the tick."""
@@ -112,11 +120,11 @@ class PublishLoop:
                 self._give_back_all(chunks[number + 1 :])
                 raise
         if done:
-            self.on_published()
+            self._on_published()
         return Published(ok, done, sizes)
 
     async def _plan(self, pressed_only: bool) -> list[Publication]:
-        """What should go out now, in key order, in chunks. Made in slices: none of them holds the event loop."""
+        """What to publish now, in key order, in chunks. Made in slices, so that the event loop is never held long."""
         runs: list[list[Found]] = []
         chunks: list[Publication] = []
         size = self._tuning.publish_rows_max
@@ -149,9 +157,9 @@ class PublishLoop:
     ) -> None:
         """Send the rows from `start` up to `end`; split them where the database refuses."""
         rows = publication.rows[start:end]
-        settled = start  # what lies before it is published, or in other hands
+        settled = start  # rows before it are published, or handled by `_bisect`
         try:
-            await self.calls.through(
+            await self.calls.call(
                 ["publish"],
                 lambda timeout_s: self._ledger.publish(rows, timeout_s=timeout_s),
                 self._timeout_s,

@@ -1,15 +1,18 @@
-"""For tests of Tidegate, and of what is built on it: a clock that obeys, origins and ledgers that fail on command or
-remember what they were asked, real servers, and a proxy that hurts.
+"""Tools for tests of Tidegate and of applications that use it: a manual clock, wrappers that inject faults or record
+calls of an origin or ledger, real servers, and a TCP proxy that injects network faults.
 
-The pytest fixtures are a plugin of their own: `pytest_plugins = ["tidegate.testing.fixtures"]`.
+None of these needs pytest. The pytest fixtures (`pytest_plugins = ["tidegate.testing.fixtures"]`) and the contract
+suites (`tidegate.testing.contracts`) need `pip install 'tidegate[testing]'`.
 """
 
 from tidegate.testing.clock import ManualClock
 from tidegate.testing.faults import FailingLedger, FailingOrigin, TrackingLedger, TrackingOrigin
+from tidegate.testing.limiters import make_async_limiter, make_limiter
 from tidegate.testing.proxy import FaultProxy, Faults, ProxyStatistics
 from tidegate.testing.servers import (
     MariaDBServer,
     MissingBinary,
+    MySQLServer,
     PostgresServer,
     RedisCluster,
     RedisReplyError,
@@ -17,6 +20,7 @@ from tidegate.testing.servers import (
     RedisServer,
     ServerError,
     ServerProcess,
+    ValkeyServer,
     wait_until,
 )
 
@@ -28,6 +32,7 @@ __all__ = [
     "ManualClock",
     "MariaDBServer",
     "MissingBinary",
+    "MySQLServer",
     "PostgresServer",
     "ProxyStatistics",
     "RedisCluster",
@@ -38,5 +43,8 @@ __all__ = [
     "ServerProcess",
     "TrackingLedger",
     "TrackingOrigin",
+    "ValkeyServer",
+    "make_async_limiter",
+    "make_limiter",
     "wait_until",
 ]

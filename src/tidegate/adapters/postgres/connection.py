@@ -17,10 +17,10 @@ from typing import Any, Final
 
 import asyncpg
 
+from tidegate.adapters.deadline import Deadline
 from tidegate.adapters.lane import (
     TLS_OPTIONS,
     Attempt,
-    Deadline,
     Lane,
     LockConflict,
     Record,
@@ -160,7 +160,7 @@ class PostgresConnection(Lane[Any, PostgresSession]):
             return state[:2] in ("08", "58") or state in RECONNECT
         return True
 
-    def told(self, error: Exception) -> TidegateError:
+    def translate_error(self, error: Exception) -> TidegateError:
         shown = self.url.shown
         if isinstance(error, asyncpg.PostgresError):
             return self._told_by_server(error)

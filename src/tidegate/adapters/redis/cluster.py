@@ -13,9 +13,10 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
 
+from tidegate.adapters.deadline import Deadline, loop_time
 from tidegate.adapters.redis.layout import BUCKETS, TAGS, Command, slot_of
-from tidegate.adapters.redis.link import Deadline, Greeting, Link, Statistics, settle, shown_address
-from tidegate.adapters.redis.network import way_of
+from tidegate.adapters.redis.link import Greeting, Link, Statistics, settle, shown_address
+from tidegate.adapters.redis.network import connection_options
 from tidegate.adapters.redis.refusals import (
     is_kept,
     is_script_unknown,
@@ -188,7 +189,7 @@ class Cluster:
     async def _mapped(self, deadline: Deadline) -> list[Address | None]:
         if self._owners is None:
             task = self._map_soon()
-            remaining_s = max(0.0, deadline.at - asyncio.get_running_loop().time())
+            remaining_s = deadline.remaining(loop_time())
             await asyncio.wait([task], timeout=remaining_s)
             if not task.done():
                 raise DependencyTimeout(
@@ -221,7 +222,7 @@ class Cluster:
         for address in dict.fromkeys((*known, *self._settings.hosts)):
             link = self._link(address)
             try:
-                (reply,) = await link.exchange(DESCRIBE, 1, Deadline.after(MAP_TIMEOUT_S))
+                (reply,) = await link.exchange(DESCRIBE, 1, Deadline.after(MAP_TIMEOUT_S, loop_time()))
                 if isinstance(reply, ReplyError):
                     raise refused(shown_address(address), str(reply))
                 self._owners = owners_of(reply, address)
@@ -243,7 +244,7 @@ class Cluster:
 
             link = self._links[address] = Link(
                 find,
-                way_of(self._settings),
+                connection_options(self._settings),
                 accept=self._accept,
                 first=LOAD_SCRIPTS,
                 statistics=self._statistics,

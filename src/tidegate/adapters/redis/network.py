@@ -10,15 +10,16 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol
 
+from tidegate.adapters.deadline import Deadline
 from tidegate.adapters.redis.layout import Command
-from tidegate.adapters.redis.link import Deadline, Greeting, Link, Statistics, Way
+from tidegate.adapters.redis.link import ConnectionOptions, Greeting, Link, Statistics
 from tidegate.adapters.redis.refusals import is_kept, is_script_unknown, refused, server_is_wrong
 from tidegate.adapters.redis.scripts import LOAD_SCRIPTS, LOAD_SCRIPTS_PACKED
 from tidegate.adapters.redis.settings import Address, RedisSettings
 from tidegate.adapters.redis.wire import Reply, ReplyError
 from tidegate.errors import ConfigurationError, DependencyUnavailable
 
-__all__ = ["Network", "OneMaster", "way_of"]
+__all__ = ["Network", "OneMaster", "connection_options"]
 
 
 class Network(Protocol):
@@ -36,8 +37,8 @@ class Network(Protocol):
     async def close(self) -> None: ...
 
 
-def way_of(settings: RedisSettings) -> Way:
-    return Way(settings.tls, settings.username, settings.password, settings.db)
+def connection_options(settings: RedisSettings) -> ConnectionOptions:
+    return ConnectionOptions(settings.tls, settings.username, settings.password, settings.db)
 
 
 class OneMaster:
@@ -49,7 +50,11 @@ class OneMaster:
         self._shown = settings.shown
         self._statistics = statistics
         self._link = Link(
-            find, way_of(settings), accept=self._accept, first=LOAD_SCRIPTS, statistics=statistics
+            find,
+            connection_options(settings),
+            accept=self._accept,
+            first=LOAD_SCRIPTS,
+            statistics=statistics,
         )
 
     async def run(self, commands: Sequence[Command], deadline: Deadline) -> list[Reply]:

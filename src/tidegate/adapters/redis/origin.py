@@ -16,10 +16,12 @@ import secrets
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
+from tidegate.adapters.deadline import Deadline, loop_time
+from tidegate.adapters.forks import INHERITED
 from tidegate.adapters.redis.cluster import Cluster
 from tidegate.adapters.redis.credit import CreditLayout, replies_of
 from tidegate.adapters.redis.layout import Command, Layout, heard_from_merges, heard_from_reads
-from tidegate.adapters.redis.link import Deadline, Statistics
+from tidegate.adapters.redis.link import Statistics
 from tidegate.adapters.redis.network import Network, OneMaster
 from tidegate.adapters.redis.recalls import Recalls
 from tidegate.adapters.redis.refusals import refused
@@ -41,9 +43,6 @@ CREDIT_RULES: Final = GrantRules()
 # The format of the records that this version writes, and the newest that it reads.
 FORMAT: Final = 1
 RUN_ID: Final = re.compile(rb"run_id:(\w+)")
-
-# Networks of a parent process, kept so that no destructor ever touches its sockets or its event loop.
-_INHERITED: Final[list[Network]] = []
 
 
 class RedisOrigin:
@@ -73,21 +72,21 @@ class RedisOrigin:
         self._closed = False
 
     async def open(self, region: str, *, timeout_s: float) -> None:
-        held = (await self._pulse(region, Deadline.after(timeout_s))).region
+        held = (await self._pulse(region, Deadline.after(timeout_s, loop_time()))).region
         if held != region:
             raise RegionMismatch(region, held)
 
     async def read(self, wanted: Sequence[Component], *, timeout_s: float) -> list[Heard]:
         if not wanted:
             return []
-        replies = await self._run(self._layout.reads(wanted), Deadline.after(timeout_s))
+        replies = await self._run(self._layout.reads(wanted), Deadline.after(timeout_s, loop_time()))
         self._cells_read += len(wanted)
         return heard_from_reads(wanted, replies)
 
     async def merge(self, components: Sequence[Component], *, timeout_s: float) -> list[Heard]:
         if not components:
             return []
-        deadline = Deadline.after(timeout_s)
+        deadline = Deadline.after(timeout_s, loop_time())
         plan = self._layout.merges(components)
         replies = await self._run([merge.command for merge in plan.merges], deadline)
         moving = {index for index, reply in enumerate(replies) if isinstance(reply, ReplyError)}
@@ -116,7 +115,7 @@ class RedisOrigin:
         if not requests:
             return []
         commands = self._credit.commands(requests)
-        answers = await self._run([one.command for one in commands], Deadline.after(timeout_s))
+        answers = await self._run([one.command for one in commands], Deadline.after(timeout_s, loop_time()))
         for answer in answers:
             if isinstance(answer, ReplyError):
                 # A slot that is on its way to another master: a moment later it has arrived.
@@ -146,7 +145,7 @@ class RedisOrigin:
 
     async def pulse(self, region: str, *, timeout_s: float) -> Pulse:
         try:
-            return await self._pulse(region, Deadline.after(timeout_s))
+            return await self._pulse(region, Deadline.after(timeout_s, loop_time()))
         except ConfigurationError as error:
             raise DependencyUnavailable(str(error)) from error
 
@@ -181,7 +180,7 @@ class RedisOrigin:
             raise DependencyUnavailable(f"{self._settings.shown}: the origin was closed")
         if self._network_now is None or not self._is_ours():
             if self._network_now is not None and self._pid != os.getpid():
-                _INHERITED.append(self._network_now)
+                INHERITED.append(self._network_now)
             self._network_now = self._new_network()
             self._loop, self._pid = asyncio.get_running_loop(), os.getpid()
         return self._network_now

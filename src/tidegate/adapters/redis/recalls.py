@@ -15,7 +15,7 @@ from typing import Final
 
 from tidegate.adapters.redis.credit import parse_recall
 from tidegate.adapters.redis.link import CONNECT_TIMEOUT_S, connect, greet
-from tidegate.adapters.redis.network import way_of
+from tidegate.adapters.redis.network import connection_options
 from tidegate.adapters.redis.sentinel import Sentinels
 from tidegate.adapters.redis.settings import Address, RedisSettings
 from tidegate.adapters.redis.wire import ReplyError, Wire, pack
@@ -65,7 +65,7 @@ class Recalls:
                 wire.abort()
 
     async def _subscribe(self) -> Wire:
-        wire = await connect(await self._find(), way_of(self._settings))
+        wire = await connect(await self._find(), connection_options(self._settings))
         try:
             await self._prepare(wire)
         except BaseException:
@@ -74,7 +74,7 @@ class Recalls:
         return wire
 
     async def _prepare(self, wire: Wire) -> None:
-        greeting = await greet(wire, way_of(self._settings)._replace(db=0))
+        greeting = await greet(wire, connection_options(self._settings)._replace(db=0))
         if greeting.mode != "cluster" and greeting.role != "master":
             raise DependencyUnavailable(f"{wire.shown}: is a {greeting.role}, not the master")
         wire.on_message = self._on_message

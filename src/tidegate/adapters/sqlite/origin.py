@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final
 
 from tidegate.adapters.clock import WallClock
+from tidegate.adapters.deadline import Deadline, loop_time
 from tidegate.adapters.sqlite.connection import SQLiteFile, transaction
 from tidegate.adapters.sqlite.credit import (
     CREDIT_RULES,
@@ -217,9 +218,9 @@ class SQLiteOrigin:
         self._listener = Listener()
 
     async def open(self, region: str, *, timeout_s: float) -> None:
-        deadline = time.monotonic() + timeout_s
+        deadline = Deadline.after(timeout_s, loop_time())
         await self._file.open(timeout_s=timeout_s)
-        held = (await self.pulse(region, timeout_s=max(0.0, deadline - time.monotonic()))).region
+        held = (await self.pulse(region, timeout_s=deadline.remaining(loop_time()))).region
         if held != region:
             raise RegionMismatch(region, held)
 

@@ -1,7 +1,7 @@
-"""What every origin must do: the contract of `tidegate.ports.Origin`, as tests.
+"""The contract of `tidegate.ports.Origin` as tests, for every origin.
 
-Subclasses give the fixture `place`. Nothing here knows a particular store. `.origin_remote` adds what can happen to a
-store that is another process.
+Subclasses define the fixture `place`. The suite does not know a particular store. `.origin_remote` adds tests for a
+store in another process.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from tidegate.ports import Origin
 __all__ = ["OpenNode", "OriginContract", "OriginPlace", "check_cancelled_calls", "component", "new_digest"]
 
 REGION: Final = "fra"
-# Generous where an answer is expected: a busy machine is not what is tested.
+# Generous where a reply is expected: the machine may be busy.
 TIMEOUT_S: Final = 10.0
-# Expires in the year 2100: nothing expires by accident.
+# In the year 2100: nothing expires during a test.
 FAR_MS: Final = 4_102_444_800_000
 COUNT_MAX: Final = 2**53
 INT64_MAX: Final = 2**63 - 1
@@ -55,26 +55,26 @@ class OriginPlace(ABC):
 
     @abstractmethod
     def wipe(self) -> None:
-        """Lose everything, the region's name included."""
+        """Delete everything, including the name of the region."""
 
     @abstractmethod
     def entries(self) -> int:
-        """How many cells or components the store holds, in whatever way it counts them; names of regions apart."""
+        """How many cells or components the store holds, in any unit, without region names."""
 
     async def wait_until(self, at_ms: int, origin: Origin) -> None:
-        """Return when the store's clock is past `at_ms`. A store with a clock of the test's own just sets it."""
-        while (await origin.pulse(REGION, timeout_s=TIMEOUT_S)).time_ms <= at_ms:  # noqa: ASYNC110 - a clock elsewhere sets no event
+        """Wait until the clock of the store is past `at_ms`. A store with a manual clock sets it."""
+        while (await origin.pulse(REGION, timeout_s=TIMEOUT_S)).time_ms <= at_ms:  # noqa: ASYNC110 - a remote clock sets no event
             await asyncio.sleep(0.005)
 
 
 class OpenNode(Protocol):
-    """What the fixture `open_node` is: an opened origin for one more node, closed after the test."""
+    """The type of the fixture `open_node`: an open origin for one more node, closed after the test."""
 
     async def __call__(self, region: str = REGION) -> Origin: ...
 
 
 class OriginContract:
-    """One suite for all origins."""
+    """The tests for all origins."""
 
     @pytest.fixture
     def place(self) -> OriginPlace:
@@ -161,7 +161,7 @@ class OriginContract:
     async def test_components_of_one_cell_in_one_call_are_merged_together(self, origin: Origin) -> None:
         digest = new_digest()
         await self.merged(origin, component(digest, 1, writer="a"))
-        # More than any command carries, so that cutting the call up must not tear the cell apart.
+        # More than fits in one command: splitting the call must not split the cell.
         others = [component(new_digest(), 1) for _ in range(600)]
         cells = [
             component(digest, 2, writer="a"),
@@ -362,13 +362,15 @@ class OriginContract:
         short = component(new_digest(), 5, expires_at_ms=now_ms + 300)
         long = component(new_digest(), 6)
         assert await origin.merge([short, long], timeout_s=TIMEOUT_S) == [Heard(5, 0), Heard(6, 0)]
-        # Merging again must not take the expiry away.
+        # Merging again must not remove the expiry.
         await origin.merge(
             [short._replace(own=7), short._replace(writer="node-b", own=1)], timeout_s=TIMEOUT_S
         )
         await place.wait_until(short.expires_at_ms, origin)
         assert await origin.read([short, long], timeout_s=TIMEOUT_S) == [Heard(0, 0), Heard(6, 6)]
-        await self.merged(origin, component(long.digest, 7))  # some stores clear away when they write
+        await self.merged(
+            origin, component(long.digest, 7)
+        )  # some stores remove expired cells when they write
         assert place.entries() == before + 1
 
     async def test_what_expired_before_it_was_merged_is_not_kept(self, origin: Origin) -> None:
@@ -439,7 +441,7 @@ class OriginContract:
         second = await origin.pulse(REGION, timeout_s=TIMEOUT_S)
         assert 0 < first.time_ms <= second.time_ms
 
-    # ---- life
+    # ---- open and close
 
     async def test_a_cancelled_call_never_answers_a_later_question(self, origin: Origin) -> None:
         await check_cancelled_calls(origin, seed=1)
@@ -459,11 +461,11 @@ class OriginContract:
         assert after["commands"] > before["commands"]
         assert after["connections_opened"] == before["connections_opened"]
 
-    # ---- short forms
+    # ---- helpers
 
     @staticmethod
     async def check_huge_counts(origin: Origin, *, writers: int) -> None:
-        """Counts of which two are more than 64 bits hold, in one cell."""
+        """Counts in one cell of which two overflow 64 bits."""
         digest, small = new_digest(), component(new_digest(), 7)
         owns = itertools.islice(itertools.cycle((2**62, 2**62 + 1, INT64_MAX - 1, INT64_MAX)), writers)
         huge = [component(digest, own, writer=f"node-{index}") for index, own in enumerate(owns)]
@@ -490,7 +492,7 @@ class OriginContract:
 
 
 async def check_cancelled_calls(origin: Origin, *, seed: int, rounds: int = 20) -> None:
-    """Cancel calls after a few turns of the loop; whatever still answers, then and later, answers its own question."""
+    """Cancel calls after a few iterations of the loop; every later reply must belong to its own call."""
     chance = random.Random(seed)
     cells = [component(new_digest(), own) for own in range(1, 31)]
     await origin.merge(cells, timeout_s=TIMEOUT_S)

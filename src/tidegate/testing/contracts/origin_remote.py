@@ -1,4 +1,4 @@
-"""What an origin must do besides, when its store is another process: one that stands still, dies, comes back empty."""
+"""Additional tests for an origin whose store is another process, which can freeze, die, or come back empty."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ from tidegate.testing.contracts.origin import (
 
 __all__ = ["RemoteOriginContract", "RemotePlace", "expect_timeout"]
 
-# Tight, because no answer is expected; and what may be added to it before we say that the limit was not kept.
+# Short, because no reply is expected; and the tolerance for a busy machine.
 SHORT_TIMEOUT_S: Final = 0.2
 MARGIN_S: Final = 2.0
 
 
 class RemotePlace(OriginPlace):
-    """A store that is another process, and can be hurt."""
+    """A store in another process that can be frozen and killed."""
 
     @abstractmethod
     def freeze(self) -> None:
-        """Nobody answers any more; connections stay open, and new ones are accepted."""
+        """Stop replying; connections stay open, and new ones are accepted."""
 
     @abstractmethod
     def thaw(self) -> None:
@@ -42,15 +42,15 @@ class RemotePlace(OriginPlace):
 
     @abstractmethod
     def kill(self) -> None:
-        """Gone at once, with everything it held."""
+        """End the process at once; all data is lost."""
 
     @abstractmethod
     def start_empty(self) -> None:
-        """At the same address again, as new. Returns when it serves."""
+        """Start an empty store at the same address, and wait until it is ready."""
 
 
 class RemoteOriginContract(OriginContract):
-    """What may happen to a store in another process."""
+    """The tests for a store in another process."""
 
     @pytest.fixture
     def place(self) -> RemotePlace:
@@ -143,7 +143,7 @@ class RemoteOriginContract(OriginContract):
 
     @staticmethod
     async def recovered(origin: Origin, cell: Component) -> None:
-        """Merge until it succeeds: a store that is up again is found without anybody's help."""
+        """Merge until it succeeds: the origin must reconnect by itself."""
         async with asyncio.timeout(TIMEOUT_S):
             while True:
                 try:
@@ -155,7 +155,7 @@ class RemoteOriginContract(OriginContract):
 
 
 def calls_of(origin: Origin, cell: Component) -> dict[str, Callable[[float], Awaitable[Any]]]:
-    """Every call that can block, as a function of its time limit."""
+    """Every call that can block, as a function of its timeout."""
     return {
         "read": lambda timeout_s: origin.read([cell], timeout_s=timeout_s),
         "merge": lambda timeout_s: origin.merge([cell], timeout_s=timeout_s),
@@ -164,7 +164,7 @@ def calls_of(origin: Origin, cell: Component) -> dict[str, Callable[[float], Awa
 
 
 async def expect_timeout(call: Callable[[float], Awaitable[Any]]) -> None:
-    """The call says that it ran out of time, and says so in time."""
+    """The call raises `DependencyTimeout`, and in time."""
     loop = asyncio.get_running_loop()
     started = loop.time()
     with pytest.raises(DependencyTimeout):
