@@ -61,9 +61,15 @@ class Connection:
         self._socket.close()
 
 
+@pytest.fixture(scope="module", params=["redis_server", "valkey_server"])
+def server(request: pytest.FixtureRequest) -> RedisServer:
+    found: RedisServer = request.getfixturevalue(request.param)
+    return found
+
+
 @pytest.fixture(scope="module")
-def redis(redis_server: RedisServer) -> Iterator[Connection]:
-    connection = Connection(redis_server)
+def redis(server: RedisServer) -> Iterator[Connection]:
+    connection = Connection(server)
     yield connection
     connection.close()
 
@@ -189,9 +195,9 @@ def test_huge_numbers_never_grant_more_than_the_rule(
 
 
 def test_recalls_are_pushed_to_the_channel_of_the_node_that_holds(
-    redis: Connection, redis_server: RedisServer
+    redis: Connection, server: RedisServer
 ) -> None:
-    listener = Connection(redis_server)
+    listener = Connection(server)
     listener.call("SUBSCRIBE", LAYOUT.channel("b"))
     digest = token_bytes(16)
     sequence = START_MS // 60_000
