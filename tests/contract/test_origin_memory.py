@@ -64,6 +64,7 @@ def test_statistics_count_what_this_node_asked() -> None:
     origin.merge_nowait([component(new_digest(), 1), component(new_digest(), 1)])
     other.read_nowait([component(new_digest())])
     assert dict(origin.statistics()) == {
-        "commands": 1, "connections_opened": 0, "cells": 2, "cells_read": 0, "cells_merged": 2
+        "commands": 1, "connections_opened": 0, "cells": 2, "cells_read": 0, "cells_merged": 2,
+        "messages": 0,
     }  # fmt: skip
     assert other.statistics()["cells_read"] == 1

@@ -73,7 +73,7 @@ def the_last_message_wins_at_the_origin() -> None:
     def make(original: Any) -> Any:
         def merge_nowait(self: MemoryOrigin, components: Sequence[Component]) -> list[OriginReply]:
             for one in components:
-                cell = self._store.cells.get((one.digest, one.sequence))
+                cell = self._store.find((one.digest, one.sequence))
                 if cell is not None and one.own < cell.components.get(one.writer, 0):
                     cell.total += one.own - cell.components[one.writer]
                     cell.components[one.writer] = one.own

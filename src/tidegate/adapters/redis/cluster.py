@@ -14,9 +14,9 @@ from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
 
 from tidegate.adapters.deadline import Deadline, loop_time
-from tidegate.adapters.redis.layout import BUCKETS, LOAD_SCRIPT, TAGS, Command, slot_of
+from tidegate.adapters.redis.layout import BUCKETS, TAGS, Command, slot_of
 from tidegate.adapters.redis.link import Greeting, Link, Statistics, settle, shown_address
-from tidegate.adapters.redis.network import LOAD_SCRIPT_PACKED, connection_options
+from tidegate.adapters.redis.network import connection_options
 from tidegate.adapters.redis.refusals import (
     is_kept,
     is_script_unknown,
@@ -24,6 +24,7 @@ from tidegate.adapters.redis.refusals import (
     refused,
     server_is_wrong,
 )
+from tidegate.adapters.redis.scripts import LOAD_SCRIPTS, LOAD_SCRIPTS_PACKED
 from tidegate.adapters.redis.settings import Address, RedisSettings
 from tidegate.adapters.redis.wire import Reply, ReplyError, pack
 from tidegate.errors import ConfigurationError, DependencyError, DependencyTimeout, DependencyUnavailable
@@ -149,9 +150,9 @@ class Cluster:
         for place, address, message in refusals:
             redirection = parse_redirection(message, address)
             if is_script_unknown(message):
-                self._statistics.scripts_loaded += 1
+                self._statistics.scripts_loaded += len(LOAD_SCRIPTS)
                 places.setdefault(address, []).append(place)
-                prefixes[place] = [LOAD_SCRIPT_PACKED]
+                prefixes[place] = list(LOAD_SCRIPTS_PACKED)
             elif redirection is None:
                 if server_is_wrong(message):
                     self._link(address).drop()
@@ -245,7 +246,7 @@ class Cluster:
                 find,
                 connection_options(self._settings),
                 accept=self._accept,
-                first=[LOAD_SCRIPT],
+                first=LOAD_SCRIPTS,
                 statistics=self._statistics,
             )
         return link

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from binascii import crc_hqx
 from collections.abc import Callable, Iterable, Sequence
-from importlib.resources import files
 from typing import Final, NamedTuple, cast
 
 from tidegate.adapters.redis.wire import Reply, pack
@@ -20,7 +19,6 @@ from tidegate.errors import DependencyUnavailable, InvalidInput
 __all__ = [
     "BUCKETS",
     "CELLS_PER_COMMAND_MAX",
-    "LOAD_SCRIPT",
     "SLOTS",
     "TAGS",
     "Command",
@@ -52,9 +50,6 @@ CELLS_PER_COMMAND_MAX: Final = 250
 # it is done. So both stop here: no limit tells such a count from a larger one, and the year is 287396. Answers are
 # turned back, so that a node that has counted more is answered that all of its own is held.
 NUMBER_MAX: Final = 2**53
-
-MERGE_SCRIPT: Final = files("tidegate.adapters.redis").joinpath("merge.lua").read_text("utf-8")
-LOAD_SCRIPT: Final = ("SCRIPT", "LOAD", MERGE_SCRIPT)
 
 
 def slot_of(tag: str) -> int:
@@ -95,6 +90,10 @@ class Layout:
     def region_key(self, bucket: int) -> bytes:
         """Where a bucket keeps the region's name. Shorter than any cell's key."""
         return self._heads[bucket] + b"region"
+
+    def format_key(self, bucket: int) -> bytes:
+        """Where a version that writes records differently says so, before it writes any (docs/adr/0015-credit.md)."""
+        return self._heads[bucket] + b"format"
 
     def reads(self, wanted: Iterable[Component]) -> list[Command]:
         heads = self._heads

@@ -11,16 +11,15 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol
 
 from tidegate.adapters.deadline import Deadline
-from tidegate.adapters.redis.layout import LOAD_SCRIPT, Command
+from tidegate.adapters.redis.layout import Command
 from tidegate.adapters.redis.link import ConnectionOptions, Greeting, Link, Statistics
 from tidegate.adapters.redis.refusals import is_kept, is_script_unknown, refused, server_is_wrong
+from tidegate.adapters.redis.scripts import LOAD_SCRIPTS, LOAD_SCRIPTS_PACKED
 from tidegate.adapters.redis.settings import Address, RedisSettings
-from tidegate.adapters.redis.wire import Reply, ReplyError, pack
+from tidegate.adapters.redis.wire import Reply, ReplyError
 from tidegate.errors import ConfigurationError, DependencyUnavailable
 
-__all__ = ["LOAD_SCRIPT_PACKED", "Network", "OneMaster", "connection_options"]
-
-LOAD_SCRIPT_PACKED = pack(LOAD_SCRIPT)
+__all__ = ["Network", "OneMaster", "connection_options"]
 
 
 class Network(Protocol):
@@ -54,7 +53,7 @@ class OneMaster:
             find,
             connection_options(settings),
             accept=self._accept,
-            first=[LOAD_SCRIPT],
+            first=LOAD_SCRIPTS,
             statistics=statistics,
         )
 
@@ -77,15 +76,16 @@ class OneMaster:
     async def _run_again(
         self, commands: Sequence[Command], unknown: list[int], replies: list[Reply], deadline: Deadline
     ) -> None:
-        """After SCRIPT FLUSH or a restart: load the script and repeat the commands, in one round trip."""
-        self._statistics.commands += len(unknown) + 1
-        self._statistics.scripts_loaded += 1
-        packed = b"".join([LOAD_SCRIPT_PACKED, *(commands[index][1] for index in unknown)])
-        loaded, *again = await self._link.exchange(packed, len(unknown) + 1, deadline)
-        for reply in (loaded, *again):
+        """After SCRIPT FLUSH or a restart: load the scripts and repeat the commands, in one round trip."""
+        scripts = len(LOAD_SCRIPTS)
+        self._statistics.commands += len(unknown) + scripts
+        self._statistics.scripts_loaded += scripts
+        packed = b"".join([*LOAD_SCRIPTS_PACKED, *(commands[index][1] for index in unknown)])
+        replies_again = await self._link.exchange(packed, len(unknown) + scripts, deadline)
+        for reply in replies_again:
             if isinstance(reply, ReplyError):
                 self._check(reply)
-        for index, reply in zip(unknown, again, strict=True):
+        for index, reply in zip(unknown, replies_again[scripts:], strict=True):
             replies[index] = reply
 
     def _check(self, reply: ReplyError) -> None:

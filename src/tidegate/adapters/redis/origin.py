@@ -10,29 +10,26 @@ behind, or have lost its last second: it passes for wiped too, because merging a
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import os
 import re
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from tidegate.adapters.deadline import Deadline, loop_time
 from tidegate.adapters.forks import INHERITED
 from tidegate.adapters.redis.cluster import Cluster
-from tidegate.adapters.redis.layout import (
-    MERGE_SCRIPT,
-    Command,
-    Layout,
-    replies_from_merges,
-    replies_from_reads,
-)
+from tidegate.adapters.redis.credit import CreditLayout, replies_of
+from tidegate.adapters.redis.layout import Command, Layout, replies_from_merges, replies_from_reads
 from tidegate.adapters.redis.link import Statistics
 from tidegate.adapters.redis.network import Network, OneMaster
+from tidegate.adapters.redis.recalls import Recalls
 from tidegate.adapters.redis.refusals import refused
+from tidegate.adapters.redis.scripts import MERGE_SHA
 from tidegate.adapters.redis.sentinel import Sentinels
 from tidegate.adapters.redis.settings import Address, RedisSettings, parse_settings
 from tidegate.adapters.redis.wire import Reply, ReplyError, pack
+from tidegate.core.grants import CreditReply, CreditRequest, GrantRules
 from tidegate.core.model import Component, OriginReply
 from tidegate.errors import ConfigurationError, DependencyUnavailable, RegionMismatch
 from tidegate.ports import Pulse
@@ -41,6 +38,10 @@ __all__ = ["RedisOrigin"]
 
 TIME: Final = pack(("TIME",))
 INFO_SERVER: Final = pack(("INFO", "server"))
+# Over a network credit may live long, because it can be recalled.
+CREDIT_RULES: Final = GrantRules()
+# The format of the records that this version writes, and the newest that it reads.
+FORMAT: Final = 1
 RUN_ID: Final = re.compile(rb"run_id:(\w+)")
 
 
@@ -51,12 +52,17 @@ class RedisOrigin:
         self._settings: Final[RedisSettings] = parse_settings(url)
         self._layout: Final = Layout(
             self._settings.prefix,
-            script_sha=hashlib.sha1(MERGE_SCRIPT.encode(), usedforsecurity=False).hexdigest(),
+            script_sha=MERGE_SHA.decode(),
             spreads=self._settings.kind == "cluster",
         )
+        self._credit: Final = CreditLayout(
+            self._settings.prefix, CREDIT_RULES, spreads=self._settings.kind == "cluster"
+        )
+        self._recalls: Recalls | None = None
         self._statistics: Final = Statistics()
         self._cells_read = 0
         self._cells_merged = 0
+        self._messages = 0
         self._incarnations: dict[int, bytes] = {}  # by bucket, as `pulse` last read them
         self._processes: set[bytes] = set()  # the servers that a pulse has met, by their run ids
         self._connections_known = 0  # how many had been opened when they were last asked for it
@@ -101,6 +107,42 @@ class RedisOrigin:
         self._cells_merged += len(components)
         return replies_from_merges(components, plan, replies)
 
+    async def exchange(self, requests: Sequence[CreditRequest], *, timeout_s: float) -> list[CreditReply]:
+        """One round trip: answer each message (`core.grants.grant`), in the order of the arguments.
+
+        Recalls are pushed to the nodes that hold credit, which `listen`.
+        """
+        if not requests:
+            return []
+        commands = self._credit.commands(requests)
+        answers = await self._run([one.command for one in commands], Deadline.after(timeout_s, loop_time()))
+        for answer in answers:
+            if isinstance(answer, ReplyError):
+                # A slot that is on its way to another master: a moment later it has arrived.
+                raise refused(self._settings.shown, str(answer))
+        replies, _ = replies_of(requests, commands, answers)
+        self._messages += len(requests)
+        return replies
+
+    async def listen(self, node_id: str, on_recall: Callable[[bytes, str], None]) -> None:
+        """Call `on_recall(digest, writer)` for each request to give credit back, until cancelled.
+
+        Connects again by itself; `can_be_recalled` says whether recalls arrive at the moment.
+        """
+        self._recalls = Recalls(self._settings, self._credit.channel(node_id), on_recall)
+        try:
+            await self._recalls.run()
+        finally:
+            self._recalls = None
+
+    @property
+    def can_be_recalled(self) -> bool:
+        return self._recalls is not None and self._recalls.is_listening
+
+    @property
+    def rules(self) -> GrantRules:
+        return CREDIT_RULES
+
     async def pulse(self, region: str, *, timeout_s: float) -> Pulse:
         try:
             return await self._pulse(region, Deadline.after(timeout_s, loop_time()))
@@ -124,6 +166,7 @@ class RedisOrigin:
             "timeouts": self._statistics.timeouts,
             "cells_read": self._cells_read,
             "cells_merged": self._cells_merged,
+            "messages": self._messages,
         }
 
     # ---- the network
@@ -169,7 +212,10 @@ class RedisOrigin:
         if not marked:
             raise DependencyUnavailable(f"{self._settings.shown}: no master has any slots")
         asked = [(bucket, pack((b"GET", self._layout.region_key(bucket)))) for bucket in marked]
+        asked += [(bucket, pack((b"GET", self._layout.format_key(bucket)))) for bucket in marked]
         *held, clock = await network.run([*asked, (marked[0], TIME)], deadline)
+        held, formats = held[: len(marked)], held[len(marked) :]
+        self._check_formats(formats)
         names = dict(zip(marked, held, strict=True))
         is_missing = any(value is None for value in held)
         if is_missing and self._other(region, names) is None:
@@ -180,6 +226,14 @@ class RedisOrigin:
         was_empty |= await self._has_new_process(network, marked, deadline)
         self._incarnations |= {bucket: value for bucket, value in names.items() if isinstance(value, bytes)}
         return Pulse(self._other(region, names) or region, was_empty, self._milliseconds(clock))
+
+    def _check_formats(self, formats: Sequence[Reply]) -> None:
+        for value in formats:
+            if isinstance(value, bytes) and value.isdigit() and int(value) > FORMAT:
+                raise ConfigurationError(
+                    f"{self._settings.shown}: a newer version of Tidegate uses it (record format {int(value)}; this "
+                    f"one knows {FORMAT}); update this node, or give it another prefix"
+                )
 
     async def _has_new_process(self, network: Network, marked: Sequence[int], deadline: Deadline) -> bool:
         """A server answers that no earlier pulse has met. Asked only when a connection is new."""

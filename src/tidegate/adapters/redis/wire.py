@@ -52,6 +52,8 @@ class Wire(asyncio.Protocol):
         self._waiting: deque[_Exchange] = deque()
         self._received_at = 0.0
         self._aborted = False
+        self.on_message: Callable[[bytes], None] | None = None
+        """Called with each message of the channels that this connection has subscribed to."""
 
     @property
     def is_lost(self) -> bool:
@@ -91,6 +93,9 @@ class Wire(asyncio.Protocol):
         reader.feed(data)
         try:
             while (reply := reader.gets()) is not False:
+                if self.on_message is not None and isinstance(reply, list) and reply[0] == b"message":
+                    self.on_message(cast("bytes", reply[2]))
+                    continue
                 exchange = waiting[0]
                 exchange.replies.append(reply)
                 if len(exchange.replies) == exchange.count:

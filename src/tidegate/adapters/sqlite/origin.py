@@ -12,17 +12,29 @@ import os
 import secrets
 import sqlite3
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final
 
 from tidegate.adapters.clock import WallClock
 from tidegate.adapters.deadline import Deadline, loop_time
 from tidegate.adapters.sqlite.connection import SQLiteFile, transaction
+from tidegate.adapters.sqlite.credit import (
+    CREDIT_RULES,
+    CREDIT_SCHEMA,
+    CREDIT_TABLES,
+    Listener,
+    answer,
+    ports_of,
+)
+from tidegate.core.grants import CreditReply, CreditRequest, GrantRules
 from tidegate.core.model import Component, OriginReply
-from tidegate.errors import RegionMismatch
+from tidegate.errors import ConfigurationError, RegionMismatch
 from tidegate.ports import Clock, Pulse
 
 __all__ = ["SQLiteOrigin"]
+
+# The format of the records that this version writes, and the newest that it reads (docs/adr/0015-credit.md).
+FORMAT: Final = 1
 
 SCHEMA: Final = (
     """
@@ -33,6 +45,7 @@ SCHEMA: Final = (
     ) WITHOUT ROWID
     """,
     "CREATE INDEX IF NOT EXISTS origin_components_expiry ON origin_components (expires_at_ms)",
+    *CREDIT_SCHEMA,
     """
     CREATE TABLE IF NOT EXISTS origin_region (
         only INTEGER PRIMARY KEY CHECK (only = 1), region TEXT NOT NULL, incarnation TEXT NOT NULL
@@ -94,10 +107,17 @@ EXPIRED_ROWS_MIN: Final = 100
 
 
 def _prepare(connection: sqlite3.Connection) -> None:
+    (found,) = connection.execute("PRAGMA user_version").fetchone()
+    if found > FORMAT:
+        raise ConfigurationError(
+            f"the file is used by a newer version of Tidegate (record format {found}; this one knows {FORMAT}); "
+            "update this node, or give it another file"
+        )
+    names = ("origin_components", "origin_region", *CREDIT_TABLES)
     known = connection.execute(
-        "SELECT count(*) FROM sqlite_master WHERE name IN ('origin_components', 'origin_region')"
+        f"SELECT count(*) FROM sqlite_master WHERE name IN ({','.join('?' * len(names))})", names
     ).fetchone()[0]
-    if known == 2:
+    if known == len(names):
         return  # the usual case takes no write lock
     with transaction(connection):
         for statement in SCHEMA:
@@ -194,6 +214,8 @@ class SQLiteOrigin:
         self._incarnation: str | None = None  # as `pulse` last read it
         self._cells_read = 0
         self._cells_merged = 0
+        self._messages = 0
+        self._listener = Listener()
 
     async def open(self, region: str, *, timeout_s: float) -> None:
         deadline = Deadline.after(timeout_s, loop_time())
@@ -236,6 +258,40 @@ class SQLiteOrigin:
         self._cells_merged += len(components)
         return answers
 
+    async def exchange(self, requests: Sequence[CreditRequest], *, timeout_s: float) -> list[CreditReply]:
+        """Answer each message (`core.grants.grant`), in the order of the arguments, in one transaction.
+
+        Recalls are sent to the processes that hold credit, which `listen`.
+        """
+        if not requests:
+            return []
+        now_ms = self._clock.now_ms()
+
+        def work(connection: sqlite3.Connection) -> tuple[list[CreditReply], list[tuple[int, bytes]]]:
+            with transaction(connection):
+                replies, recalls = answer(connection, requests, now_ms)
+                expired_max = max(EXPIRED_ROWS_MIN, EXPIRED_ROWS_PER_MERGED * len(requests))
+                connection.execute(DELETE_EXPIRED, {"now_ms": now_ms, "rows_max": expired_max})
+            return replies, ports_of(connection, recalls)
+
+        replies, sendings = await self._file.run(work, timeout_s=timeout_s)
+        for port, payload in sendings:
+            self._listener.send(port, payload)
+        self._messages += len(requests)
+        return replies
+
+    async def listen(self, node_id: str, on_recall: Callable[[bytes, str], None]) -> None:
+        """Call `on_recall(digest, writer)` for each request to give credit back, until cancelled."""
+        await self._listener.run(self._file, self._clock, node_id, on_recall)
+
+    @property
+    def can_be_recalled(self) -> bool:
+        return self._listener.is_listening
+
+    @property
+    def rules(self) -> GrantRules:
+        return CREDIT_RULES
+
     async def pulse(self, region: str, *, timeout_s: float) -> Pulse:
         claim = (region, secrets.token_hex(8))
 
@@ -257,6 +313,7 @@ class SQLiteOrigin:
         return Pulse(held, was_empty, self._clock.now_ms())
 
     async def close(self) -> None:
+        self._listener.close()
         await self._file.close()
 
     def statistics(self) -> Mapping[str, int]:
@@ -266,4 +323,5 @@ class SQLiteOrigin:
             "connections_opened": file["connections_opened"],
             "cells_read": self._cells_read,
             "cells_merged": self._cells_merged,
+            "messages": self._messages,
         }
