@@ -25,6 +25,7 @@ from typing import Final
 import tidegate
 from tidegate.adapters.catalogs import open_catalog
 from tidegate.adapters.clock import now_ms
+from tidegate.adapters.deadline import Deadline, loop_time
 from tidegate.adapters.urls import open_ledger, open_origin
 from tidegate.core.model import Tuning
 from tidegate.ports import Ledger, Origin
@@ -134,8 +135,7 @@ class Service:
 
     async def stop(self, timeout_s: float) -> None:
         """Accept nothing more, finish, flush the last counts. Ends within `timeout_s`."""
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + timeout_s
+        deadline = Deadline.after(timeout_s, loop_time())
         self._is_stopping = True
         if self._http is not None and not await self._http.drain(max(0.0, timeout_s - FLUSH_RESERVE_S)):
             logger.warning("some clients did not finish in time; their connections were closed")
@@ -143,7 +143,7 @@ class Service:
             self._polling.cancel()
             await asyncio.gather(self._polling, return_exceptions=True)
         if self._owns_limiter:
-            await self._limiter.stop(max(0.1, deadline - loop.time()))
+            await self._limiter.stop(max(0.1, deadline.remaining(loop_time())))
         await self._sync.close()
 
     async def reload(self) -> None:

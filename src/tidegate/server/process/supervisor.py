@@ -14,10 +14,12 @@ import socket
 import sys
 from collections.abc import Callable
 from contextlib import suppress
+from random import Random
 from typing import Final
 
 import msgspec
 
+from tidegate.adapters.backoff import Backoff
 from tidegate.server.http1.listener import bind
 from tidegate.server.process.config import ServerConfig
 from tidegate.server.process.first_start import FirstKey, announce
@@ -103,7 +105,7 @@ class Supervisor:
     async def _keep(self, bound: socket.socket) -> None:
         """Keep one worker running."""
         loop = asyncio.get_running_loop()
-        pause_s = RESTART_FIRST_S
+        backoff = Backoff(RESTART_FIRST_S, RESTART_LAST_S, Random())
         starts = 0
         while not self._stopping.is_set():
             starts += 1
@@ -123,12 +125,12 @@ class Supervisor:
                 self._stopping.set()
                 return
             if loop.time() - started_at > STEADY_S:
-                pause_s = RESTART_FIRST_S
+                backoff.succeeded()
+            pause_s = backoff.pause_s()
             logger.error("a worker ended with code %s; starting another in %.1f s", code, pause_s)
             with suppress(TimeoutError):
                 async with asyncio.timeout(pause_s):
                     await self._stopping.wait()
-            pause_s = min(pause_s * 2, RESTART_LAST_S)
 
     async def _start(self, bound: socket.socket) -> _Worker:
         ours, theirs = socket.socketpair()

@@ -24,6 +24,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import ClassVar, Self
 
+from tidegate.adapters.forks import follow_forks
 from tidegate.testing.servers.directories import DataDirectory, remove_abandoned
 from tidegate.testing.servers.reservation import LOOPBACK, PortReservation
 
@@ -114,7 +115,7 @@ class _Spawner:
     def __init__(self) -> None:
         self._create_thread()
         # A forked child has only the thread that forked.
-        os.register_at_fork(after_in_child=self._create_thread)
+        follow_forks(self, in_child=_Spawner._create_thread)
 
     def _create_thread(self) -> None:
         """The executor starts its thread with the first call."""
