@@ -96,10 +96,11 @@ class Admission:
             call = Call(name, head, new_id())
             steps = operation(call, body)
             try:
-                waits_for = next(steps, None)
+                for waits_for in steps:
+                    return self._continue(call, steps, waits_for)
             except Refusal as refusal:
                 return error_answer(refusal, call.request_id, head.accept, call.lines)
-            return call.answer if waits_for is None else self._continue(call, steps, waits_for)
+            return call.answer
 
         return handle
 

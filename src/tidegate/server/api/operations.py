@@ -127,28 +127,28 @@ class Plan:
 class Plans:
     """Finds the plan of a check, and keeps recent ones."""
 
-    __slots__ = ("_matches", "_matches_before", "_plans", "_plans_before")
+    __slots__ = ("_before", "_matches", "_matches_before", "recent")
 
     def __init__(self) -> None:
         # By namespace, and by override or by quota and duration.
-        self._plans: dict[tuple[NamespaceView, int, int] | tuple[NamespaceView, Override], Plan] = {}
-        self._plans_before: dict[tuple[NamespaceView, int, int] | tuple[NamespaceView, Override], Plan] = {}
+        self.recent: dict[tuple[NamespaceView, int, int] | tuple[NamespaceView, Override], Plan] = {}
+        self._before: dict[tuple[NamespaceView, int, int] | tuple[NamespaceView, Override], Plan] = {}
         self._matches: dict[tuple[object, str], Override | None] = {}
         self._matches_before: dict[tuple[object, str], Override | None] = {}
 
     def find(self, workspace_id: str, namespace: NamespaceView, item: LimitBody) -> Plan:
         override = self._override(namespace, item.identifier) if namespace.has_overrides else None
         key = (namespace, item.limit, item.duration) if override is None else (namespace, override)
-        plan = self._plans.get(key)
+        plan = self.recent.get(key)
         if plan is None:
-            plan = self._plans_before.get(key)
+            plan = self._before.get(key)
             if plan is None:
                 quota, duration_ms = (item.limit, item.duration) if override is None else override[2:]
                 plan = Plan(workspace_id, namespace, quota, duration_ms, override)
-            if len(self._plans) >= PLANS_MAX:
-                self._plans_before = self._plans
-                self._plans = {}
-            self._plans[key] = plan
+            if len(self.recent) >= PLANS_MAX:
+                self._before = self.recent
+                self.recent = {}
+            self.recent[key] = plan
         return plan
 
     def _override(self, namespace: NamespaceView, identifier: str) -> Override | None:
@@ -224,18 +224,22 @@ class LimitOperations:
 
     def limit(self, call: Call, body: bytes) -> Steps[None]:
         item = decode_limit(body)
-        test_time_ms = self._test_time_ms(call.head) if self._test_mode else None
-        caller = self._recall(call.head.authorization)
+        head = call.head
+        test_time_ms = self._test_time_ms(head) if self._test_mode else None
+        caller = self._recall(head.authorization)
         if caller is None or caller.is_metered:
             caller = yield from self._admit(call)
-        namespace = caller.workspace.namespaces.get(item.namespace)
+        workspace = caller.workspace
+        namespace = workspace.namespaces.get(item.namespace)
         if (
             namespace is None
             or namespace.is_deleted
             or not (caller.can_limit or caller.may("limit", namespace.id))
         ):
             namespace = (yield from self._namespaces(caller, [item]))[item.namespace]
-        plan = self._plans.find(caller.workspace.id, namespace, item)
+        plan = self._plans.recent.get((namespace, item.limit, item.duration))
+        if plan is None or namespace.has_overrides:
+            plan = self._plans.find(workspace.id, namespace, item)
         cost = 1 if item.cost is UNSET else item.cost
         now_ms = self._now_ms() if test_time_ms is None else test_time_ms
         decision = self._attempt(plan.limit, item.identifier, cost, now_ms)
@@ -244,8 +248,8 @@ class LimitOperations:
                 self._limiter.limit, plan.limit, item.identifier, cost, now_ms=test_time_ms
             )
             now_ms = self._now_ms() if test_time_ms is None else test_time_ms
-        if not call.head.metrics_off:
-            self.decisions[caller.workspace.id] += 1
+        if not head.metrics_off:
+            self.decisions[workspace.id] += 1
             if not decision.allowed:
                 self._record_denial(plan, item.identifier, now_ms)
         call.answer = plan.answer(call.request_id, decision, now_ms, call.lines)

@@ -14,8 +14,9 @@ from __future__ import annotations
 import os
 import re
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from hashlib import blake2b
+from itertools import chain
 from typing import Final
 
 from tidegate.errors import InvalidInput
@@ -80,23 +81,16 @@ def hint_of(key: str) -> str:
 class IdSource:
     """`take()` gives nine random characters of [0-9A-Za-z]. Used by one thread."""
 
-    __slots__ = ("_entropy", "_pool")
+    __slots__ = ("take",)
 
     def __init__(self, entropy: Callable[[int], bytes] = os.urandom) -> None:
-        self._entropy = entropy
-        # Filled by _refill, emptied from the end by take.
-        self._pool: list[str] = []
+        def batches() -> Iterator[list[str]]:
+            while True:
+                text = entropy(ID_LENGTH * ID_BATCH).translate(TO_ALPHABET).decode("ascii")
+                yield [text[start : start + ID_LENGTH] for start in range(0, len(text), ID_LENGTH)]
 
-    def take(self) -> str:
-        try:
-            return self._pool.pop()
-        except IndexError:
-            return self._refill()
-
-    def _refill(self) -> str:
-        text = self._entropy(ID_LENGTH * ID_BATCH).translate(TO_ALPHABET).decode("ascii")
-        self._pool = [text[start : start + ID_LENGTH] for start in range(0, len(text), ID_LENGTH)]
-        return self._pool.pop()
+        # Bound once: no frame of Python for each id.
+        self.take = chain.from_iterable(batches()).__next__
 
 
 def namespace_id(workspace_id: str, name: str) -> str:
