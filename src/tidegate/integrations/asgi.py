@@ -150,8 +150,12 @@ class RateLimitMiddleware:
                     return
                 started = True
                 if state.outcome is not None and state.outcome.closest is not None:
+                    headers = list(message.get("headers", ()))
+                    # A framework's own answer to a denial has them already.
+                    present = {name for name, _ in headers}
                     fields = encoded(limits.headers(state.outcome))
-                    message = {**message, "headers": [*message.get("headers", ()), *fields]}
+                    headers += [field for field in fields if field[0] not in present]
+                    message = {**message, "headers": headers}
             await send(message)
 
         if scope["type"] == "websocket" and self._messages:

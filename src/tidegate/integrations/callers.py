@@ -266,8 +266,17 @@ def bounded(identifier: str) -> str:
     return identifier if len(identifier) <= NAME_LENGTH_MAX else digest(identifier)
 
 
-def _user_of(incoming: Incoming, _proxies: Proxies) -> str | None:
-    found = incoming.user()
+def _user_of(incoming: Incoming, _proxies: Proxies) -> Any:
+    found: Any = incoming.user()
+    return _user_later(found) if hasattr(found, "__await__") else user_name(found)
+
+
+async def _user_later(found: Any) -> str | None:
+    return user_name(await found)
+
+
+def user_name(found: Any) -> str | None:
+    """What a framework's user is called; None for an anonymous one."""
     if found is None or getattr(found, "is_authenticated", True) is False:
         return None
     if isinstance(found, (str, int)):

@@ -7,10 +7,11 @@ never take from a limit that is enforced; a rule for GET covers HEAD, which fram
 
 from __future__ import annotations
 
+import functools
+import inspect
 import re
 from collections.abc import Awaitable, Callable, Sequence
 from fnmatch import translate
-from functools import lru_cache
 from typing import Any, Final
 
 from tidegate.core.model import Limit, checked_int
@@ -18,7 +19,7 @@ from tidegate.errors import ConfigurationError, InvalidInput
 from tidegate.integrations.callers import Key, KeyFunction, key_of
 from tidegate.integrations.incoming import Incoming
 
-__all__ = ["LimitsLike", "Rule", "attach_rules", "make_rules", "rules_of", "shadow_limit"]
+__all__ = ["LimitsLike", "Rule", "attach_rules", "guarded", "make_rules", "rules_of", "shadow_limit"]
 
 LimitsLike = str | Limit | Sequence[str | Limit]
 LimitsFunction = Callable[[Any], LimitsLike | Awaitable[LimitsLike | None] | None]
@@ -36,6 +37,8 @@ ATTRIBUTE: Final = "__tidegate_rules__"
 
 class Rule:
     """One rule, for the requests that match all of `path`, `methods`, `host` and `route` that are given.
+
+    In these, `*` stands for anything. Routes have the names that the framework gives them.
 
     `limits` is a text of one or several quotas ("10/second; 1000/hour"), one or several `Limit`, or a function of the
     request that returns any of these, or None for no limit. Functions get the framework's request; in asynchronous
@@ -84,7 +87,7 @@ class Rule:
         paths, routes = _texts("path", path), _texts("route", route)
         self._path = _pattern(paths)
         self._host = _pattern(tuple(one.lower() for one in _texts("host", host)))
-        self._routes = frozenset(routes)
+        self._routes = _pattern(routes)
         self._methods = frozenset(one.upper() for one in _texts("methods", methods))
         if "GET" in self._methods:
             self._methods |= {"HEAD"}
@@ -115,7 +118,7 @@ class Rule:
             return True
         if self._methods and incoming.method not in self._methods:
             return False
-        if self._routes and incoming.route not in self._routes:
+        if self._routes is not None and self._routes.fullmatch(incoming.route or "") is None:
             return False
         if self._path is not None and self._path.fullmatch(incoming.path) is None:
             return False
@@ -164,7 +167,7 @@ class Rule:
         return f"<rule {self.limits!r:.60} by {self.key}>"
 
 
-@lru_cache(maxsize=CACHE_MAX)
+@functools.lru_cache(maxsize=CACHE_MAX)
 def shadow_limit(limit: Limit) -> Limit:
     """The same limit in a namespace of its own, where counting cannot take from what is enforced."""
     return Limit(
@@ -234,6 +237,32 @@ def make_rules(limits: Sequence[Rule | LimitsLike | LimitsFunction], **options: 
 def attach_rules(function: Any, rules: Sequence[Rule]) -> None:
     """Note at a view or a handler what it is limited by; a second decorator adds to the first."""
     setattr(function, ATTRIBUTE, (*rules, *rules_of(function)))
+
+
+def guarded(function: Any, rules: Sequence[Rule], verify: Callable[..., object]) -> Any:
+    """A view that is limited by these rules. What decides is installed in the application; `verify` gets the view's
+    arguments and raises if it is missing, so that a limit is never silently without effect."""
+    if inspect.isclass(function):
+        attach_rules(function, rules)
+        return function
+    if inspect.iscoroutinefunction(function):
+
+        @functools.wraps(function)
+        async def asynchronous(*args: Any, **kwargs: Any) -> Any:
+            verify(*args, **kwargs)
+            return await function(*args, **kwargs)
+
+        limited = asynchronous
+    else:
+
+        @functools.wraps(function)
+        def synchronous(*args: Any, **kwargs: Any) -> Any:
+            verify(*args, **kwargs)
+            return function(*args, **kwargs)
+
+        limited = synchronous
+    attach_rules(limited, rules)
+    return limited
 
 
 def rules_of(function: Any) -> tuple[Rule, ...]:
