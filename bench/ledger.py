@@ -29,6 +29,7 @@ from tidegate.adapters.migrations import migrate
 from tidegate.adapters.urls import open_ledger
 from tidegate.core.model import LedgerRow
 from tidegate.runtime.node import Node
+from tidegate.testing.limiters import make_async_limiter
 from tidegate.testing.servers import MariaDBServer
 
 __all__ = ["main"]
@@ -142,7 +143,7 @@ def _node(limiter: AsyncLimiter) -> Node:
 async def _ten_life(pipe: Connection, url: str, region: str, regions: int, rate: int) -> None:
     shift_ms = 0
     clock = Shifted(0)
-    async with AsyncLimiter(region, ledger=url, clock=clock) as limiter:
+    async with make_async_limiter(region=region, ledger=url, clock=clock) as limiter:
         await _until_regions(limiter, regions)
         pipe.send("ready")
         start_s, shift_ms = await _hear(pipe)
@@ -202,7 +203,7 @@ FULL: Final = Limit(100, duration_ms=HOUR_MS, namespace="bench")
 
 async def _sender_life(pipe: Connection, url: str, shift_ms: int) -> None:
     """Uses up one identifier after the other, at random moments."""
-    async with AsyncLimiter("sender", ledger=url, clock=Shifted(shift_ms)) as limiter:
+    async with make_async_limiter(region="sender", ledger=url, clock=Shifted(shift_ms)) as limiter:
         await _until_regions(limiter, 2)
         pipe.send("ready")
         await _hear(pipe)
@@ -220,7 +221,7 @@ async def _sender_life(pipe: Connection, url: str, shift_ms: int) -> None:
 
 async def _idle_life(pipe: Connection, url: str, shift_ms: int) -> None:
     """Takes no requests; looks at what it would answer."""
-    async with AsyncLimiter("idle", ledger=url, clock=Shifted(shift_ms)) as limiter:
+    async with make_async_limiter(region="idle", ledger=url, clock=Shifted(shift_ms)) as limiter:
         await _until_regions(limiter, 2)
         pipe.send("ready")
         await _hear(pipe)
@@ -250,7 +251,7 @@ async def _both_life(
     """Takes requests for a cell that the other region takes requests for too; notes when each count was reached
     here, and when it was seen of the other."""
     limit = Limit(quota, duration_ms=HOUR_MS, namespace="bench")
-    async with AsyncLimiter(region, ledger=url, clock=Shifted(shift_ms)) as limiter:
+    async with make_async_limiter(region=region, ledger=url, clock=Shifted(shift_ms)) as limiter:
         await _until_regions(limiter, 2)
         pipe.send("ready")
         await _hear(pipe)
@@ -407,7 +408,7 @@ class Watch:
 
 async def _by_hand(region: str, url: str, clock: Shifted) -> AsyncLimiter:
     """A limiter whose ledger is open and whose loops do not run: every turn is ours."""
-    limiter = AsyncLimiter(region, ledger=url, clock=clock)
+    limiter = make_async_limiter(region=region, ledger=url, clock=clock)
     await _node(limiter)._open_ledger()  # noqa: SLF001 - `start` would begin to publish and to import
     return limiter
 
@@ -523,7 +524,7 @@ def _incremental(url: str, _server: MariaDBServer) -> list[Line]:
 
 
 async def _idle_node_life(pipe: Connection, url: str, seconds: float) -> None:
-    async with AsyncLimiter("fra", ledger=url) as limiter:
+    async with AsyncLimiter(region="fra", ledger=url) as limiter:
         await _until_regions(limiter, 1)
         await asyncio.sleep(1)
         gc.collect()

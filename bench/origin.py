@@ -18,6 +18,7 @@ from tidegate import AsyncLimiter, Limit, Limiter, Tuning
 from tidegate.adapters.redis.origin import RedisOrigin
 from tidegate.testing import RedisServer
 from tidegate.testing.clock import ManualClock
+from tidegate.testing.limiters import make_async_limiter
 
 __all__ = ["main"]
 
@@ -70,7 +71,7 @@ async def hot_subject(url: str, scale: Scale) -> list[Figure]:
     """Commands per accepted request on one hot subject, tasks and threads."""
     found = []
     origin = RedisOrigin(url)
-    async with AsyncLimiter(REGION, origin) as limiter:
+    async with AsyncLimiter(region=REGION, origin=origin) as limiter:
         await limiter.limit(FREE, "hot")
         await told(limiter)
         before = origin.statistics()["commands"]
@@ -83,7 +84,7 @@ async def hot_subject(url: str, scale: Scale) -> list[Figure]:
     origin = RedisOrigin(url)
 
     def threads() -> float:
-        with Limiter(REGION, origin) as limiter:
+        with Limiter(region=REGION, origin=origin) as limiter:
             limiter.limit(FREE, "hot")
             before = origin.statistics()["commands"]
             for _ in range(scale.decisions):
@@ -107,7 +108,9 @@ async def blocked_subject(url: str, _scale: Scale) -> list[Figure]:
     """Commands for denied requests on one blocked subject."""
     origin = RedisOrigin(url)
     # No pulse: it asks once a second whatever happens, and is not what is counted here.
-    async with AsyncLimiter(REGION, origin, tuning=Tuning(pulse_interval_ms=HOUR_MS)) as limiter:
+    async with AsyncLimiter(
+        region=REGION, origin=origin, tuning=Tuning(pulse_interval_ms=HOUR_MS)
+    ) as limiter:
         limit = Limit(10, duration_ms=HOUR_MS, namespace="bench")
         await limiter.limit(limit, "blocked", 10)
         await told(limiter)
@@ -133,7 +136,7 @@ async def rollover(url: str, _scale: Scale) -> list[Figure]:
     """Reads that somebody waits for when the window of 10,000 warm subjects ends, under traffic."""
     clock = ManualClock((time.time_ns() // 1_000_000 // 60_000 + 1) * 60_000 - 2_000)
     limit = Limit(10**9, duration_ms=60_000, namespace="bench")
-    async with AsyncLimiter(REGION, url, clock=clock) as limiter:
+    async with make_async_limiter(region=REGION, origin=url, clock=clock) as limiter:
 
         async def everybody() -> int:
             before = limiter.statistics().from_origin
@@ -174,7 +177,7 @@ async def rollover(url: str, _scale: Scale) -> list[Figure]:
 async def replay_cost(url: str, scale: Scale) -> list[Figure]:
     """Cells merged per second and CPU per cell, with every cell dirty."""
     # Always fresh: no request has to read, and what is measured is replay alone.
-    async with AsyncLimiter(REGION, url, tuning=Tuning(fresh_ms=HOUR_MS)) as limiter:
+    async with AsyncLimiter(region=REGION, origin=url, tuning=Tuning(fresh_ms=HOUR_MS)) as limiter:
         for name in SUBJECTS:
             await limiter.limit(FREE, name)
         await told(limiter)
@@ -242,7 +245,7 @@ async def throughput(url: str, scale: Scale) -> list[Figure]:
     item = RateLimitItemPerHour(10**9)
     throttled = Throttled(using="sliding_window", quota=per_hour(10**9), store=RedisStore(server=url))
     embedded = AsyncLimiter()
-    async with AsyncLimiter(REGION, url) as limiter:
+    async with AsyncLimiter(region=REGION, origin=url) as limiter:
         await asyncio.gather(*(limiter.limit(FREE, name) for name in SUBJECTS))
         await asyncio.gather(*(embedded.limit(FREE, name) for name in SUBJECTS))
         for _ in range(7):
@@ -295,8 +298,8 @@ async def convergence(url: str, scale: Scale) -> list[Figure]:
     tuning = Tuning(pulse_interval_ms=HOUR_MS, fresh_ms=0)
     origins = [RedisOrigin(url), RedisOrigin(url)]
     async with (
-        AsyncLimiter(REGION, origins[0], tuning=tuning) as first,
-        AsyncLimiter(REGION, origins[1], tuning=tuning) as second,
+        AsyncLimiter(region=REGION, origin=origins[0], tuning=tuning) as first,
+        AsyncLimiter(region=REGION, origin=origins[1], tuning=tuning) as second,
     ):
         trips_s = []
         for _ in range(scale.turns):
@@ -331,7 +334,7 @@ async def convergence(url: str, scale: Scale) -> list[Figure]:
 
 async def frozen(server: RedisServer, scale: Scale) -> list[Figure]:
     """Decisions while the origin stands still (SIGSTOP): p99 with an open breaker, and the longest wait."""
-    async with AsyncLimiter(REGION, server.url) as limiter:
+    async with AsyncLimiter(region=REGION, origin=server.url) as limiter:
         # Together, in a few round trips: a thousand successes a moment ago would keep the breaker closed for long.
         await asyncio.gather(*(limiter.limit(FREE, name) for name in SUBJECTS[:1_000]))
         await told(limiter)

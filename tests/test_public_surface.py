@@ -11,6 +11,7 @@ import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
+from unittest.mock import create_autospec
 
 import pytest
 
@@ -81,20 +82,109 @@ def source_of(module: ModuleType) -> ast.Module:
     return ast.parse((Path(folder) / (file.partition(".")[0] + ".py")).read_text())
 
 
-def class_doc(cls: type) -> str | None:
+def class_source(cls: type) -> ast.ClassDef:
     tree = source_of(sys.modules[cls.__module__])
     (found,) = (node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == cls.__name__)
-    return ast.get_docstring(found)
+    return found
 
 
-def test_every_public_name_says_what_it_is() -> None:
-    for name in tidegate.__all__:
-        value = getattr(tidegate, name)
-        if inspect.isclass(value):
-            assert class_doc(value), name
-            for method, function in inspect.getmembers(value, inspect.isfunction):
-                if not method.startswith("_"):
-                    assert function.__doc__, f"{name}.{method}"
+def documented_names(cls: type) -> dict[str, str | None]:
+    """Public methods, properties and their docstrings, as the sources of our classes have them: a compiled method has
+    a signature at run time, and no docstring."""
+    found: dict[str, str | None] = {}
+    for base in reversed(cls.__mro__):
+        if base.__module__.partition(".")[0] != "tidegate":
+            continue
+        body = class_source(base).body
+        body += [node for branch in body if isinstance(branch, ast.If) for node in branch.body]
+        for node in body:
+            if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and not node.name.startswith("_"):
+                found[node.name] = ast.get_docstring(node)
+    return found
+
+
+PUBLIC_CLASSES = sorted(
+    (name for name in tidegate.__all__ if inspect.isclass(getattr(tidegate, name))), key=str.lower
+)
+
+
+@pytest.mark.parametrize("name", PUBLIC_CLASSES)
+def test_every_public_class_and_method_says_what_it_is(name: str) -> None:
+    cls = getattr(tidegate, name)
+    assert ast.get_docstring(class_source(cls)), name
+    documented = documented_names(cls)
+    for method, docstring in documented.items():
+        if hasattr(cls, method):
+            assert docstring, f"{name}.{method}"
+    seen = {
+        method
+        for method in dir(cls)
+        if not method.startswith("_")
+        and (inspect.isroutine(getattr(cls, method)) or inspect.isdatadescriptor(getattr(cls, method)))
+    }
+    inherited = {method for base in (Exception, tuple) if issubclass(cls, base) for method in dir(base)}
+    fields = {
+        name.attr if isinstance(name, ast.Attribute) else getattr(name, "id", "")
+        for node in ast.walk(class_source(cls))
+        if isinstance(node, ast.AnnAssign)
+        for name in [node.target]
+    }
+    assert seen - inherited - fields - set(documented) == set(), "not seen in the sources"
+
+
+SIGNATURES = {
+    "limit": "(self, limit, identifier, cost=1, *, now_ms=None)",
+    "limit_many": "(self, requests, *, now_ms=None)",
+    "peek": "(self, limit, identifier, *, now_ms=None)",
+    "wait": "(self, limit, identifier, cost=1, *, timeout=None)",
+    "limited": "(self, *limits, key=None, cost=1, timeout=0)",
+    "start": "(self)",
+    "stop": "(self, timeout=None)",
+    "health": "(self)",
+    "statistics": "(self)",
+}
+
+
+def bare(signature: inspect.Signature) -> str:
+    """Names, kinds and defaults: what a compiled function can say too."""
+    plain = [each.replace(annotation=inspect.Parameter.empty) for each in signature.parameters.values()]
+    return str(signature.replace(parameters=plain, return_annotation=inspect.Signature.empty))
+
+
+@pytest.mark.parametrize("cls", [tidegate.Limiter, tidegate.AsyncLimiter])
+@pytest.mark.parametrize("method", SIGNATURES)
+def test_signatures_are_true_compiled_and_interpreted(cls: type, method: str) -> None:
+    found = bare(inspect.signature(getattr(cls, method)))
+    # A compiled method takes its own self by position only.
+    assert found.replace("(self, /,", "(self,") == SIGNATURES[method]
+    assert inspect.signature(cls).parameters.keys() == {"region", "origin", "ledger", "tuning"}
+    for parameter in inspect.signature(cls).parameters.values():
+        assert (parameter.kind, parameter.default) == (inspect.Parameter.KEYWORD_ONLY, None)
+
+
+LIMIT = tidegate.Limit("2/minute", namespace="tests")
+
+
+def test_limit_is_a_method_that_can_be_found_mocked_and_overridden() -> None:
+    assert hasattr(tidegate.Limiter, "limit")
+    assert "limit" not in vars(tidegate.Limiter())
+    mock = create_autospec(tidegate.Limiter, instance=True)
+    mock.limit(LIMIT, "user", 2, now_ms=5)
+    mock.limit.assert_called_once_with(LIMIT, "user", 2, now_ms=5)
+    with pytest.raises(TypeError):
+        tidegate.Limiter().limit(LIMIT, "user", 1, 5)  # type: ignore[call-arg]  # now_ms is keyword-only
+
+    class Doubling(tidegate.Limiter):
+        def limit(
+            self, limit: tidegate.Limit, identifier: str, cost: int = 1, *, now_ms: int | None = None
+        ) -> tidegate.Decision:
+            return super().limit(limit, identifier, 2 * cost, now_ms=now_ms)
+
+    limiter = Doubling()
+    assert limiter.limit(LIMIT, "a").effective == 2
+    assert limiter.wait(LIMIT, "b").effective == 2
+    assert limiter.limited(LIMIT, key=lambda: "c")(lambda: "done")() == "done"
+    assert limiter.peek(LIMIT, "c").effective == 2
 
 
 @pytest.mark.parametrize("name", MODULES)

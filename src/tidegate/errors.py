@@ -2,24 +2,26 @@
 
     TidegateError
     ├── InvalidInput (ValueError)      a request or a quota is malformed; nothing was counted
-    ├── ConfigurationError             the limiter cannot start as it was told to
+    ├── ConfigurationError             the limiter cannot work as it was configured
     │   ├── MissingExtra               an optional dependency is not installed
     │   ├── RegionMismatch             the origin belongs to a region of another name
     │   └── SchemaMissing              the ledger has no schema, or an older one
     ├── Closed                         the limiter was stopped
     ├── ReentrantCall (RuntimeError)   a signal handler or finalizer called in the middle of a decision
-    ├── LimitExceeded                  the decorator's denial; carries the decision
+    ├── LimitExceeded                  raised by a function that `limited` decorates; carries the decisions
     └── DependencyError                an origin or a ledger failed; decisions went on without it
         ├── DependencyTimeout          no answer in time (it may have been applied all the same)
         ├── DependencyUnavailable      not reachable, or refused while loading, failing over, shutting down
         ├── CircuitOpen                not even tried: the breaker is open
         └── RowsRejected               the database refuses these very rows; trying again will not help
 
-`transient` says whether the same call may succeed later without anybody changing anything.
+`transient` says whether the same call may succeed later with nothing changed.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from math import inf
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -107,20 +109,33 @@ class Closed(TidegateError):
 class ReentrantCall(TidegateError, RuntimeError):
     """A signal handler or a finalizer asked for a decision in the middle of another one, on the same thread.
 
-    Waiting would deadlock and going on would let check and commit be seen apart, so the call is refused.
+    Waiting would deadlock, and going on could count wrongly, so the call is refused.
     """
 
     transient = True
 
 
 class LimitExceeded(TidegateError):
-    """Raised by the decorator when its limit denies; `decision` says when to come back."""
+    """A limit denied the call of a function that `limited` decorates. The message says when to retry."""
 
     transient = True
 
-    def __init__(self, message: str, decision: Decision) -> None:
+    def __init__(self, message: str, decisions: Sequence[Decision]) -> None:
         super().__init__(message)
-        self.decision = decision
+        self.decisions = tuple(decisions)
+        """One decision for each limit, in their order. Nothing was counted."""
+
+    @property
+    def decision(self) -> Decision:
+        """The denial that lasts longest: its `retry_after` says when to retry."""
+        return max((each for each in self.decisions if not each), key=_retry_order)
+
+    def __reduce__(self) -> tuple[type[LimitExceeded], tuple[str, tuple[Decision, ...]]]:
+        return type(self), (str(self), self.decisions)
+
+
+def _retry_order(denial: Decision) -> float:
+    return inf if denial.retry_after_ms is None else denial.retry_after_ms
 
 
 class DependencyError(TidegateError):

@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 import pytest
 
 from tidegate.core.engine import Engine, Need
-from tidegate.core.gate import Gate
+from tidegate.core.gate import CLOSED, IDLE, NOT_STARTED, Gate
 from tidegate.core.model import Decision, Limit, Request, Tuning, make_limit
 from tidegate.errors import Closed, InvalidInput, TidegateError
 
@@ -232,22 +232,20 @@ def test_an_error_shows_a_long_value_short_and_can_be_pickled() -> None:
 # -- the driver's side of the gate
 
 
-def test_a_gate_that_was_shut_stays_shut_and_so_does_the_same_door_in_a_child(
-    gate: Gate, engine: Engine
-) -> None:
+def test_a_closed_gate_stays_closed_and_so_does_the_same_gate_in_a_child(gate: Gate, engine: Engine) -> None:
     assert gate.limit(LIMIT, "a")
     with gate:
-        gate.shut()
+        gate.resting = CLOSED
     lock = threading.RLock()
-    for door in (gate, gate.reopened(lock.acquire, lock.release)):
+    for door in (gate, gate.with_lock(lock.acquire, lock.release)):
         with pytest.raises(Closed):
             door.limit(LIMIT, "a")
         with pytest.raises(Closed):
             door.ask(LIMIT, "a", 1, None)
         with pytest.raises(Closed):
             door.decide_many([Request(LIMIT, "a")])
-        with pytest.raises(Closed):
-            door.attempt_many([(LIMIT, "a", 1)], NOW_MS)
+        assert door.attempt(LIMIT, "a", 1, NOW_MS) is None
+        assert door.attempt_many([(LIMIT, "a", 1)], NOW_MS) is None
     assert engine.allowed == 1
     assert lock.acquire(blocking=False), "a refusal lets go of the lock"
     lock.release()
@@ -258,8 +256,51 @@ def test_a_door_with_another_lock_leads_to_the_same_engine_and_is_open(gate: Gat
     gate.limit(LIMIT, "a", 3)
     lock = threading.RLock()
     with gate:
-        child = gate.reopened(lock.acquire, lock.release)
+        child = gate.with_lock(lock.acquire, lock.release)
         assert child.limit(LIMIT, "a", 4).effective == 7
+
+
+@pytest.mark.parametrize("locked", [True, False])
+def test_a_request_to_a_gate_that_is_not_started_begins_outside_the_lock_and_is_decided_then(
+    engine: Engine, locked: bool
+) -> None:
+    lock = threading.Lock()  # not reentrant: a `begin` with the lock held would hang
+    begun: list[bool] = []
+
+    def begin() -> None:
+        with lock:
+            begun.append(True)
+        with door:
+            door.resting = IDLE
+
+    acquire, release = (lock.acquire, lock.release) if locked else (None, None)
+    door = Gate(engine, lambda: NOW_MS * 10**6, lambda: None, never, acquire, release, begin, NOT_STARTED)
+    assert not door.is_open
+    assert door.attempt(LIMIT, "a", 1, NOW_MS) is None
+    assert door.attempt_many([(LIMIT, "a", 1)], NOW_MS) is None
+    with door:
+        pass  # background loops enter meanwhile
+    assert not door.is_open
+    assert door.limit(LIMIT, "a").effective == 1
+    assert door.limit(LIMIT, "a").effective == 2
+    assert begun == [True]
+
+
+def test_a_begin_that_raises_leaves_the_gate_not_started_and_nothing_counted(engine: Engine) -> None:
+    lock = threading.Lock()
+
+    def begin() -> None:
+        raise LookupError("cannot start")
+
+    gate = Gate(
+        engine, lambda: NOW_MS * 10**6, lambda: None, never, lock.acquire, lock.release, begin, NOT_STARTED
+    )
+    for _ in range(2):
+        with pytest.raises(LookupError):
+            gate.limit(LIMIT, "a")
+    assert not gate.is_open
+    assert not lock.locked()
+    assert engine.allowed == 0
 
 
 def test_the_driver_is_woken_outside_the_lock_when_a_decision_leaves_work() -> None:

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.runtime.world import EPOCH_MS
-from tidegate import AsyncLimiter, ConfigurationError, InvalidInput, Limit, Limiter, Request
-from tidegate.errors import TidegateError
+from tidegate import AsyncLimiter, ConfigurationError, InvalidInput, Limit, Limiter, Request, Tuning
+from tidegate.errors import MissingExtra, TidegateError
 from tidegate.testing.clock import ManualClock
+from tidegate.testing.limiters import make_async_limiter, make_limiter
 
 TEN_A_MINUTE = Limit("10/minute", namespace="tests")
 
@@ -42,8 +46,8 @@ def test_a_bad_request_is_refused_by_name_on_every_path(
 ) -> None:
     async def collect() -> list[TidegateError]:
         clock = ManualClock(EPOCH_MS)
-        limiter = Limiter(clock=clock)
-        tasks = AsyncLimiter(clock=clock)
+        limiter = make_limiter(clock=clock)
+        tasks = make_async_limiter(clock=clock)
         good = Request(TEN_A_MINUTE, "good")
         request = Request(limit, identifier, cost)
         errors: list[TidegateError] = []
@@ -142,13 +146,28 @@ def test_a_batch_of_something_else_is_refused(item: Any) -> None:
 
 
 @pytest.mark.parametrize("make", [Limiter, AsyncLimiter])
-def test_what_cannot_work_is_told_when_the_limiter_is_made(make: type[Limiter | AsyncLimiter]) -> None:
+def test_what_cannot_work_is_raised_by_the_constructor(
+    make: type[Limiter | AsyncLimiter], tmp_path: Path
+) -> None:
     with pytest.raises(ConfigurationError, match="region"):
         make(origin="sqlite:///counts.db")
     with pytest.raises(ConfigurationError, match="region"):
         make(ledger="memory://")
-    with pytest.raises(InvalidInput, match="region"):
-        make(region="", origin="sqlite:///counts.db")
+    with pytest.raises(ConfigurationError, match="region: got 'fra', but no origin and no ledger"):
+        make(region="fra")
+    with pytest.raises(TypeError):
+        make("redis://localhost")  # type: ignore[call-arg]  # the mistake under test
+    for region in ("", "-fra", "f" * 65, "fra/1", "fra\n", "ü", 5):
+        with pytest.raises(InvalidInput) as refused:
+            make(region=region, origin="sqlite:///counts.db")  # type: ignore[arg-type]  # the mistake under test
+        assert refused.value.field == "region"
+    with pytest.raises(InvalidInput, match="tuning"):
+        make(tuning={"fresh_ms": 1})  # type: ignore[arg-type]  # the mistake under test
+    for argument in ("origin", "ledger"):
+        with pytest.raises(ConfigurationError, match=r"the directory .*/absent does not exist"):
+            make(region="fra", **{argument: f"sqlite:///{tmp_path}/absent/counts.db"})  # type: ignore[arg-type]
+        with pytest.raises(ConfigurationError, match="is a directory"):
+            make(region="fra", **{argument: f"sqlite:///{tmp_path}"})  # type: ignore[arg-type]
     with pytest.raises(ConfigurationError, match="origin"):
         make(region="fra", origin="redsi://localhost")
     with pytest.raises(ConfigurationError, match="not a URL"):
@@ -164,12 +183,56 @@ def test_what_cannot_work_is_told_when_the_limiter_is_made(make: type[Limiter | 
         make(region="fra", ledger=b"mysql://")  # type: ignore[arg-type]  # the mistake under test
 
 
-def test_the_decorator_refuses_a_key_that_gives_no_identifier() -> None:
-    limiter = Limiter()
+@pytest.mark.parametrize("make", [Limiter, AsyncLimiter])
+@pytest.mark.parametrize(
+    ("argument", "url", "module"),
+    [
+        ("origin", "redis://localhost", "tidegate.adapters.redis.origin"),
+        ("ledger", "mysql://localhost/x", "tidegate.adapters.mysql.ledger"),
+        ("ledger", "postgres://localhost/x", "tidegate.adapters.postgres.ledger"),
+    ],
+)
+def test_a_missing_extra_is_raised_by_the_constructor(
+    make: type[Limiter | AsyncLimiter],
+    argument: str,
+    url: str,
+    module: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def find_spec(name: str, path: object = None, target: object = None) -> None:
+        if name == module:
+            raise ModuleNotFoundError("No module named 'driver'", name="driver")
 
-    @limiter.limited(TEN_A_MINUTE, key=lambda user: user)
-    def work(user: object) -> None:
-        raise AssertionError("was called")
+    finder = type("Absent", (), {"find_spec": staticmethod(find_spec)})
+    monkeypatch.delitem(sys.modules, module, raising=False)
+    monkeypatch.setattr(sys, "meta_path", [finder, *sys.meta_path])
+    with pytest.raises(MissingExtra, match="pip install 'tidegate"):
+        make(region="fra", **{argument: url})  # type: ignore[arg-type]
 
-    with pytest.raises(InvalidInput, match="identifier"):
-        work(5)
+
+FIELDS: dict[str, Any] = {field.name: field.default for field in dataclasses.fields(Tuning)}
+
+
+@pytest.mark.parametrize("name", FIELDS)
+def test_every_field_of_a_tuning_is_checked_and_named(name: str) -> None:
+    assert getattr(Tuning(**{name: FIELDS[name]}), name) == FIELDS[name]
+    bad: list[Any] = [None, "1", 1.0, -1]
+    if isinstance(FIELDS[name], bool):
+        bad += [0, 1]
+    else:
+        bad += [True]
+    if name.endswith("_percent"):
+        bad += [101]
+    for value in bad:
+        with pytest.raises(InvalidInput) as caught:
+            Tuning(**{name: value})
+        assert (caught.value.field, caught.value.value) == (name, value)
+
+
+def test_a_tuning_takes_known_names_by_keyword_only_and_is_immutable() -> None:
+    with pytest.raises(TypeError):
+        Tuning(5_000)  # type: ignore[call-arg]  # the mistake under test
+    with pytest.raises(TypeError, match="fresh"):
+        Tuning(fresh=5)  # type: ignore[call-arg]  # the mistake under test
+    with pytest.raises(AttributeError):
+        Tuning().fresh_ms = 5  # type: ignore[misc]  # the mistake under test

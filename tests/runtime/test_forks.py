@@ -17,6 +17,7 @@ from tests.runtime.world import EPOCH_MS, MILLION_AN_HOUR
 from tidegate import AsyncLimiter, ConfigurationError, Limit, Limiter
 from tidegate.adapters.memory import MemoryOrigin
 from tidegate.testing.clock import ManualClock
+from tidegate.testing.limiters import make_async_limiter, make_limiter
 
 # Python 3.12 warns of forks in a process with threads, which is what is tested here.
 pytestmark = [
@@ -54,14 +55,14 @@ def in_child(work: Callable[[], Any]) -> Any:
 
 
 def test_an_embedded_limiter_goes_on_in_the_child_with_what_it_knew() -> None:
-    limiter = Limiter(clock=ManualClock(EPOCH_MS))
+    limiter = make_limiter(clock=ManualClock(EPOCH_MS))
     limiter.limit(TEN_AN_HOUR, "x", 4)
     assert in_child(lambda: limiter.limit(TEN_AN_HOUR, "x", 2).remaining) == 4
     assert limiter.limit(TEN_AN_HOUR, "x").remaining == 5, "the parent does not see what the child did"
 
 
 def test_an_embedded_async_limiter_goes_on_in_the_child() -> None:
-    limiter = AsyncLimiter(clock=ManualClock(EPOCH_MS))
+    limiter = make_async_limiter(clock=ManualClock(EPOCH_MS))
 
     def work() -> int:
         return asyncio.run(limiter.limit(TEN_AN_HOUR, "x", 2)).remaining
@@ -120,7 +121,7 @@ def test_a_lock_that_is_held_for_ever_does_not_hang_the_fork_or_the_child() -> N
 
 def test_a_child_of_a_node_is_a_node_of_its_own_and_its_counts_arrive(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path}/counts.db"
-    limiter = Limiter("fra", url)
+    limiter = Limiter(region="fra", origin=url)
     limiter.limit(MILLION_AN_HOUR, "x", 5)
     parent_id = limiter.statistics().node_id
 
@@ -132,7 +133,7 @@ def test_a_child_of_a_node_is_a_node_of_its_own_and_its_counts_arrive(tmp_path: 
         return [seen.effective, seen.source, node_id, again]
 
     limiter.stop()
-    limiter = Limiter("fra", url)
+    limiter = Limiter(region="fra", origin=url)
     limiter.limit(MILLION_AN_HOUR, "x", 1)
     effective, source, node_id, _ = in_child(work)
     assert source == "origin"
@@ -140,7 +141,7 @@ def test_a_child_of_a_node_is_a_node_of_its_own_and_its_counts_arrive(tmp_path: 
     assert node_id not in (parent_id, limiter.statistics().node_id)
     limiter.limit(MILLION_AN_HOUR, "x", 2)
     limiter.stop()
-    with Limiter("fra", url) as auditor:
+    with Limiter(region="fra", origin=url) as auditor:
         assert auditor.peek(MILLION_AN_HOUR, "x").effective == 5 + 1 + 3 + 2
 
 
@@ -148,7 +149,7 @@ def test_a_node_that_was_started_on_an_event_loop_starts_again_in_the_child(tmp_
     url = f"sqlite:///{tmp_path}/counts.db"
 
     async def parent() -> tuple[Any, str, int]:
-        async with AsyncLimiter("fra", url) as limiter:
+        async with AsyncLimiter(region="fra", origin=url) as limiter:
             await limiter.limit(MILLION_AN_HOUR, "x", 5)
 
             def work() -> list[Any]:
@@ -172,7 +173,7 @@ def test_a_node_that_was_started_on_an_event_loop_starts_again_in_the_child(tmp_
             answer = in_child(work)
             node_id = limiter.statistics().node_id
             await limiter.limit(MILLION_AN_HOUR, "x", 2)
-        async with AsyncLimiter("fra", url) as auditor:
+        async with AsyncLimiter(region="fra", origin=url) as auditor:
             total = (await auditor.peek(MILLION_AN_HOUR, "x")).effective
         return answer, node_id, total
 
@@ -184,7 +185,7 @@ def test_a_node_that_was_started_on_an_event_loop_starts_again_in_the_child(tmp_
 
 
 def test_a_child_that_never_used_its_limiter_may_stop_it(tmp_path: Path) -> None:
-    limiter = Limiter("fra", f"sqlite:///{tmp_path}/counts.db")
+    limiter = Limiter(region="fra", origin=f"sqlite:///{tmp_path}/counts.db")
     limiter.limit(MILLION_AN_HOUR, "x", 5)
 
     def work() -> bool:
@@ -197,7 +198,7 @@ def test_a_child_that_never_used_its_limiter_may_stop_it(tmp_path: Path) -> None
 
 
 def test_a_limiter_with_an_adapter_object_cannot_be_forked_and_says_what_to_do() -> None:
-    limiter = Limiter("fra", MemoryOrigin())
+    limiter = Limiter(region="fra", origin=MemoryOrigin())
     limiter.limit(MILLION_AN_HOUR, "x")
 
     def work() -> str:

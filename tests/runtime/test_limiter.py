@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import inspect
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from tests.runtime.world import EPOCH_MS, HUNDRED_A_MINUTE
-from tidegate import AsyncLimiter, Decision, Limit, Limiter, LimitExceeded, Request
+from tidegate import AsyncLimiter, Decision, Limit, Limiter, Request
 from tidegate.errors import Closed
 from tidegate.testing.clock import ManualClock
+from tidegate.testing.limiters import make_async_limiter, make_limiter
 
 TWO_A_MINUTE = Limit("2/minute", namespace="tests")
 
@@ -40,7 +40,7 @@ def clock() -> ManualClock:
 
 @pytest.fixture(params=["sync", "async"])
 def driver(request: pytest.FixtureRequest, clock: ManualClock) -> Driver:
-    return Driver(Limiter(clock=clock) if request.param == "sync" else AsyncLimiter(clock=clock))
+    return Driver(make_limiter(clock=clock) if request.param == "sync" else make_async_limiter(clock=clock))
 
 
 def test_a_decision_says_all_that_a_caller_needs(driver: Driver) -> None:
@@ -150,13 +150,13 @@ def test_start_and_stop_may_be_called_again_and_a_stopped_limiter_says_so(driver
 
 
 def test_context_managers_start_and_stop(clock: ManualClock) -> None:
-    with Limiter(clock=clock) as limiter:
+    with make_limiter(clock=clock) as limiter:
         assert limiter.limit(TWO_A_MINUTE, "x")
     with pytest.raises(Closed):
         limiter.limit(TWO_A_MINUTE, "x")
 
     async def main() -> None:
-        async with AsyncLimiter(clock=clock) as limiter:
+        async with make_async_limiter(clock=clock) as limiter:
             assert await limiter.limit(TWO_A_MINUTE, "x")
         with pytest.raises(Closed):
             await limiter.limit(TWO_A_MINUTE, "x")
@@ -166,7 +166,7 @@ def test_context_managers_start_and_stop(clock: ManualClock) -> None:
 
 
 async def test_without_a_network_no_decision_needs_an_await(clock: ManualClock) -> None:
-    limiter = AsyncLimiter(clock=clock)
+    limiter = make_async_limiter(clock=clock)
     decision = limiter.limit_nowait(TWO_A_MINUTE, "x")
     assert decision is not None and decision.remaining == 1
     decisions = limiter.limit_many_nowait([Request(TWO_A_MINUTE, "x")])
@@ -183,7 +183,7 @@ def test_wait_sleeps_exactly_as_long_as_it_must(clock: ManualClock) -> None:
         slept_s.append(seconds)
         clock.advance(round(seconds * 1000))
 
-    limiter = Limiter(clock=clock, sleep=sleep)
+    limiter = make_limiter(clock=clock, sleep=sleep)
     assert limiter.wait(TWO_A_MINUTE, "x", 2)
     assert slept_s == []
     expected_s = limiter.peek(TWO_A_MINUTE, "x").retry_after
@@ -197,7 +197,7 @@ def test_wait_gives_up_at_once_when_it_cannot_fit_in_time_or_ever(clock: ManualC
     def sleep(seconds: float) -> None:
         raise AssertionError(f"slept {seconds} s for nothing")
 
-    limiter = Limiter(clock=clock, sleep=sleep)
+    limiter = make_limiter(clock=clock, sleep=sleep)
     limiter.limit(TWO_A_MINUTE, "x", 2)
     for timeout in (0, 0.5, 1):
         denial = limiter.wait(TWO_A_MINUTE, "x", timeout=timeout)
@@ -205,71 +205,3 @@ def test_wait_gives_up_at_once_when_it_cannot_fit_in_time_or_ever(clock: ManualC
         assert denial.retry_after is not None and denial.retry_after > timeout
     assert limiter.wait(TWO_A_MINUTE, "x", 3).retry_after is None
     assert limiter.wait(TWO_A_MINUTE, "x", 3, timeout=1000).retry_after is None
-
-
-# -- the decorator
-
-
-def test_the_decorator_counts_calls_and_raises_with_the_decision(clock: ManualClock) -> None:
-    limiter = Limiter(clock=clock)
-
-    @limiter.limited(TWO_A_MINUTE, key=lambda user, *, text: f"{user}")
-    def send(user: str, *, text: str) -> str:
-        """Sends."""
-        return f"{user}: {text}"
-
-    assert send.__name__ == "send"
-    assert send.__doc__ == "Sends."
-    assert [send("ann", text="1"), send("ann", text="2"), send("bob", text="3")] == [
-        "ann: 1",
-        "ann: 2",
-        "bob: 3",
-    ]
-    with pytest.raises(LimitExceeded, match="'ann' is over 2 per 60000 ms in 'tests'") as caught:
-        send("ann", text="4")
-    assert not caught.value.decision
-    assert caught.value.decision.retry_after is not None
-    assert caught.value.transient
-
-
-def test_the_decorator_may_wait_and_may_cost_more(clock: ManualClock) -> None:
-    limiter = Limiter(clock=clock, sleep=lambda seconds: clock.advance(round(seconds * 1000)))
-    calls = []
-
-    @limiter.limited(TWO_A_MINUTE, key=lambda: "x", cost=2, wait=300)
-    def work() -> None:
-        calls.append(clock.now_ms())
-
-    work()
-    work()
-    assert calls[0] < calls[1]
-
-    @limiter.limited(TWO_A_MINUTE, key=lambda: "x", cost=2, wait=0.001)
-    def hasty() -> None:
-        raise AssertionError("was called")
-
-    with pytest.raises(LimitExceeded):
-        hasty()
-
-
-def test_a_thread_limiter_refuses_to_decorate_a_coroutine_function() -> None:
-    async def work() -> None: ...
-
-    with pytest.raises(TypeError, match="AsyncLimiter"):
-        Limiter().limited(TWO_A_MINUTE, key=lambda: "x")(work)
-
-
-async def test_the_async_decorator_counts_calls_and_raises_with_the_decision(clock: ManualClock) -> None:
-    limiter = AsyncLimiter(clock=clock)
-
-    @limiter.limited(TWO_A_MINUTE, key=lambda user: user)
-    async def send(user: str) -> str:
-        """Sends."""
-        return user
-
-    assert (send.__name__, send.__doc__) == ("send", "Sends.")
-    assert inspect.iscoroutinefunction(send)
-    assert [await send("ann"), await send("ann"), await send("bob")] == ["ann", "ann", "bob"]
-    with pytest.raises(LimitExceeded) as caught:
-        await send("ann")
-    assert not caught.value.decision

@@ -204,7 +204,7 @@ async def test_an_origin_that_hangs_does_not_use_up_the_time_of_the_last_publish
     await node.limiter.start()
     node.faults.hang("merge")
     await fill(node, 3)
-    await node.limiter.stop(timeout_s=0.5)
+    await node.limiter.stop(timeout=0.5)
     assert len(published(ledger)) == 3
 
 

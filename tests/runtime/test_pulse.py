@@ -5,10 +5,10 @@ import asyncio
 import pytest
 
 from tests.runtime.world import EPOCH_MS, Region, on_virtual_time, turns
-from tidegate import AsyncLimiter
 from tidegate.adapters.memory import MemoryOrigin
 from tidegate.ports import Pulse
 from tidegate.testing.clock import ManualClock
+from tidegate.testing.limiters import make_async_limiter
 
 
 @on_virtual_time
@@ -89,7 +89,7 @@ async def test_a_clock_that_is_off_is_reported_once_and_not_corrected(
     offset_ms: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     mine, theirs = ManualClock(EPOCH_MS), ManualClock(EPOCH_MS - offset_ms)
-    limiter = AsyncLimiter("fra", MemoryOrigin(clock=theirs), clock=mine)
+    limiter = make_async_limiter(region="fra", origin=MemoryOrigin(clock=theirs), clock=mine)
     await limiter.start()
     pulse = limiter._parts.node.pulse if limiter._parts.node else None
     assert pulse is not None
@@ -132,7 +132,7 @@ async def test_a_round_trip_that_took_long_says_nothing_about_the_clock(
             return answer
 
     origin = Slow(clock=clock)
-    limiter = AsyncLimiter("fra", origin, clock=clock)
+    limiter = make_async_limiter(region="fra", origin=origin, clock=clock)
     await limiter.start()
     pulse = limiter._parts.node.pulse if limiter._parts.node else None
     assert pulse is not None

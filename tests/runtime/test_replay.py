@@ -9,12 +9,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.runtime.world import HUNDRED_A_MINUTE, MILLION_AN_HOUR, Region, clock, on_virtual_time, turns
-from tidegate import AsyncLimiter, Limit, Tuning
+from tidegate import Limit, Tuning
 from tidegate.adapters.memory import MemoryOrigin
 from tidegate.core.model import Component, Heard
 from tidegate.runtime.loops import Backoff
 from tidegate.runtime.replay import BREATHS, SLICE_CELLS
 from tidegate.testing.faults import TrackingOrigin
+from tidegate.testing.limiters import make_async_limiter
 
 
 def sizes(arguments: list[object]) -> list[int]:
@@ -179,7 +180,7 @@ async def test_stop_gives_up_at_its_deadline() -> None:
     await node.limiter.start()
     node.faults.hang("merge")
     await node.accept("x", 9)
-    await node.limiter.stop(timeout_s=0.7)
+    await node.limiter.stop(timeout=0.7)
     assert loop.time() <= 0.7 + 1e-6
     assert node.origin.closed == 1
     hanging = region.node()
@@ -343,7 +344,9 @@ async def test_with_an_interval_counts_are_told_together_and_each_within_it() ->
     slow = SlowOrigin(clock=clock())
     slow.merge_s = 0.2
     origin = TrackingOrigin(slow)
-    async with AsyncLimiter("fra", origin, clock=clock(), tuning=Tuning(replay_interval_ms=900)) as limiter:
+    async with make_async_limiter(
+        region="fra", origin=origin, clock=clock(), tuning=Tuning(replay_interval_ms=900)
+    ) as limiter:
         await limiter.limit(MILLION_AN_HOUR, "x")
         await origin.until("merge", 1)
         assert loop.time() == 0.0, "after a quiet moment nothing waits"
@@ -365,7 +368,7 @@ async def test_a_turn_ends_with_what_was_dirty_when_it_began() -> None:
     slow = SlowOrigin(clock=clock())
     origin = TrackingOrigin(slow)
     tuning = Tuning(replay_cells_max=10, replay_interval_ms=60_000)
-    async with AsyncLimiter("fra", origin, clock=clock(), tuning=tuning) as limiter:
+    async with make_async_limiter(region="fra", origin=origin, clock=clock(), tuning=tuning) as limiter:
         slow.merge_s = 0.1
         await asyncio.gather(*(limiter.limit(MILLION_AN_HOUR, f"user {n}") for n in range(25)))
         for n in range(1_000):
@@ -403,7 +406,7 @@ async def test_a_turn_ends_when_those_who_waited_are_forgotten_meanwhile() -> No
     origin = TrackingOrigin(slow)
     short = Limit("1000000/second", namespace="tests")
     tuning = Tuning(replay_cells_max=2, replay_timeout_ms=60_000)
-    async with AsyncLimiter("fra", origin, clock=clock(), tuning=tuning) as limiter:
+    async with make_async_limiter(region="fra", origin=origin, clock=clock(), tuning=tuning) as limiter:
         slow.merge_s = 20.0
         await asyncio.gather(*(limiter.limit(short, f"user {n}") for n in range(30)))
         await asyncio.sleep(19)

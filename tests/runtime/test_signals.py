@@ -9,9 +9,10 @@ import threading
 import pytest
 
 from tests.runtime.world import EPOCH_MS
-from tidegate import AsyncLimiter, Limit, Limiter
+from tidegate import Limit
 from tidegate.errors import ReentrantCall
 from tidegate.testing.clock import ManualClock
+from tidegate.testing.limiters import make_async_limiter, make_limiter
 
 pytestmark = pytest.mark.skipif(
     not hasattr(signal, "setitimer"), reason="no setitimer here: signals are not checked"
@@ -23,8 +24,8 @@ MANY = Limit(10**9, duration_ms=3_600_000, namespace="tests")
 @pytest.mark.parametrize("kind", ["threads", "tasks"])
 def test_a_handler_that_calls_in_the_middle_of_a_decision_is_never_counted_wrong(kind: str) -> None:
     clock = ManualClock(EPOCH_MS)
-    limiter = Limiter(clock=clock)
-    tasks = AsyncLimiter(clock=clock)
+    limiter = make_limiter(clock=clock)
+    tasks = make_async_limiter(clock=clock)
     outcomes = {"served": 0, "refused": 0}
 
     def decide() -> bool:
@@ -56,7 +57,7 @@ def test_a_handler_that_calls_in_the_middle_of_a_decision_is_never_counted_wrong
 
 
 def test_a_refused_handler_leaves_the_lock_to_the_others() -> None:
-    limiter = Limiter(clock=ManualClock(EPOCH_MS))
+    limiter = make_limiter(clock=ManualClock(EPOCH_MS))
     with limiter._gate:
         with pytest.raises(ReentrantCall, match="signal handler or a finalizer"):
             limiter.limit(MANY, "x")
@@ -71,7 +72,7 @@ def test_a_refused_handler_leaves_the_lock_to_the_others() -> None:
 
 
 def test_a_finalizer_may_ask_for_a_decision() -> None:
-    limiter = Limiter(clock=ManualClock(EPOCH_MS))
+    limiter = make_limiter(clock=ManualClock(EPOCH_MS))
     served = []
 
     class Loud:

@@ -7,6 +7,7 @@ from tests.runtime.world import HUNDRED_A_MINUTE, MILLION_AN_HOUR, Region, clock
 from tidegate import AsyncLimiter, Limiter, Statistics
 from tidegate.adapters.memory import MemoryLedger, MemoryOrigin
 from tidegate.runtime.latency import BOUNDS_S, Histogram
+from tidegate.testing.limiters import make_async_limiter
 
 FIELDS = {field.name for field in dataclasses.fields(Statistics)}
 # Written by the limiter itself, not by its node.
@@ -29,7 +30,7 @@ OF_THE_ENGINE = {
 
 @on_virtual_time
 async def test_a_node_tells_every_field_of_the_statistics_and_no_other() -> None:
-    limiter = AsyncLimiter("fra", MemoryOrigin(), MemoryLedger(), clock=clock())
+    limiter = make_async_limiter(region="fra", origin=MemoryOrigin(), ledger=MemoryLedger(), clock=clock())
     await limiter.start()
     assert limiter._parts.node is not None
     told = set(limiter._parts.node.statistics(0.0))

@@ -11,11 +11,12 @@ from typing import Any
 import pytest
 
 from tests.runtime.world import EPOCH_MS, MILLION_AN_HOUR
-from tidegate import AsyncLimiter, Decision, Limit, Limiter, Request
+from tidegate import Decision, Limit, Limiter, Request
 from tidegate.adapters.memory import MemoryOrigin
 from tidegate.errors import Closed
 from tidegate.testing.clock import ManualClock
 from tidegate.testing.faults import FailingOrigin, TrackingOrigin
+from tidegate.testing.limiters import make_async_limiter, make_limiter
 
 THREADS = 8
 ROUNDS = 400
@@ -49,7 +50,11 @@ def hammer(work: Callable[[int], Any], threads: int = THREADS) -> list[Any]:
 def test_threads_on_one_subject_never_exceed_the_limit_and_lose_nothing(shared: bool) -> None:
     clock = ManualClock(EPOCH_MS)
     store = MemoryOrigin(clock=clock)
-    limiter = Limiter("fra", store.another(), clock=clock) if shared else Limiter(clock=clock)
+    limiter = (
+        make_limiter(region="fra", origin=store.another(), clock=clock)
+        if shared
+        else make_limiter(clock=clock)
+    )
 
     def work(number: int) -> int:
         return sum(bool(limiter.limit(HALF, "x")) for _ in range(ROUNDS))
@@ -61,14 +66,14 @@ def test_threads_on_one_subject_never_exceed_the_limit_and_lose_nothing(shared: 
     assert (statistics.allowed - 1, statistics.denied) == (accepted, THREADS * ROUNDS - accepted)
     limiter.stop()
     if shared:
-        with Limiter("fra", store.another(), clock=clock) as other:
+        with make_limiter(region="fra", origin=store.another(), clock=clock) as other:
             assert other.peek(HALF, "x").effective == accepted
 
 
 def test_threads_of_three_nodes_on_many_subjects_agree_in_the_end() -> None:
     clock = ManualClock(EPOCH_MS)
     store = MemoryOrigin(clock=clock)
-    nodes = [Limiter("fra", store.another(), clock=clock) for _ in range(3)]
+    nodes = [make_limiter(region="fra", origin=store.another(), clock=clock) for _ in range(3)]
 
     def work(number: int) -> Counter[str]:
         accepted: Counter[str] = Counter()
@@ -82,14 +87,14 @@ def test_threads_of_three_nodes_on_many_subjects_agree_in_the_end() -> None:
     total: Counter[str] = sum(hammer(work), Counter())
     for node in nodes:
         node.stop()
-    with Limiter("fra", store.another(), clock=clock) as auditor:
+    with make_limiter(region="fra", origin=store.another(), clock=clock) as auditor:
         for name, count in total.items():
             assert auditor.peek(MILLION_AN_HOUR, name).effective == count
 
 
 def test_batches_of_many_threads_are_all_or_nothing() -> None:
     limit = Limit(ROUNDS, duration_ms=3_600_000, namespace="tests")
-    limiter = Limiter(clock=ManualClock(EPOCH_MS))
+    limiter = make_limiter(clock=ManualClock(EPOCH_MS))
 
     def work(number: int) -> int:
         names = ("a", "b") if number % 2 else ("b", "a")
@@ -103,7 +108,7 @@ def test_batches_of_many_threads_are_all_or_nothing() -> None:
 
 def test_threads_that_arrive_together_start_the_limiter_once() -> None:
     origin = TrackingOrigin(MemoryOrigin())
-    limiter = Limiter("fra", origin)
+    limiter = Limiter(region="fra", origin=origin)
     hammer(lambda number: limiter.limit(MILLION_AN_HOUR, f"user {number}"))
     assert origin.count("open") == 1
     limiter.stop()
@@ -116,7 +121,7 @@ def test_a_stop_in_the_middle_of_traffic_ends_every_thread_with_closed_and_loses
     store = MemoryOrigin(clock=clock)
     accepted: Counter[str] = Counter()
     for life in range(15):
-        limiter = Limiter("fra", store.another(), clock=clock)
+        limiter = make_limiter(region="fra", origin=store.another(), clock=clock)
         limiter.start()
         begun = threading.Barrier(THREADS)
 
@@ -144,7 +149,7 @@ def test_a_stop_in_the_middle_of_traffic_ends_every_thread_with_closed_and_loses
 
         for allowed in hammer(work):
             accepted += allowed
-    with Limiter("fra", store.another(), clock=clock) as auditor:
+    with make_limiter(region="fra", origin=store.another(), clock=clock) as auditor:
         found = {name: auditor.peek(MILLION_AN_HOUR, name).effective for name in accepted}
     assert found == dict(accepted)
 
@@ -152,7 +157,7 @@ def test_a_stop_in_the_middle_of_traffic_ends_every_thread_with_closed_and_loses
 async def test_many_tasks_on_one_subject_never_exceed_the_limit_and_lose_nothing() -> None:
     clock = ManualClock(EPOCH_MS)
     store = MemoryOrigin(clock=clock)
-    nodes = [AsyncLimiter("fra", store.another(), clock=clock) for _ in range(2)]
+    nodes = [make_async_limiter(region="fra", origin=store.another(), clock=clock) for _ in range(2)]
 
     async def customer(number: int) -> int:
         accepted = 0
@@ -165,7 +170,7 @@ async def test_many_tasks_on_one_subject_never_exceed_the_limit_and_lose_nothing
     assert accepted == 2_000
     for node in nodes:
         await node.stop()
-    async with AsyncLimiter("fra", store.another(), clock=clock) as auditor:
+    async with make_async_limiter(region="fra", origin=store.another(), clock=clock) as auditor:
         assert (await auditor.peek(MILLION_AN_HOUR, "x")).effective == 2_000
 
 
@@ -173,7 +178,7 @@ async def test_tasks_that_wait_for_a_read_when_the_limiter_stops_are_refused_or_
     clock = ManualClock(EPOCH_MS)
     store = MemoryOrigin(clock=clock)
     origin = FailingOrigin(store.another())
-    limiter = AsyncLimiter("fra", origin, clock=clock)
+    limiter = make_async_limiter(region="fra", origin=origin, clock=clock)
     await limiter.start()
     origin.faults.hang("read")
     customers = [asyncio.ensure_future(limiter.limit(MILLION_AN_HOUR, "x")) for _ in range(10)]
@@ -182,13 +187,13 @@ async def test_tasks_that_wait_for_a_read_when_the_limiter_stops_are_refused_or_
     answers = await asyncio.gather(*customers, return_exceptions=True)
     allowed = sum(isinstance(one, Decision) and one.allowed for one in answers)
     assert allowed + sum(isinstance(one, Closed) for one in answers) == 10
-    async with AsyncLimiter("fra", store.another(), clock=clock) as auditor:
+    async with make_async_limiter(region="fra", origin=store.another(), clock=clock) as auditor:
         assert (await auditor.peek(MILLION_AN_HOUR, "x")).effective == allowed
 
 
 @pytest.mark.parametrize("shared", [False, True], ids=["embedded", "origin"])
 def test_a_limit_function_that_somebody_kept_is_closed_too(shared: bool) -> None:
-    limiter = Limiter("fra", MemoryOrigin()) if shared else Limiter()
+    limiter = Limiter(region="fra", origin=MemoryOrigin()) if shared else Limiter()
     limiter.start()
     kept = limiter.limit
     assert kept(MILLION_AN_HOUR, "x")

@@ -5,7 +5,8 @@ import asyncio
 import pytest
 
 from tests.runtime.world import clock, on_virtual_time
-from tidegate import AsyncLimiter, InvalidInput, Limit, LimitExceeded
+from tidegate import InvalidInput, Limit, LimitExceeded
+from tidegate.testing.limiters import make_async_limiter
 
 TWO_A_MINUTE = Limit("2/minute", namespace="tests")
 
@@ -13,7 +14,7 @@ TWO_A_MINUTE = Limit("2/minute", namespace="tests")
 @on_virtual_time
 async def test_wait_sleeps_exactly_as_long_as_it_must() -> None:
     loop = asyncio.get_running_loop()
-    limiter = AsyncLimiter(clock=clock())
+    limiter = make_async_limiter(clock=clock())
     assert await limiter.wait(TWO_A_MINUTE, "x", 2)
     assert loop.time() == 0.0
     retry_after_s = (await limiter.limit(TWO_A_MINUTE, "x")).retry_after
@@ -24,7 +25,7 @@ async def test_wait_sleeps_exactly_as_long_as_it_must() -> None:
 @on_virtual_time
 async def test_wait_gives_up_at_once_when_it_cannot_fit_in_time_or_ever() -> None:
     loop = asyncio.get_running_loop()
-    limiter = AsyncLimiter(clock=clock())
+    limiter = make_async_limiter(clock=clock())
     await limiter.limit(TWO_A_MINUTE, "x", 2)
     for timeout in (0, 0.5, 1):
         denial = await limiter.wait(TWO_A_MINUTE, "x", timeout=timeout)
@@ -37,7 +38,7 @@ async def test_wait_gives_up_at_once_when_it_cannot_fit_in_time_or_ever() -> Non
 @on_virtual_time
 async def test_everybody_who_waits_is_served_in_the_end_and_the_limit_is_kept() -> None:
     loop = asyncio.get_running_loop()
-    limiter = AsyncLimiter(clock=clock())
+    limiter = make_async_limiter(clock=clock())
     served_s: list[float] = []
 
     async def customer() -> None:
@@ -53,7 +54,7 @@ async def test_everybody_who_waits_is_served_in_the_end_and_the_limit_is_kept() 
 
 @on_virtual_time
 async def test_the_one_who_stops_waiting_consumes_nothing() -> None:
-    limiter = AsyncLimiter(clock=clock())
+    limiter = make_async_limiter(clock=clock())
     await limiter.limit(TWO_A_MINUTE, "x", 2)
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(5):
@@ -63,14 +64,14 @@ async def test_the_one_who_stops_waiting_consumes_nothing() -> None:
 
 @on_virtual_time
 async def test_the_decorator_may_wait() -> None:
-    limiter = AsyncLimiter(clock=clock())
+    limiter = make_async_limiter(clock=clock())
 
-    @limiter.limited(TWO_A_MINUTE, key=lambda: "x", cost=2, wait=300)
+    @limiter.limited(TWO_A_MINUTE, key=lambda: "x", cost=2, timeout=300)
     async def work() -> float:
         return asyncio.get_running_loop().time()
 
     assert await work() < await work()
-    hasty = limiter.limited(TWO_A_MINUTE, key=lambda: "x", cost=2, wait=0.001)(work)
+    hasty = limiter.limited(TWO_A_MINUTE, key=lambda: "x", cost=2, timeout=0.001)(work)
     with pytest.raises(LimitExceeded):
         await hasty()
 
@@ -78,7 +79,7 @@ async def test_the_decorator_may_wait() -> None:
 @pytest.mark.parametrize("timeout", [-1, True, "5", float("nan"), [1]])
 @on_virtual_time
 async def test_a_timeout_that_is_no_time_is_refused_before_anything_is_counted(timeout: float) -> None:
-    limiter = AsyncLimiter(clock=clock())
+    limiter = make_async_limiter(clock=clock())
     with pytest.raises(InvalidInput, match="timeout"):
         await limiter.wait(TWO_A_MINUTE, "x", timeout=timeout)
     assert (await limiter.peek(TWO_A_MINUTE, "x")).effective == 0

@@ -8,11 +8,12 @@ from collections.abc import Callable, Coroutine
 from random import Random
 from typing import Any, ParamSpec, TypeVar, cast
 
-from tidegate import AsyncLimiter, Limit, Tuning
+from tidegate import Limit, Tuning
 from tidegate.adapters.memory import MemoryLedger, MemoryOrigin
 from tidegate.ports import Ledger, Origin
 from tidegate.sim.virtual_time import VirtualClock, VirtualLoop
 from tidegate.testing.faults import FailingLedger, FailingOrigin, TrackingLedger, TrackingOrigin
+from tidegate.testing.limiters import make_async_limiter
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -80,8 +81,13 @@ class Member:
             self.ledger = TrackingLedger(self.failing_ledger)
         origin: Origin | None = self.origin if with_origin else None
         ledger: Ledger | None = self.ledger
-        self.limiter = AsyncLimiter(
-            name, origin, ledger, clock=region.clock, tuning=region.tuning, random=Random(len(region.nodes))
+        self.limiter = make_async_limiter(
+            region=name,
+            origin=origin,
+            ledger=ledger,
+            clock=region.clock,
+            tuning=region.tuning,
+            random=Random(len(region.nodes)),
         )
 
     @property

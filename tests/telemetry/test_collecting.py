@@ -13,6 +13,7 @@ from tidegate.errors import DependencyUnavailable
 from tidegate.telemetry import Collector, collect, render
 from tidegate.telemetry.metrics import METRICS, Snapshot, metric
 from tidegate.testing import ManualClock
+from tidegate.testing.limiters import make_async_limiter
 
 EMAILS = Limit("3/minute", namespace="email")
 NOON_MS = 1_700_000_000_000
@@ -62,7 +63,7 @@ def test_an_embedded_limiter_counts_its_decisions() -> None:
 
 
 async def test_a_node_of_a_fleet_tells_of_its_origin_and_ledger() -> None:
-    async with AsyncLimiter("fra", MemoryOrigin(), MemoryLedger()) as limiter:
+    async with AsyncLimiter(region="fra", origin=MemoryOrigin(), ledger=MemoryLedger()) as limiter:
         for _ in range(2):
             await limiter.limit(EMAILS, "alice")
         snapshot = collect(limiter)
@@ -81,7 +82,7 @@ async def test_a_node_of_a_fleet_tells_of_its_origin_and_ledger() -> None:
 @pytest.mark.parametrize("ahead_ms", [-250, 0, 250])
 async def test_the_clock_offset_tells_how_far_this_node_is_ahead_of_its_origin(ahead_ms: int) -> None:
     mine, theirs = ManualClock(NOON_MS + ahead_ms), ManualClock(NOON_MS)
-    async with AsyncLimiter("fra", MemoryOrigin(clock=theirs), clock=mine) as limiter:
+    async with make_async_limiter(region="fra", origin=MemoryOrigin(clock=theirs), clock=mine) as limiter:
         node = limiter._parts.node
         assert node is not None and node.pulse is not None
         await node.pulse.run_once()
@@ -94,7 +95,7 @@ class DownOrigin(MemoryOrigin):
 
 
 async def test_a_decision_without_its_origin_is_local_and_the_error_is_counted() -> None:
-    async with AsyncLimiter("fra", DownOrigin()) as limiter:
+    async with AsyncLimiter(region="fra", origin=DownOrigin()) as limiter:
         decision = await limiter.limit(EMAILS, "alice")
         snapshot = collect(limiter)
     assert decision.source == "degraded"

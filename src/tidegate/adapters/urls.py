@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 from urllib.parse import parse_qsl, unquote
 
@@ -18,7 +19,15 @@ from tidegate.errors import ConfigurationError, MissingExtra
 if TYPE_CHECKING:
     from tidegate.ports import Ledger, Origin
 
-__all__ = ["ServerURL", "masked", "open_ledger", "open_origin", "parse_server_url", "sqlite_path"]
+__all__ = [
+    "ServerURL",
+    "check_directory",
+    "masked",
+    "open_ledger",
+    "open_origin",
+    "parse_server_url",
+    "sqlite_path",
+]
 
 REDIS_SCHEMES: Final = frozenset(
     f"{name}{secure}{kind}"
@@ -161,6 +170,19 @@ def sqlite_path(url: str) -> str:
     if path in ("", ":memory:"):
         raise ConfigurationError(f"{url}: name a file, sqlite:///path, or use memory:// to keep nothing")
     return path
+
+
+def check_directory(url: str) -> None:
+    """Refuse a SQLite URL whose directory does not exist. Nothing creates it later."""
+    if SCHEME.match(url) is None or scheme_of(url, "") != "sqlite":
+        return
+    path = Path(sqlite_path(url)).absolute()
+    if not path.parent.is_dir():
+        raise ConfigurationError(
+            f"{path}: the directory {path.parent} does not exist; create it or correct the URL"
+        )
+    if path.is_dir():
+        raise ConfigurationError(f"{path} is a directory; name a file in it")
 
 
 def _refuse_more_than_scheme(url: str) -> None:

@@ -1,30 +1,41 @@
-"""The door to the engine: arguments checked, one caller at a time, the time filled in.
+"""The way into the engine: arguments checked, one caller at a time, the time filled in.
 
-Compiled with the rest of the core because it is on every caller's path. It owns no clock and no lock: both are
-given, as callables. `acquire` and `release` must be those of a reentrant lock, or absent where one thread owns the
-engine. A signal handler or a finalizer that calls in the middle of a decision, on the thread that is making it, is
+Compiled with the rest of the core because every decision passes through it. It owns no clock and no lock: both are
+given, as callables. `acquire` and `release` must belong to a reentrant lock; they are absent where one thread owns the
+engine. A signal handler or a finalizer that asks for a decision in the middle of another one, on the same thread, is
 refused: waiting would deadlock, and going on would let check and commit be seen apart.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Final, final
+from typing import Any, Final, final
 
+from tidegate.core._native import mypyc_attr
 from tidegate.core.engine import Engine, Need
 from tidegate.core.model import LOCAL, Decision, Limit, Request, checked_int, checked_name
 from tidegate.errors import Closed, InvalidInput, ReentrantCall
 
-__all__ = ["Gate"]
+__all__ = ["CLOSED", "DECIDING", "IDLE", "NOT_STARTED", "Gate", "LimitMethod"]
+
+# The states of a gate. A request enters at once in IDLE only, so that the usual case costs one comparison.
+IDLE: Final = 0
+DECIDING: Final = 1
+NOT_STARTED: Final = (
+    2  # background loops may enter; a request calls `begin` first, or is turned away by `attempt`
+)
+CLOSED: Final = 3
 
 LIMIT_EXPECTED: Final = 'a Limit, such as Limit("100/minute", namespace="email.send")'
-
-
 REQUESTS_EXPECTED: Final = "Request(limit, identifier, cost) items"
 
 
 def no_lock() -> bool:
     return True
+
+
+def cannot_begin() -> None:
+    raise AssertionError("this gate was made without a `begin`")
 
 
 def checked_request(item: object) -> Request:
@@ -43,22 +54,24 @@ def checked_request(item: object) -> Request:
 
 @final
 class Gate:
-    """One engine's door.
+    """One engine's gate.
 
-    `now_ns` gives Unix nanoseconds. `wake` is called, outside the lock, when a decision has left work for the
-    background loops; `settle` when a read must come first: it reads, and returns the decision.
+    `now_ns` gives Unix nanoseconds. These are called outside the lock: `wake` when a decision has left work for the
+    background loops; `settle` when a read must come first: it reads, and returns the decision; `begin` when a request
+    meets NOT_STARTED: it starts what must be started and opens the gate, or raises.
     """
 
     __slots__ = (
         "_acquire",
-        "_busy",
+        "_begin",
         "_engine",
         "_locked",
         "_now_ns",
         "_release",
         "_settle",
-        "_shut",
+        "_state",
         "_wake",
+        "resting",
     )
 
     def __init__(
@@ -69,6 +82,8 @@ class Gate:
         settle: Callable[[Limit, str, int, int, Need], Decision],
         acquire: Callable[[], bool] | None = None,
         release: Callable[[], None] | None = None,
+        begin: Callable[[], object] = cannot_begin,
+        state: int = IDLE,
     ) -> None:
         self._engine: Final[Engine] = engine
         self._now_ns: Final[Callable[[], int]] = now_ns
@@ -77,45 +92,70 @@ class Gate:
         self._locked: Final[bool] = acquire is not None
         self._acquire: Final[Callable[[], object]] = acquire or no_lock
         self._release: Final[Callable[[], object]] = release or no_lock
-        # True while a decision is being made, and for ever once it is shut. Read and written with the lock held.
-        self._busy: bool = False
-        self._shut: bool = False
+        self._begin: Final[Callable[[], object]] = begin
+        # Read and written with the lock held.
+        self._state: int = state
+        # The state that `with gate` leaves behind: assign it inside. IDLE, NOT_STARTED or CLOSED.
+        self.resting: int = state
 
-    def reopened(self, acquire: Callable[[], bool], release: Callable[[], None]) -> Gate:
-        """The same door with another lock: in a forked child, the old one may be held by a thread that is gone."""
-        gate = Gate(self._engine, self._now_ns, self._wake, self._settle, acquire, release)
-        gate._busy = gate._shut = self._shut
-        return gate
+    def with_lock(self, acquire: Callable[[], bool], release: Callable[[], None]) -> Gate:
+        """The same gate with another lock: in a forked child, the old one may be held by a thread that is gone."""
+        return Gate(
+            self._engine,
+            self._now_ns,
+            self._wake,
+            self._settle,
+            acquire,
+            release,
+            self._begin,
+            self.resting,
+        )
 
-    def shut(self) -> None:
-        """No more decisions: call it inside `with gate`. What was decided before is all there will ever be."""
-        self._shut = True
+    @property
+    def is_open(self) -> bool:
+        """Whether requests may enter."""
+        return self.resting == IDLE
 
     def now_ms(self) -> int:
         """The time that a request without its own gets."""
         return self._now_ns() // 1_000_000
 
     def __enter__(self) -> None:
-        """Keep everybody else out; every loop that touches the engine does so too."""
+        """Keep every other caller out; every loop that touches the engine does so too."""
         if self._locked:
             self._acquire()
-        if self._busy:
+        if self._state not in (IDLE, NOT_STARTED):
             self._refuse()
-        self._busy = True
-
-    def _refuse(self) -> None:
-        if self._locked:
-            self._release()
-        if self._shut:
-            raise Closed("this limiter was stopped; make a new one")
-        raise ReentrantCall(
-            "a decision was asked for in the middle of another one, by a signal handler or a finalizer"
-        )
+        self._state = DECIDING
 
     def __exit__(self, _kind: object, _error: object, _trace: object) -> None:
-        self._busy = self._shut
+        self._state = self.resting
         if self._locked:
             self._release()
+
+    def _refuse(self) -> None:
+        """Raise why the gate cannot be entered. Called with the lock held, which is released."""
+        state = self._state
+        if self._locked:
+            self._release()
+        if state == CLOSED:
+            raise Closed("this limiter was stopped; make a new one")
+        raise ReentrantCall(
+            "a signal handler or a finalizer asked for a decision in the middle of another one, on the same thread; "
+            "ask again after it"
+        )
+
+    def _wait_until_idle(self) -> None:
+        """For a request that did not find IDLE: start what must be started, or raise. The lock is held before and
+        after it, and released when it raises."""
+        while self._state == NOT_STARTED:
+            if self._locked:
+                self._release()
+            self._begin()
+            if self._locked:
+                self._acquire()
+        if self._state != IDLE:
+            self._refuse()
 
     def limit(self, limit: object, identifier: object, cost: object = 1, now_ms: object = None) -> Decision:
         """A decision, after reading the origin if that must come first."""
@@ -127,13 +167,13 @@ class Gate:
         at_ms = self._now_ns() // 1_000_000 if now_ms is None else checked_int("now_ms", now_ms, 0)
         if self._locked:
             self._acquire()
-        if self._busy:
-            self._refuse()
-        self._busy = True
+        if self._state != IDLE:
+            self._wait_until_idle()
+        self._state = DECIDING
         try:
             answer = self._engine.decide(limit, identifier, amount, at_ms)
         finally:
-            self._busy = False
+            self._state = IDLE
             if self._locked:
                 self._release()
         if self._engine.signals:
@@ -153,7 +193,9 @@ class Gate:
         return self.decide(limit, identifier, amount, at_ms, LOCAL)
 
     def attempt(self, limit: object, identifier: object, cost: object, now_ms: object) -> Decision | None:
-        """A decision from memory; None when something must be read first."""
+        """A decision from memory; None when something must be read or started first, and after the end."""
+        if not self.is_open:
+            return None
         answer = self.ask(limit, identifier, cost, now_ms)
         return answer if isinstance(answer, Decision) else None
 
@@ -176,10 +218,12 @@ class Gate:
         return self._decide_many(checked, at_ms, source)
 
     def attempt_many(self, requests: list[tuple[Limit, str, int]], now_ms: int) -> list[Decision] | None:
-        """Decisions for a batch from memory; None when something must be read first.
+        """Decisions for a batch from memory; None when something must be read or started first, and after the end.
 
         The caller has checked the requests, which may be tuples of its own making: the server's schema does.
         """
+        if not self.is_open:
+            return None
         decisions, _ = self._decide_many(requests, now_ms, LOCAL)
         return decisions
 
@@ -191,3 +235,17 @@ class Gate:
         if self._engine.signals:
             self._wake()
         return answers
+
+
+@mypyc_attr(allow_interpreted_subclasses=True)
+class LimitMethod:
+    """Gives a class the method `limit`: compiled, so that no Python frame stands between the caller and the engine.
+
+    Typed as Any because the gate checks the arguments; compiled code would refuse wrong ones with errors of its own.
+    """
+
+    _gate: Gate
+
+    def limit(self, limit: Any, identifier: Any, cost: Any = 1, *, now_ms: Any = None) -> Decision:
+        """Decide, and consume `cost` if it fits. Cost 0 looks without consuming."""
+        return self._gate.limit(limit, identifier, cost, now_ms)

@@ -5,11 +5,13 @@ All are immutable. A value is validated where it is made, so that the code behin
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Final, NamedTuple, final
 
-from tidegate.core._native import Text, Whole, mypyc_attr, set_once
+from tidegate.core._native import Text, Whole, check_keywords, mypyc_attr, set_once
 from tidegate.core.header_fields import ratelimit_headers
 from tidegate.core.quota import QUOTA_EXPECTED, format_quota, parse_quota
 from tidegate.errors import InvalidInput
@@ -19,6 +21,7 @@ __all__ = [
     "LOCAL",
     "NAME_LENGTH_MAX",
     "ORIGIN",
+    "REGION_EXPECTED",
     "Component",
     "Decision",
     "Heard",
@@ -28,6 +31,7 @@ __all__ = [
     "Tuning",
     "checked_int",
     "checked_name",
+    "checked_region",
     "make_limit",
     "subject_digest",
 ]
@@ -35,6 +39,10 @@ __all__ = [
 # A name (workspace, namespace, identifier) may have this many characters at every layer: the HTTP API promises
 # 512, and a column of the ledger must hold what the API accepts.
 NAME_LENGTH_MAX: Final = 512
+
+# A region's name is written into every ledger row and into metric labels: short, plain, and the same for years.
+REGION: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+REGION_EXPECTED: Final = "a name of 1 to 64 letters, digits, dots, hyphens and underscores, such as fra"
 
 # Shorter windows would roll over faster than a slow round trip.
 DURATION_MS_MIN: Final = 1000
@@ -67,6 +75,13 @@ def checked_int(field: str, value: object, minimum: int) -> int:
         raise InvalidInput(field, value, "an int")
     if value < minimum:
         raise InvalidInput(field, value, f"at least {minimum}")
+    return value
+
+
+def checked_region(value: object) -> str:
+    """`value` as the name of a region, or an `InvalidInput`: the same rule for the library and the server."""
+    if not isinstance(value, str) or REGION.fullmatch(value) is None:
+        raise InvalidInput("region", value, REGION_EXPECTED)
     return value
 
 
@@ -344,27 +359,28 @@ class LedgerRow(NamedTuple):
     """(sequence + 2) * duration_ms: the cell weighs in no decision any more."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Tuning:
-    """The constants of convergence, each with its reason.
+    """The constants of convergence, each with its reason. Milliseconds, counts and percentages are ints.
 
-    The server offers no flag for them: nodes of one fleet must not drift apart. Tests and the simulator pass
-    their own.
+    The server has no option for them, because all nodes of a fleet must use the same ones. Tests and the simulator
+    pass their own.
     """
 
     # A read or replay is trusted this long. Peers' counts are at most this old when nothing is replayed.
     fresh_ms: int = 5_000
-    # Longest wait for a read from the caller's view, connecting included; then the decision is local.
+    # Longest wait of a caller for a read, connecting included; then the decision is local.
     read_timeout_ms: int = 300
-    # After a failed read the next try for that subject comes no sooner: a dead origin is not asked per request.
+    # After a failed read the next try for that subject comes no sooner: an origin that is down is not asked for every
+    # request.
     read_retry_ms: int = 300
-    # A cell that began while its subject was warm was empty then: no read in its first second, so that a minute
-    # boundary is no stampede. Longer than any round trip, shorter than anyone's patience with a stale view.
+    # A cell that began while its subject was warm was empty then: no read in its first second, so that not all
+    # subjects are read at the start of a minute. Longer than a round trip, shorter than `fresh_ms`.
     rollover_grace_ms: int = 1_000
     # Cells carried by one merge command: about 1 ms of a Redis server's time.
     replay_cells_max: int = 250
-    # A count is told within about this time, and not at once: 0 for at once. For an origin in a file on the same
-    # core, where telling each count alone would cost more than deciding it.
+    # Collect counts for about this long before sending them; 0 sends at once. For an origin in a file on the same
+    # machine, where writing each count alone would cost more than deciding it.
     replay_interval_ms: int = 0
     replay_timeout_ms: int = 1_000
     # Backoff of a failing loop, doubled from first to last, with full jitter.
@@ -372,20 +388,20 @@ class Tuning:
     backoff_last_ms: int = 5_000
     # How long a graceful stop may spend on its last flush.
     flush_timeout_ms: int = 2_000
-    # How often a node asks its origin who it is and what time it is. Finds a wiped origin without traffic.
+    # How often a node asks its origin for the region's name and the time. Finds a wiped origin without traffic.
     pulse_interval_ms: int = 1_000
-    # A clock offset above this is reported with a warning. It is never corrected: time is the business of NTP.
+    # A clock offset above this is logged as a warning. It is never corrected: NTP does that.
     clock_offset_warn_ms: int = 100
 
     # Windows shorter than this stay regional: the cadence of the ledger is too coarse for them.
     ledger_duration_ms_min: int = 60_000
     publish_interval_ms: int = 5_000
-    # While cells are hot the tick is this short, so that regions which share one know each other within a second
-    # (docs/adr/0008-hot-tick.md); and longer again when it would write more rows a second than that.
+    # While cells are hot the tick is this short, so that regions see each other's counts within a second
+    # (docs/adr/0008-hot-tick.md); it gets longer when it would write more rows per second than the next value.
     publish_hot_interval_ms: int = 500
     publish_hot_rows_per_s: int = 1_000
     import_interval_ms: int = 5_000
-    # Share of an interval that is drawn anew each cycle, so that nodes do not meet.
+    # Share of an interval that is random in each cycle, so that nodes do not act at the same moment.
     jitter_percent: int = 20
     # Pressure: at most one early publish per node in this time (docs/adr/0009-anticipation-and-pressure.md), and
     # import this often while cells are hot.
@@ -395,7 +411,7 @@ class Tuning:
     pressure_parts: int = 4
     # A full read of the ledger heals what an incremental cursor could not see.
     import_full_interval_ms: int = 300_000
-    # One upsert statement's worth; larger ones hold locks long enough to meet other writers.
+    # Rows of one upsert statement; larger ones hold locks long enough to conflict with other writers.
     publish_rows_max: int = 5_000
     ledger_timeout_ms: int = 10_000
     # A row the ledger refused is tried again after this long, doubled each time.
@@ -416,3 +432,36 @@ class Tuning:
     subjects_max: int = 1_000_000
     # How exact "least recently used" is. Finer would move a list node on every decision.
     touch_ms: int = 1_000
+
+
+# Fields for which 0 has a meaning: at once, always, or not at all.
+MAY_BE_ZERO: Final = frozenset(
+    {
+        "clock_offset_warn_ms",
+        "flush_timeout_ms",
+        "fresh_ms",
+        "jitter_percent",
+        "ledger_duration_ms_min",
+        "pressure_interval_ms",
+        "read_retry_ms",
+        "replay_interval_ms",
+        "rollover_grace_ms",
+        "set_aside_ms",
+        "touch_ms",
+    }
+)
+
+
+def check_tuning(values: Mapping[str, object]) -> None:
+    """Refuse a value that its field cannot have. A name that is no field is left to Python."""
+    for name, value in values.items():
+        if name == "anticipation":
+            if not isinstance(value, bool):
+                raise InvalidInput(name, value, "True or False")
+            continue
+        number = checked_int(name, value, 0 if name in MAY_BE_ZERO else 1)
+        if name.endswith("_percent") and number > 100:
+            raise InvalidInput(name, value, "a percentage of at most 100")
+
+
+check_keywords(Tuning, check_tuning)

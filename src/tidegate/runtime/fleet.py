@@ -1,62 +1,75 @@
 """From what a user writes to the parts of a limiter: node id, engine, gate, origin, ledger.
 
-Both drivers are assembled here, so that they cannot differ in what they accept.
+Both drivers are assembled here, so that they cannot differ in what they accept. A mistake in the arguments is raised
+here, by the constructor, and not by the first request. Nothing is connected yet.
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 from secrets import token_hex
 from time import time_ns
 from typing import Final
 
 from tidegate.adapters.clock import WallClock
-from tidegate.adapters.urls import open_ledger, open_origin
+from tidegate.adapters.urls import check_directory, open_ledger, open_origin
 from tidegate.core.engine import Engine, Need
-from tidegate.core.gate import Gate
-from tidegate.core.model import Decision, Limit, Tuning, checked_name
+from tidegate.core.gate import IDLE, NOT_STARTED, Gate
+from tidegate.core.model import Decision, Limit, Tuning, checked_region
 from tidegate.errors import ConfigurationError, InvalidInput
-from tidegate.ports import Clock, Ledger, Origin
+from tidegate.ports import Ledger, Origin
+from tidegate.runtime.environment import Environment
 from tidegate.runtime.forks import INHERITED
 from tidegate.runtime.node import Node
 from tidegate.runtime.statistics import Statistics
 
 __all__ = ["Fleet", "Parts"]
 
-# A region that only one process knows needs no name that others could meet.
-EMBEDDED_REGION = "embedded"
+# For an origin or a ledger in memory, which no other process can see.
+EMBEDDED_REGION: Final = "embedded"
 
 ORIGIN_METHODS: Final = ("open", "read", "merge", "pulse", "close", "statistics")
 LEDGER_METHODS: Final = ("open", "publish", "changes", "heartbeat", "close", "statistics")
 
 
-def _refuse_other_than(field: str, given: object, example: str, methods: Sequence[str]) -> None:
-    if given is None or isinstance(given, str) or all(hasattr(given, method) for method in methods):
-        return
-    raise ConfigurationError(
-        f"{field}: got {given!r:.80}, expected a URL such as {example!r}, or an object with the methods "
-        f"{', '.join(methods)}"
-    )
+def _check_store(name: str, given: object, example: str, methods: Sequence[str]) -> None:
+    """An origin or a ledger is a URL or an adapter object."""
+    if isinstance(given, str):
+        check_directory(given)
+    elif given is not None and not all(hasattr(given, method) for method in methods):
+        raise ConfigurationError(
+            f"{name}: got {given!r:.80}, expected a URL such as {example!r}, or an object with the methods "
+            f"{', '.join(methods)}"
+        )
 
 
-# What a column of the ledger's primary key holds.
-REGION_BYTES_MAX = 255
-
-
-def checked_region(region: object) -> str:
-    """`region` as the name of a region, or an `InvalidInput`."""
-    name = checked_name("region", region)
-    if len(name.encode("utf-8", "surrogatepass")) > REGION_BYTES_MAX:
-        raise InvalidInput("region", name, f"at most {REGION_BYTES_MAX} bytes in UTF-8")
-    return name
+def _named_region(region: object, *, has_origin: bool, has_ledger: bool, is_embedded: bool) -> str | None:
+    """The checked name of the region; None for an embedded limiter."""
+    if region is not None:
+        name = checked_region(region)
+        if not has_origin and not has_ledger and not is_embedded:
+            raise ConfigurationError(
+                f"region: got {name!r}, but no origin and no ledger; add origin='redis://host:6379' or "
+                "ledger='mysql://host/database', or leave region out to limit in this process only"
+            )
+        return name
+    if has_ledger:
+        raise ConfigurationError(
+            "region: a limiter with a ledger needs the stable name of its region, such as region='fra'; "
+            "there is no default, because two regions with one name would overwrite each other's counts"
+        )
+    if has_origin:
+        raise ConfigurationError(
+            "region: a limiter with an origin needs the stable name of its region, such as region='fra'"
+        )
+    return None
 
 
 @dataclass(frozen=True)
 class Parts:
-    """A limiter, taken apart. Made anew in every process: a fork is a new node."""
+    """What a limiter consists of. Made anew in every process: a forked child is a new node."""
 
     engine: Engine
     gate: Gate
@@ -91,99 +104,91 @@ class Parts:
 
 
 class Fleet:
-    """What was configured, checked once, from which parts are made as often as processes need them."""
+    """What was configured, checked once. Makes the parts of a node whenever a process needs new ones."""
 
     def __init__(
         self,
         region: str | None,
         origin: str | Origin | None,
         ledger: str | Ledger | None,
-        clock: Clock | None,
         tuning: Tuning | None,
-        node_id: str | None,
-        random: Random | None,
+        environment: Environment,
     ) -> None:
-        if origin == "memory://":
-            # One process and nobody to share with: the engine's own memory is the origin.
+        is_embedded = origin == "memory://"
+        if is_embedded:
+            # Only this process uses it: the engine's own memory is the origin.
             origin = None
-        if ledger is not None and region is None:
-            raise ConfigurationError(
-                "region: a limiter with a ledger needs the stable name of its region, such as region='fra'; "
-                "there is no default, because two regions with one name would overwrite each other"
-            )
-        if origin is not None and region is None:
-            raise ConfigurationError(
-                "region: a limiter with an origin needs the stable name of its region, such as region='fra'"
-            )
-        self.region = None if region is None else checked_region(region)
+        if tuning is not None and not isinstance(tuning, Tuning):
+            raise InvalidInput("tuning", tuning, "a Tuning, or None for the defaults")
+        self.region = _named_region(
+            region, has_origin=origin is not None, has_ledger=ledger is not None, is_embedded=is_embedded
+        )
+        self.tuning = Tuning() if tuning is None else tuning
+        self.environment = environment
         self._origin = origin
         self._ledger = ledger
-        self.clock: Clock = WallClock() if clock is None else clock
-        self.tuning = Tuning() if tuning is None else tuning
-        self._node_id = node_id
-        self._random = Random() if random is None else random
-        self._pid = os.getpid()
-        _refuse_other_than("origin", origin, "redis://host:6379", ORIGIN_METHODS)
-        _refuse_other_than("ledger", ledger, "mysql://host/database", LEDGER_METHODS)
-        # Wrong URLs and missing extras are told now, not at the first request. Nothing is connected yet.
-        self._made_origin = open_origin(origin) if isinstance(origin, str) else origin
-        self._made_ledger = open_ledger(ledger) if isinstance(ledger, str) else ledger
+        _check_store("origin", origin, "redis://host:6379", ORIGIN_METHODS)
+        _check_store("ledger", ledger, "mysql://host/database", LEDGER_METHODS)
+        # Raises for a wrong URL or a missing extra.
+        self._open_origin = open_origin(origin) if isinstance(origin, str) else origin
+        self._open_ledger = open_ledger(ledger) if isinstance(ledger, str) else ledger
 
     @property
     def shares(self) -> bool:
-        """There is something outside this process to keep in touch with."""
+        """There is an origin or a ledger, so that background work must be started."""
         return self._origin is not None or self._ledger is not None
 
     def make(
         self,
         wake: Callable[[], object],
         settle: Callable[[Limit, str, int, int, Need], Decision],
+        begin: Callable[[], object],
+        on_loop_closed: Callable[[], object],
         acquire: Callable[[], bool] | None = None,
         release: Callable[[], None] | None = None,
     ) -> Parts:
         """The parts of a new node."""
-        if self.shares and os.getpid() != self._pid:
-            self._reopen()
         engine = Engine(
             self.tuning,
-            node_id=self._node_id or token_hex(8),
+            node_id=self.environment.node_id or token_hex(8),
             has_origin=self._origin is not None,
             has_ledger=self._ledger is not None,
         )
-        now_ns = time_ns if isinstance(self.clock, WallClock) else self._now_ns
-        gate = Gate(engine, now_ns, wake, settle, acquire, release)
-        return Parts(engine, gate, self._node(engine, gate) if self.shares else None)
+        now_ns = time_ns if isinstance(self.environment.clock, WallClock) else self._now_ns
+        state = NOT_STARTED if self.shares else IDLE
+        gate = Gate(engine, now_ns, wake, settle, acquire, release, begin, state)
+        return Parts(engine, gate, self._node(engine, gate, on_loop_closed) if self.shares else None)
 
-    def make_for_new_loop(self, parts: Parts) -> Parts:
-        """The same counts under a new node: the event loop of the old one has ended without a `stop`."""
-        return Parts(parts.engine, parts.gate, self._node(parts.engine, parts.gate))
+    def make_for_new_loop(self, parts: Parts, on_loop_closed: Callable[[], object]) -> Parts:
+        """The same counts under a new node: the event loop of the old one was closed without a `stop`."""
+        return Parts(parts.engine, parts.gate, self._node(parts.engine, parts.gate, on_loop_closed))
 
-    def _node(self, engine: Engine, gate: Gate) -> Node:
+    def _node(self, engine: Engine, gate: Gate, on_loop_closed: Callable[[], object]) -> Node:
         return Node(
             engine,
             gate,
             self.tuning,
-            self._random,
+            self.environment.random,
             region=self.region or EMBEDDED_REGION,
-            origin=self._made_origin,
-            ledger=self._made_ledger,
+            origin=self._open_origin,
+            ledger=self._open_ledger,
+            on_loop_closed=on_loop_closed,
         )
 
     def _now_ns(self) -> int:
-        return self.clock.now_ms() * 1_000_000
+        return self.environment.clock.now_ms() * 1_000_000
 
-    def _reopen(self) -> None:
-        """After a fork: a new node id, and connections of our own. Those of the parent are kept and never touched:
-        their destructors would speak on its sockets."""
-        INHERITED.append((self._made_origin, self._made_ledger))
-        self._pid = os.getpid()
-        self._node_id = None
-        self._random = Random()
+    def reopen(self) -> None:
+        """In a forked child: a new node id, and connections of its own. Those of the parent are kept and never used:
+        their destructors would write to its sockets."""
+        INHERITED.append((self._open_origin, self._open_ledger))
+        self.environment = replace(self.environment, node_id=None, random=Random())
+        self._open_origin = self._open_ledger = None
         for given in (self._origin, self._ledger):
             if given is not None and not isinstance(given, str):
                 raise ConfigurationError(
                     "this limiter was given an adapter object and then forked; give it a URL instead, so that "
                     "every process can open a connection of its own"
                 )
-        self._made_origin = open_origin(self._origin) if isinstance(self._origin, str) else None
-        self._made_ledger = open_ledger(self._ledger) if isinstance(self._ledger, str) else None
+        self._open_origin = open_origin(self._origin) if isinstance(self._origin, str) else None
+        self._open_ledger = open_ledger(self._ledger) if isinstance(self._ledger, str) else None

@@ -23,11 +23,11 @@ INHERITED: Final[list[object]] = []
 class Forking(Protocol):
     """What lives through a fork."""
 
-    def hold_for_fork(self) -> None: ...
+    def before_fork(self) -> None: ...
 
-    def go_on_after_fork(self) -> None: ...
+    def after_fork_in_parent(self) -> None: ...
 
-    def renew_after_fork(self) -> None: ...
+    def after_fork_in_child(self) -> None: ...
 
 
 LIVING: Final[weakref.WeakSet[Forking]] = weakref.WeakSet()
@@ -40,17 +40,17 @@ def follow_forks(limiter: Forking) -> None:
 
 def _before() -> None:
     for limiter in list(LIVING):
-        limiter.hold_for_fork()
+        limiter.before_fork()
 
 
 def _in_parent() -> None:
     for limiter in list(LIVING):
-        limiter.go_on_after_fork()
+        limiter.after_fork_in_parent()
 
 
 def _in_child() -> None:
     for limiter in list(LIVING):
-        limiter.renew_after_fork()
+        limiter.after_fork_in_child()
 
 
 if hasattr(os, "register_at_fork"):

@@ -15,7 +15,7 @@ from typing import Final
 
 from tidegate.core.convergence import Convergence
 from tidegate.core.engine import Engine
-from tidegate.core.gate import Gate
+from tidegate.core.gate import CLOSED, Gate
 from tidegate.core.model import Tuning
 from tidegate.errors import CircuitOpen, Closed, ConfigurationError, DependencyError
 from tidegate.ports import Ledger, Origin
@@ -56,6 +56,7 @@ class Node:
         region: str,
         origin: Origin | None,
         ledger: Ledger | None,
+        on_loop_closed: Callable[[], object],
     ) -> None:
         self._engine = engine
         self._gate = gate
@@ -69,8 +70,8 @@ class Node:
         self._ledger_problem: str | None = None
         # Set as soon as requests need not wait for the start any longer: the origin was met, or was not.
         self.can_decide = asyncio.Event()
-        # Called when the loops were ended by somebody else than `stop`: their event loop is going down.
-        self.on_cut_off: Callable[[], object] = lambda: None
+        # Called when the loops end without a `stop`: their event loop is being closed.
+        self._on_loop_closed = on_loop_closed
         self.convergence = Convergence(engine, tuning, region)
         self.stalls = StallMonitor()
         self.reads: Reads | None = None
@@ -131,6 +132,13 @@ class Node:
         self._spawn(self.stalls.run())
         self._spawn(self._expire())
 
+    def assume_open(self) -> None:
+        """Instead of `start`: both dependencies count as open, and no loop runs by itself."""
+        if self.pulse is not None:
+            self.pulse.is_confirmed = True
+        self._ledger_ready = True
+        self.can_decide.set()
+
     async def _start_origin(self) -> None:
         try:
             await self._open_origin()
@@ -155,7 +163,7 @@ class Node:
         if task.cancelled():
             if not self._stopping:
                 self._stopping = True
-                self.on_cut_off()
+                self._on_loop_closed()
         elif (error := task.exception()) is not None:
             # Not a failure of a dependency, those are handled: a fault of ours must not go unseen.
             logger.error("a background loop ended: %r", error, exc_info=error)
@@ -174,7 +182,7 @@ class Node:
             flushed = False
         finally:
             with suppress(Closed), self._gate:
-                self._gate.shut()
+                self._gate.resting = CLOSED
             await self._close()
         if not flushed:
             logger.warning("stopped with counts that did not reach the origin or the ledger in time")
@@ -203,7 +211,7 @@ class Node:
             flushed = all(await asyncio.gather(self._flush_origin(), self._flush_ledger()))
             with self._gate:
                 if not flushed or not self.convergence.has_dirty:
-                    self._gate.shut()
+                    self._gate.resting = CLOSED
                     return flushed
 
     async def _flush_origin(self) -> bool:

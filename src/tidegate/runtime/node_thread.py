@@ -1,7 +1,7 @@
 """A node on an event loop of its own, in one thread: what a `Limiter` with an origin or a ledger owns.
 
-Any thread may call `wake` and `read`, also while another one stops it: what comes too late is dropped, and a decision
-that wanted to read does without.
+Any thread may call `call_soon` and `read`, also while another one stops it: what comes too late is dropped, and a
+decision that wanted to read is made without it.
 """
 
 from __future__ import annotations
@@ -82,11 +82,10 @@ class NodeThread:
         if self._can_decide.done():
             self._can_decide.result()
 
-    def wake(self) -> None:
-        """Called by any thread after a decision left work. The loop is only poked when it sleeps."""
-        if not self._node.is_awake:
-            with suppress(RuntimeError):  # closed: the limiter was stopped at the same moment
-                self._loop.call_soon_threadsafe(self._node.wake)
+    def call_soon(self, callback: Callable[[], object]) -> None:
+        """Call it on the node's loop; from any thread."""
+        with suppress(RuntimeError):  # closed: the limiter was stopped at the same moment
+            self._loop.call_soon_threadsafe(callback)
 
     def read(self, needs: list[Need], timeout_s: float) -> bool:
         """Read on the node's loop and wait for it; False when a decision must do without."""

@@ -1,31 +1,35 @@
-"""When `wait` tries again, and when it gives up: pure, obeyed by both drivers."""
+"""When `wait` tries again, and when it gives up: pure, used by both drivers."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from math import inf
 
 from tidegate.core.model import Decision
 from tidegate.errors import InvalidInput
 
 __all__ = ["checked_timeout", "pause_s"]
 
+# A denial that has just become obsolete says "in 0 ms"; do not try again in a tight loop.
+PAUSE_MIN_S = 0.001
 
-def checked_timeout(timeout_s: object) -> None:
-    """Refuse what is no number of seconds before anything is counted."""
-    if timeout_s is None:
+
+def checked_timeout(timeout: object) -> None:
+    """Refuse anything but a number of seconds or None before anything is counted."""
+    if timeout is None:
         return
-    if isinstance(timeout_s, bool) or not isinstance(timeout_s, (int, float)) or not timeout_s >= 0:
-        raise InvalidInput("timeout", timeout_s, "seconds, 0 or more, or None to wait as long as it takes")
+    if isinstance(timeout, bool) or not isinstance(timeout, (int, float)) or not timeout >= 0:
+        raise InvalidInput("timeout", timeout, "seconds, 0 or more, or None to wait as long as it takes")
 
 
-def pause_s(denial: Decision, waited_s: float, timeout_s: float | None) -> float | None:
-    """How long to sleep before the next try; None to give up.
+def pause_s(decisions: Sequence[Decision], remaining_s: float) -> float | None:
+    """How long to sleep before the next try; None to return `decisions`: they allow, or it is too late.
 
-    The denial's own wait is the earliest moment at which the cost can fit. If that lies behind the timeout, or
-    never comes, waiting longer is of no use to anybody. Whoever comes in between may be served first.
+    The retry_after of a denial is the earliest moment at which its cost can fit. If that lies beyond the time that
+    remains, or if the cost never fits, waiting longer cannot help. Other requests may be allowed in between.
     """
-    wait_s = denial.retry_after
-    if wait_s is None:
+    waits_s = [inf if each.retry_after is None else each.retry_after for each in decisions if not each]
+    if not waits_s:
         return None
-    wait_s = max(wait_s, 0.001)
-    if timeout_s is not None and waited_s + wait_s > timeout_s:
-        return None
-    return wait_s
+    wait_s = max(PAUSE_MIN_S, *waits_s)
+    return None if wait_s == inf or wait_s > remaining_s else wait_s

@@ -20,6 +20,7 @@ import msgspec
 from msgspec import Meta
 
 from tidegate.adapters.urls import MYSQL_SCHEMES, POSTGRES_SCHEMES, REDIS_SCHEMES
+from tidegate.core.model import REGION_EXPECTED
 from tidegate.errors import ConfigurationError
 from tidegate.telemetry.secrets import mask, url_password
 
@@ -41,9 +42,6 @@ __all__ = [
 ORIGIN_SCHEMES: Final = REDIS_SCHEMES | {"sqlite", "memory"}
 # Several processes must see it, so that a ledger in the memory of one of them is not offered here.
 LEDGER_SCHEMES: Final = MYSQL_SCHEMES | POSTGRES_SCHEMES | {"sqlite"}
-
-# A region's name is written into every ledger row and into metric labels: short, plain, and the same for years.
-REGION_PATTERN: Final = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
 
 # What an embedded server keeps in `data_dir`. Two files, so that counting never waits for a change of the catalog.
 CATALOG_FILE: Final = "tidegate.db"
@@ -319,7 +317,7 @@ def _walk(struct: type[msgspec.Struct], prefix: str) -> Iterator[Setting]:
 EXPECTED_BY_PATH: Final = {
     "listen": "HOST:PORT with a port from 0 to 65535",
     "data_dir": "a directory",
-    "region": "a name of 1 to 64 letters, digits, dots, hyphens and underscores, such as fra",
+    "region": REGION_EXPECTED,
     "origin": "a URL that begins with redis://, rediss://, redis+cluster://, redis+sentinel://, valkey://, "
     "sqlite:///path or memory://",
     "ledger": "a URL that begins with mysql://, postgres:// or sqlite:///path",

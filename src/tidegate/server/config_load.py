@@ -17,11 +17,11 @@ from typing import Any, Final
 import msgspec
 
 from tidegate.adapters.urls import parse_server_url, scheme_of, sqlite_path
+from tidegate.core.model import checked_region
 from tidegate.errors import ConfigurationError
 from tidegate.server.config import (
     LEDGER_SCHEMES,
     ORIGIN_SCHEMES,
-    REGION_PATTERN,
     SETTINGS,
     ConfigFaults,
     Fault,
@@ -168,8 +168,8 @@ class _Reading:
         """What the type alone cannot say about one value; ValueError or ConfigurationError if it is wrong."""
         if setting.path == "listen":
             split_listen(value)
-        elif setting.path == "region" and value is not None and re.fullmatch(REGION_PATTERN, value) is None:
-            raise ValueError(value)
+        elif setting.path == "region" and value is not None:
+            checked_region(value)
         elif setting.path in {"origin", "ledger"} and value is not None:
             scheme = scheme_of(value, setting.expected)
             if scheme not in (ORIGIN_SCHEMES if setting.path == "origin" else LEDGER_SCHEMES):

@@ -198,7 +198,7 @@ def _limiter(config: ServerConfig) -> AsyncLimiter:
 
         origin = traced_origin(open_origin(origin) if isinstance(origin, str) else origin)
         ledger = None if config.ledger is None else traced_ledger(open_ledger(config.ledger))
-    return AsyncLimiter(region, origin, ledger, tuning=tuning)
+    return AsyncLimiter(region=region, origin=origin, ledger=ledger, tuning=tuning)
 
 
 def tls_context(config: ServerConfig) -> ssl.SSLContext | None:

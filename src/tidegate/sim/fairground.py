@@ -18,6 +18,7 @@ from tidegate.sim.network import Link, Weather
 from tidegate.sim.plan import EPOCH_MS, Network
 from tidegate.sim.stores import LedgerPort, OriginPort, VirtualLedger, VirtualOrigin
 from tidegate.sim.virtual_time import VirtualClock, VirtualLoop, recorded_errors
+from tidegate.testing.limiters import make_async_limiter
 
 __all__ = ["ORIGIN_DELAY_MS", "Fairground", "Offer", "Traffic"]
 
@@ -94,10 +95,10 @@ class Fairground:
         for region, (origin, count) in enumerate(zip(self.origins, nodes, strict=True)):
             for number in range(count):
                 self.regions.append(region)
-                limiter = AsyncLimiter(
-                    f"region-{region}",
-                    OriginPort(origin, Link(near, origin), self.traffic),
-                    LedgerPort(self.ledger, Link(far, self.ledger), self.traffic),
+                limiter = make_async_limiter(
+                    region=f"region-{region}",
+                    origin=OriginPort(origin, Link(near, origin), self.traffic),
+                    ledger=LedgerPort(self.ledger, Link(far, self.ledger), self.traffic),
                     clock=self.clock,
                     tuning=tuning,
                     node_id=f"{region}.{number}",

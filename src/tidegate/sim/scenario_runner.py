@@ -24,6 +24,7 @@ from tidegate.sim.scenario_stores import RegionOrigin, ScenarioLedger, ScenarioO
 from tidegate.sim.virtual_time import VirtualLoop, recorded_errors
 from tidegate.sim.world import run_world
 from tidegate.testing.clock import ManualClock
+from tidegate.testing.limiters import make_async_limiter
 
 __all__ = ["Outcome", "run_scenario"]
 
@@ -101,24 +102,20 @@ class Story:
             self._loop.close()
 
     def _start(self, spec: NodeSpec, starts: int) -> Member:
-        limiter = AsyncLimiter(
-            spec.region,
-            ScenarioOrigin(self._origin(spec.region)),
-            self._ledger,
+        limiter = make_async_limiter(
+            region=spec.region,
+            origin=ScenarioOrigin(self._origin(spec.region)),
+            ledger=self._ledger,
             clock=self._clock,
             tuning=self._scenario.tuning,
             node_id=spec.id if starts == 1 else f"{spec.id}#{starts}",
             random=Random(starts),
+            run_loops=False,
         )
         member = Member(spec, limiter, starts)
         self._members[spec.id] = member
         regions = {one.region for one in self._scenario.nodes} | {spec.region}
         member.node.convergence.apply_regions(len(regions))
-        # `start` would check the stores and start the loops; in a scenario nothing runs by itself.
-        for part in (member.node.reads, member.node.replay, member.node.publish, member.node.importer):
-            assert part is not None
-            part.calls.is_usable = _always
-        limiter._started = True  # noqa: SLF001 - the one place that wants a limiter without its loops
         return member
 
     def _origin(self, region: str) -> RegionOrigin:

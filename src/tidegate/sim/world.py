@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from random import Random
 
 from tidegate.core.model import Limit, Request
-from tidegate.runtime.limiter import AsyncLimiter
 from tidegate.sim.auditor import WORKSPACE, Auditor, Violation
 from tidegate.sim.life import Life
 from tidegate.sim.network import Link, Weather
@@ -21,6 +20,7 @@ from tidegate.sim.plan import Event, Plan
 from tidegate.sim.settlement import Settlement
 from tidegate.sim.stores import LedgerPort, OriginPort, VirtualLedger, VirtualOrigin
 from tidegate.sim.virtual_time import StandStill, VirtualClock, VirtualLoop, recorded_errors
+from tidegate.testing.limiters import make_async_limiter
 
 __all__ = ["Report", "World", "run_world"]
 
@@ -83,10 +83,10 @@ class World:
         life.origin_link = Link(self.weather, self.origins[region])
         life.ledger_link = Link(self.weather, self.ledger)
         life.bind(
-            AsyncLimiter(
-                region,
-                OriginPort(self.origins[region], life.origin_link, life),
-                LedgerPort(self.ledger, life.ledger_link, life),
+            make_async_limiter(
+                region=region,
+                origin=OriginPort(self.origins[region], life.origin_link, life),
+                ledger=LedgerPort(self.ledger, life.ledger_link, life),
                 clock=clock,
                 tuning=self.tuning,
                 node_id=life.node_id,

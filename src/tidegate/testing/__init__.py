@@ -6,6 +6,7 @@ The pytest fixtures are a plugin of their own: `pytest_plugins = ["tidegate.test
 
 from tidegate.testing.clock import ManualClock
 from tidegate.testing.faults import FailingLedger, FailingOrigin, TrackingLedger, TrackingOrigin
+from tidegate.testing.limiters import make_async_limiter, make_limiter
 from tidegate.testing.proxy import FaultProxy, Faults, ProxyStatistics
 from tidegate.testing.servers import (
     MariaDBServer,
@@ -38,5 +39,7 @@ __all__ = [
     "ServerProcess",
     "TrackingLedger",
     "TrackingOrigin",
+    "make_async_limiter",
+    "make_limiter",
     "wait_until",
 ]

@@ -274,7 +274,7 @@ async def test_a_ledger_that_is_down_at_the_start_does_not_stop_the_limiter(serv
 async def test_a_missing_schema_is_an_error_that_names_the_command(server_world: World) -> None:
     world = server_world
     url = server_of(world).server.create_database()
-    limiter = AsyncLimiter("fra", ledger=url)
+    limiter = AsyncLimiter(region="fra", ledger=url)
     with pytest.raises(SchemaMissing, match=r"tidegate migrate --ledger "):
         await limiter.start()
     await limiter.stop()

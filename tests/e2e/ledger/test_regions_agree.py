@@ -18,8 +18,9 @@ from tests.e2e.ledger.world import (
     until,
     until_all_see,
 )
-from tidegate import AsyncLimiter, Limit, Limiter, Tuning
+from tidegate import AsyncLimiter, Limit, Tuning
 from tidegate.adapters.clock import WallClock
+from tidegate.testing.limiters import make_limiter
 from tidegate.testing.servers import RedisServer
 
 pytestmark = pytest.mark.server
@@ -249,8 +250,8 @@ async def test_rows_that_are_old_when_a_full_read_meets_them_are_no_lag(world: W
 async def test_limiters_for_threads_converge_too(world: World) -> None:
     """Their loops run in a thread of their own, which a decision has to wake when a cell presses."""
     tuning = Tuning(**{**BRISK, "publish_interval_ms": 600_000})
-    fra = Limiter("fra", ledger=world.database.url, clock=world.clock, tuning=tuning)
-    iad = Limiter("iad", ledger=world.database.url, clock=world.clock, tuning=tuning)
+    fra = make_limiter(region="fra", ledger=world.database.url, clock=world.clock, tuning=tuning)
+    iad = make_limiter(region="iad", ledger=world.database.url, clock=world.clock, tuning=tuning)
     try:
         for limiter in (fra, iad):
             await asyncio.to_thread(limiter.start)

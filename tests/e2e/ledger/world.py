@@ -17,6 +17,7 @@ from tidegate.adapters.urls import open_ledger
 from tidegate.core.model import LedgerRow
 from tidegate.ports import Clock, Ledger, Origin
 from tidegate.runtime.node import Node
+from tidegate.testing.limiters import make_async_limiter
 from tidegate.testing.servers import MariaDBServer, PostgresServer
 
 DAY_MS: Final = 86_400_000
@@ -205,10 +206,10 @@ class Region:
     async def start(self, ledger: str | Ledger, **tuning: Any) -> AsyncLimiter:
         """One more node, running."""
         origin = self._origin.another() if isinstance(self._origin, MemoryOrigin) else self._origin
-        node = AsyncLimiter(
-            self.name,
-            cast("Origin | str | None", origin),
-            ledger,
+        node = make_async_limiter(
+            region=self.name,
+            origin=cast("Origin | str | None", origin),
+            ledger=ledger,
             clock=self._clock,
             tuning=Tuning(**{**BRISK, **tuning}),
         )

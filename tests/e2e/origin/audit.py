@@ -12,10 +12,11 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Protocol, Self
 
-from tidegate import AsyncLimiter, Limit, Tuning
+from tidegate import Limit, Tuning
 from tidegate.adapters.urls import open_origin
 from tidegate.core.model import Component, subject_digest
 from tidegate.ports import Origin
+from tidegate.testing.limiters import make_async_limiter
 
 REGION = "fra"
 DURATION_MS = 86_400_000
@@ -60,7 +61,7 @@ class LocalNode:
 
     def __init__(self, url: str, clock: ShiftedClock, tuning: Tuning) -> None:
         self.origin: Origin = open_origin(url)
-        self.limiter = AsyncLimiter(REGION, self.origin, clock=clock, tuning=tuning)
+        self.limiter = make_async_limiter(region=REGION, origin=self.origin, clock=clock, tuning=tuning)
         self.accepted: Counter[str] = Counter()
         self.answered = 0
 

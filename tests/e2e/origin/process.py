@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from tests.e2e.origin.audit import DEADLINE_S, LIMIT, REGION, ShiftedClock, until
-from tidegate import Limiter, Tuning
+from tidegate import Tuning
+from tidegate.testing.limiters import make_limiter
 
 ROOT = Path(__file__).parents[3]
 
@@ -86,7 +87,9 @@ def main(settings: dict[str, Any]) -> None:
     from concurrent.futures import ThreadPoolExecutor
 
     clock = ShiftedClock(settings["offset_ms"])
-    with Limiter(REGION, settings["url"], clock=clock, tuning=Tuning(**settings["tuning"])) as limiter:
+    with make_limiter(
+        region=REGION, origin=settings["url"], clock=clock, tuning=Tuning(**settings["tuning"])
+    ) as limiter:
         for line in sys.stdin:
             order = json.loads(line)
             answer: dict[str, Any] = {}

@@ -102,7 +102,7 @@ async def test_a_crash_loses_at_most_what_was_not_acknowledged(url: str, process
 def test_forked_children_have_connections_of_their_own_and_the_parents_go_on(
     fresh_redis: RedisServer,
 ) -> None:
-    limiter = Limiter("fra", fresh_redis.url)
+    limiter = Limiter(region="fra", origin=fresh_redis.url)
     assert limiter.limit(LIMIT, "x", 5).source == "origin"
 
     def ids() -> set[str]:
@@ -127,5 +127,5 @@ def test_forked_children_have_connections_of_their_own_and_the_parents_go_on(
     assert limiter.limit(LIMIT, "x", 2)
     assert ids() == parents, "the parent kept its connection"
     limiter.stop()
-    with Limiter("fra", fresh_redis.url) as auditor:
+    with Limiter(region="fra", origin=fresh_redis.url) as auditor:
         assert auditor.peek(LIMIT, "x").effective == 5 + 3 * 3 + 2

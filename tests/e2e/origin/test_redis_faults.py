@@ -205,7 +205,7 @@ async def test_an_origin_that_is_down_at_the_start_is_used_when_it_comes(fresh_r
 async def test_an_origin_of_another_region_refuses_both_drivers_and_leaves_no_connection(
     fresh_redis: RedisServer,
 ) -> None:
-    async with AsyncLimiter("ams", fresh_redis.url) as owner:
+    async with AsyncLimiter(region="ams", origin=fresh_redis.url) as owner:
         await owner.limit(LIMIT, "x")
 
         def connections() -> int:
@@ -213,9 +213,9 @@ async def test_an_origin_of_another_region_refuses_both_drivers_and_leaves_no_co
 
         before = await asyncio.to_thread(connections)
         with pytest.raises(RegionMismatch, match=r"'fra'.*'ams'"):
-            await AsyncLimiter("fra", fresh_redis.url).start()
+            await AsyncLimiter(region="fra", origin=fresh_redis.url).start()
         with pytest.raises(RegionMismatch, match=r"'fra'.*'ams'"):
-            await asyncio.to_thread(Limiter("fra", fresh_redis.url).start)
+            await asyncio.to_thread(Limiter(region="fra", origin=fresh_redis.url).start)
 
         async def is_released() -> bool:
             return await asyncio.to_thread(connections) == before

@@ -1,0 +1,178 @@
+"""What `Limiter` and `AsyncLimiter` share: how they are made, their life cycle, and what they report.
+
+    NEW ──▶ STARTING ──▶ RUNNING ──▶ STOPPED
+     ▲         │  │         │
+     └─────────┘  └▶ FAILED │    back to NEW: the start failed for a reason that may pass, or the event loop was closed
+     └──────────────────────┘
+
+An embedded limiter is RUNNING from the beginning. A limiter that was made before a fork is NEW in the child.
+"""
+
+from __future__ import annotations
+
+from copy import copy
+from enum import Enum
+from types import MappingProxyType
+from typing import Final, Self
+
+from tidegate.core.gate import IDLE, NOT_STARTED, Gate
+from tidegate.core.model import Tuning
+from tidegate.errors import Closed, ConfigurationError
+from tidegate.ports import Ledger, Origin
+from tidegate.runtime.environment import Environment
+from tidegate.runtime.fleet import Fleet, Parts
+from tidegate.runtime.forks import follow_forks
+from tidegate.runtime.states import StateMachine
+from tidegate.runtime.statistics import Health, Statistics
+
+__all__ = ["Driver", "LimiterState"]
+
+
+class LimiterState(Enum):
+    """Where a limiter is in its life."""
+
+    NEW = "new"
+    STARTING = "starting"
+    RUNNING = "running"
+    FAILED = "failed"
+    """The start met a configuration that can never work. Every call raises that error again."""
+    STOPPED = "stopped"
+
+
+TRANSITIONS: Final = MappingProxyType(
+    {
+        LimiterState.NEW: {LimiterState.STARTING, LimiterState.FAILED, LimiterState.STOPPED},
+        LimiterState.STARTING: {
+            LimiterState.RUNNING,
+            LimiterState.NEW,
+            LimiterState.FAILED,
+            LimiterState.STOPPED,
+        },
+        LimiterState.RUNNING: {LimiterState.NEW, LimiterState.STOPPED},
+        LimiterState.FAILED: {LimiterState.STOPPED},
+        LimiterState.STOPPED: set(),
+    }
+)
+
+
+class Driver:
+    """A limiter without its methods that decide."""
+
+    _fleet: Fleet
+    _parts: Parts
+    _gate: Gate
+
+    def __init__(
+        self,
+        *,
+        region: str | None = None,
+        origin: str | Origin | None = None,
+        ledger: str | Ledger | None = None,
+        tuning: Tuning | None = None,
+    ) -> None:
+        self._set_up(Fleet(region, origin, ledger, tuning, Environment()))
+
+    @classmethod
+    def _in_environment(
+        cls,
+        environment: Environment,
+        *,
+        region: str | None,
+        origin: str | Origin | None,
+        ledger: str | Ledger | None,
+        tuning: Tuning | None,
+    ) -> Self:
+        """A limiter with another clock, node id, randomness or sleep; for `tidegate.testing.limiters` only."""
+        limiter = cls.__new__(cls)
+        Driver._set_up(limiter, Fleet(region, origin, ledger, tuning, environment))
+        return limiter
+
+    def _set_up(self, fleet: Fleet) -> None:
+        self._fleet = fleet
+        self._failure: ConfigurationError | None = None
+        self._life = StateMachine(self._first_state(), TRANSITIONS)
+        self._make()
+        follow_forks(self)
+
+    def _first_state(self) -> LimiterState:
+        return LimiterState.NEW if self._fleet.shares else LimiterState.RUNNING
+
+    def _make(self) -> None:
+        """Set `_parts` and `_gate` to those of a new node."""
+        raise NotImplementedError
+
+    def _renew(self) -> None:
+        """In a forked child: become a new node. What cannot work is raised by the next call."""
+        if self._life.state is not LimiterState.STOPPED:
+            self._life = StateMachine(self._first_state(), TRANSITIONS)
+            self._failure = None
+        try:
+            self._fleet.reopen()
+        except ConfigurationError as error:
+            if self._life.state is LimiterState.NEW:
+                self._fail(error)
+        self._make()
+
+    # -- changes of state; a Limiter holds its lock meanwhile
+
+    def _raise_if_over(self) -> None:
+        """Raise if this limiter will never decide again."""
+        if self._life.state is LimiterState.STOPPED:
+            raise Closed("this limiter was stopped; make a new one")
+        if self._failure is not None:
+            # A copy, because a raised exception collects the traceback of each caller.
+            raise copy(self._failure)
+
+    def _fail(self, error: ConfigurationError) -> None:
+        self._life.move(LimiterState.FAILED)
+        self._failure = error
+
+    def _start_ended(self, error: BaseException | None) -> None:
+        """The start is over: requests may enter without waiting, or the next one starts again or is told why not."""
+        if self._life.state is not LimiterState.STARTING:
+            return
+        if error is None:
+            self._life.move(LimiterState.RUNNING)
+        elif isinstance(error, ConfigurationError):
+            self._fail(error)
+        else:
+            self._life.move(LimiterState.NEW)
+        self._set_gate()
+
+    def _set_gate(self) -> None:
+        """Let requests enter while this limiter is starting or running, and call `_begin` first otherwise."""
+        is_open = self._life.state in (LimiterState.STARTING, LimiterState.RUNNING)
+        with self._gate:
+            self._gate.resting = IDLE if is_open else NOT_STARTED
+
+    # -- reports
+
+    def _time_s(self) -> float:
+        """The clock by which the node's loops work."""
+        raise NotImplementedError
+
+    def health(self) -> list[Health]:
+        """One line per dependency."""
+        node = self._parts.node
+        return [] if node is None else node.health(self._time_s())
+
+    def statistics(self) -> Statistics:
+        """Counters and gauges of every part, as of now."""
+        return self._parts.statistics(self._fleet.region, self._time_s())
+
+    def __repr__(self) -> str:
+        place = f"region {self._fleet.region!r}" if self._fleet.shares else "embedded"
+        engine = self._parts.engine
+        return f"<{type(self).__name__} {place}, node {engine.node_id}, {engine.subjects.count} subjects>"
+
+    # -- forks; see `tidegate.runtime.forks`
+
+    def before_fork(self) -> None:
+        """Nothing to wait for."""
+
+    def after_fork_in_parent(self) -> None:
+        """Nothing was held."""
+
+    def after_fork_in_child(self) -> None:
+        """A limiter that shares something begins again, as a node of its own."""
+        raise NotImplementedError
