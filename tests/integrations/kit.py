@@ -8,7 +8,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import FrameType
@@ -17,18 +17,18 @@ from unittest.mock import patch
 
 import tidegate
 from tidegate import AsyncLimiter, Limit, Limiter
-from tidegate.testing import ManualClock
+from tidegate.testing import ManualClock, make_async_limiter, make_limiter
 
 # The start of a cell of every duration up to a day.
 START_MS = 1_800_057_600_000
 
 
 def manual_limiter(clock: ManualClock, **options: Any) -> Limiter:
-    return Limiter(clock=clock, **options)
+    return make_limiter(clock=clock, **options)
 
 
 def manual_async_limiter(clock: ManualClock, **options: Any) -> AsyncLimiter:
-    return AsyncLimiter(clock=clock, **options)
+    return make_async_limiter(clock=clock, **options)
 
 
 def manual_clock() -> ManualClock:
@@ -42,6 +42,29 @@ def consumed(limiter: Limiter | AsyncLimiter, quota: str, namespace: str, identi
     if asyncio.iscoroutine(found):
         found = asyncio.run(found)
     return found.effective
+
+
+async def lifespan(app: Any) -> tuple[Callable[[str], None], AsyncIterator[str]]:
+    """Speak the lifespan protocol to an application: what it is told, and what it says."""
+    told: asyncio.Queue[dict[str, str]] = asyncio.Queue()
+    said: asyncio.Queue[str] = asyncio.Queue()
+
+    async def send(message: Any) -> None:
+        said.put_nowait(message["type"])
+
+    async def run() -> None:
+        try:
+            await app({"type": "lifespan"}, told.get, send)
+        except Exception as error:  # noqa: BLE001  # what a server does: note it and go on
+            said.put_nowait(repr(error))
+
+    task = asyncio.create_task(run())
+
+    async def answers() -> AsyncIterator[str]:
+        while not task.done() or not said.empty():
+            yield await said.get()
+
+    return lambda kind: told.put_nowait({"type": kind}), answers()
 
 
 class LoopBlocked(AssertionError):

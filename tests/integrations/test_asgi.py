@@ -1,13 +1,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import httpx
 import pytest
 
-from tests.integrations.kit import manual_async_limiter, manual_clock, no_blocking
+from tests.integrations.kit import lifespan, manual_async_limiter, manual_clock, no_blocking
 from tidegate import AsyncLimiter, ConfigurationError, Limit, LimitExceeded
 from tidegate.adapters.memory import MemoryOrigin
 from tidegate.integrations import Proxies, Rule
@@ -78,7 +77,7 @@ async def test_a_denial_below_becomes_a_429_unless_the_answer_has_begun(limiter:
     async def refuses(scope: Any, receive: Any, send: Any) -> None:
         if scope["path"] == "/late":
             await send({"type": "http.response.start", "status": 200, "headers": []})
-        raise LimitExceeded("too much", denial)
+        raise LimitExceeded("too much", [denial])
 
     async with client(RateLimitMiddleware(refuses, limiter=limiter)) as http:
         assert (await http.get("/")).status_code == 429
@@ -102,29 +101,6 @@ async def test_a_request_that_waits_for_the_origin_does_not_hold_up_the_loop() -
 
 
 # -- the life of the limiter
-
-
-async def lifespan(app: Any) -> tuple[Callable[[str], None], AsyncIterator[str]]:
-    """Speak the lifespan protocol to an application: what it is told, and what it says."""
-    told: asyncio.Queue[dict[str, str]] = asyncio.Queue()
-    said: asyncio.Queue[str] = asyncio.Queue()
-
-    async def send(message: Any) -> None:
-        said.put_nowait(message["type"])
-
-    async def run() -> None:
-        try:
-            await app({"type": "lifespan"}, told.get, send)
-        except Exception as error:  # noqa: BLE001  # what a server does: note it and go on
-            said.put_nowait(repr(error))
-
-    task = asyncio.create_task(run())
-
-    async def answers() -> AsyncIterator[str]:
-        while not task.done() or not said.empty():
-            yield await said.get()
-
-    return lambda kind: told.put_nowait({"type": kind}), answers()
 
 
 async def with_lifespan(scope: Any, receive: Any, send: Any) -> None:

@@ -62,7 +62,7 @@ def send(request: HttpRequest) -> HttpResponse:
     from tidegate import Limit, LimitExceeded
 
     with Limiter() as limiter:
-        raise LimitExceeded("too much", limiter.limit(Limit("1/minute", namespace="sending"), "ann", 2))
+        raise LimitExceeded("too much", [limiter.limit(Limit("1/minute", namespace="sending"), "ann", 2)])
 
 
 urlpatterns = [

@@ -7,7 +7,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.integrations.kit import manual_async_limiter, manual_clock, no_blocking
+from tests.integrations.kit import lifespan, manual_async_limiter, manual_clock, no_blocking
 from tidegate.integrations.asgi import RateLimitMiddleware
 
 
@@ -37,9 +37,15 @@ def sanic_application() -> Any:
 
 @pytest.mark.parametrize("make", [quart_application, sanic_application])
 async def test_an_application_over_asgi_answers_until_the_limit_is_used_up(make: Any) -> None:
+    app = make()
     with no_blocking():
-        async with httpx.AsyncClient(transport=httpx.ASGITransport(make()), base_url="http://test") as client:
+        tell, answers = await lifespan(app)
+        tell("lifespan.startup")
+        assert await anext(answers) == "lifespan.startup.complete"
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as client:
             first = await client.get("/")
             assert (first.status_code, first.text) == (200, "ok")
             assert first.headers["ratelimit"] == '"application";r=0;t=60'
             assert (await client.get("/")).status_code == 429
+        tell("lifespan.shutdown")
+        assert await anext(answers) == "lifespan.shutdown.complete"

@@ -60,7 +60,7 @@ def test_a_denial_below_becomes_a_429_unless_the_answer_has_begun(limiter: Limit
     def refuses(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
         if environ["PATH_INFO"] == "/late":
             start_response("200 OK", [])
-        raise LimitExceeded("too much", denial)
+        raise LimitExceeded("too much", [denial])
 
     client = Client(RateLimitMiddleware(refuses, limiter=limiter))
     assert client.get("/").status_code == 429

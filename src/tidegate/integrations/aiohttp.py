@@ -98,7 +98,7 @@ async def _middleware(request: web.Request, handler: Callable[..., Any]) -> web.
     try:
         return cast("web.StreamResponse", await handler(request))
     except LimitExceeded as error:
-        return _denied(limits, [error.decision])
+        return _denied(limits, error.decisions)
 
 
 async def _add_headers(request: web.Request, response: web.StreamResponse) -> None:

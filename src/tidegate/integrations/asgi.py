@@ -77,13 +77,7 @@ class State:
         """`decide`, and raise a denial: the middleware makes the answer of it."""
         outcome = await self.decide(incoming, route_rules)
         if outcome.closest is not None and not outcome.allowed:
-            raise LimitExceeded(describe(outcome.closest), outcome.closest)
-
-    def denials(self, error: LimitExceeded) -> Sequence[Decision]:
-        """The decisions behind an error: all of the batch if it was ours."""
-        if self.outcome is not None and error.decision is self.outcome.closest:
-            return self.outcome.decisions
-        return [error.decision]
+            raise LimitExceeded(describe(outcome.closest), outcome.decisions)
 
 
 class RateLimitMiddleware:
@@ -165,7 +159,7 @@ class RateLimitMiddleware:
         except LimitExceeded as error:
             if started or denied:
                 raise
-            await self._deny(scope, send, state.denials(error))
+            await self._deny(scope, send, error.decisions)
 
     async def _deny(self, scope: Scope, send: Send, decisions: Sequence[Decision]) -> None:
         denial, content_type, body = self.rate_limits.denial(decisions)

@@ -128,7 +128,7 @@ class RateLimitMiddleware:
 
     def process_exception(self, _request: Any, exception: Exception) -> Any:
         """A denial of `limiter.limited` anywhere below the view."""
-        return self._denied([exception.decision]) if isinstance(exception, LimitExceeded) else None
+        return self._denied(exception.decisions) if isinstance(exception, LimitExceeded) else None
 
     def _finished(self, response: Any, outcome: Outcome) -> Any:
         if not outcome.allowed:

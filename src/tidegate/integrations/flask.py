@@ -96,7 +96,7 @@ def _add_headers(response: Response) -> Response:
 
 
 def _exceeded(error: LimitExceeded) -> Response:
-    return _denied([error.decision])
+    return _denied(error.decisions)
 
 
 def _denied(decisions: Sequence[Decision]) -> Response:

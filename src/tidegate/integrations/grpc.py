@@ -102,14 +102,14 @@ class RateLimitInterceptor(grpc.ServerInterceptor):
             try:
                 return function(request, context)
             except LimitExceeded as error:
-                self._abort(context, [error.decision])
+                self._abort(context, error.decisions)
 
         def stream(request: Any, context: Any) -> Iterator[Any]:
             self._check(Call(method, request, context))
             try:
                 yield from function(request, context)
             except LimitExceeded as error:
-                self._abort(context, [error.decision])
+                self._abort(context, error.decisions)
 
         return _rebuilt(handler, stream if handler.response_streaming else unary)
 
@@ -150,7 +150,7 @@ class AsyncRateLimitInterceptor(grpc.aio.ServerInterceptor):
             try:
                 return await function(request, context)
             except LimitExceeded as error:
-                await self._abort(context, [error.decision])
+                await self._abort(context, error.decisions)
 
         async def stream(request: Any, context: Any) -> AsyncIterator[Any]:
             await self._check(Call(method, request, context))
@@ -158,7 +158,7 @@ class AsyncRateLimitInterceptor(grpc.aio.ServerInterceptor):
                 async for message in function(request, context):
                     yield message
             except LimitExceeded as error:
-                await self._abort(context, [error.decision])
+                await self._abort(context, error.decisions)
 
         return _rebuilt(handler, stream if inspect.isasyncgenfunction(function) else unary)
 

@@ -100,8 +100,6 @@ class RateLimitPlugin(InitPlugin):
         app_config.on_shutdown.append(limits.stop)
         return app_config
 
-    def _exceeded(self, request: Request[Any, Any, Any], error: LimitExceeded) -> Response[bytes]:
-        state = request.scope.get(SCOPE_KEY)
-        decisions = state.denials(error) if isinstance(state, State) else [error.decision]
-        denial, content_type, body = self.rate_limits.denial(decisions)
+    def _exceeded(self, _request: Request[Any, Any, Any], error: LimitExceeded) -> Response[bytes]:
+        denial, content_type, body = self.rate_limits.denial(error.decisions)
         return Response(body, status_code=denial.status, headers=denial.headers, media_type=content_type)

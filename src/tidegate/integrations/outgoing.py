@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
+from math import inf
 from typing import Any, Final
 from urllib.parse import urlsplit
 
@@ -59,12 +60,9 @@ class _Quota:
 
     def pause_s(self, decisions: list[Decision], waited_s: float) -> float | None:
         """How long to sleep before the next try, None when the request may go; raises when it is no use."""
-        if all(decisions):
-            return None
-        denial = closest(decisions)
-        wait_s = pause_s(denial, waited_s, self._timeout)
-        if wait_s is None:
-            raise LimitExceeded(describe(denial), denial)
+        wait_s = pause_s(decisions, inf if self._timeout is None else self._timeout - waited_s)
+        if wait_s is None and not all(decisions):
+            raise LimitExceeded(describe(closest(decisions)), decisions)
         return wait_s
 
 

@@ -72,7 +72,7 @@ class RateLimitMiddleware:
         except LimitExceeded as error:
             if started:
                 raise
-            return self._deny(environ, start_response, [error.decision])
+            return self._deny(environ, start_response, error.decisions)
 
     def _deny(
         self, environ: Environ, start_response: StartResponse, decisions: Iterable[Decision]
