@@ -5,6 +5,17 @@ The pytest fixtures are a plugin of their own: `pytest_plugins = ["tidegate.test
 """
 
 from tidegate.testing.clock import ManualClock
+from tidegate.testing.doubles import (
+    AllowingLimiter,
+    AsyncAllowingLimiter,
+    AsyncDenyingLimiter,
+    AsyncFailingLimiter,
+    DenyingLimiter,
+    FailingLimiter,
+    advance_to_reset,
+    advance_until_empty,
+    consumed,
+)
 from tidegate.testing.faults import FailingLedger, FailingOrigin, TrackingLedger, TrackingOrigin
 from tidegate.testing.limiters import make_async_limiter, make_limiter
 from tidegate.testing.proxy import FaultProxy, Faults, ProxyStatistics
@@ -22,7 +33,13 @@ from tidegate.testing.servers import (
 )
 
 __all__ = [
+    "AllowingLimiter",
+    "AsyncAllowingLimiter",
+    "AsyncDenyingLimiter",
+    "AsyncFailingLimiter",
+    "DenyingLimiter",
     "FailingLedger",
+    "FailingLimiter",
     "FailingOrigin",
     "FaultProxy",
     "Faults",
@@ -39,6 +56,9 @@ __all__ = [
     "ServerProcess",
     "TrackingLedger",
     "TrackingOrigin",
+    "advance_to_reset",
+    "advance_until_empty",
+    "consumed",
     "make_async_limiter",
     "make_limiter",
     "wait_until",
