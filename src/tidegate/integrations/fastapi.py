@@ -11,8 +11,7 @@ Works for synchronous and asynchronous endpoints and for websockets. Several of 
 the 429.
 """
 
-from __future__ import annotations
-
+# No `from __future__ import annotations` here: FastAPI before 0.12x cannot resolve the texts of an object's `__call__`.
 from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar, Final, cast
 from weakref import WeakKeyDictionary
