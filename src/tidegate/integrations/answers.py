@@ -9,10 +9,11 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any, Final, NamedTuple
 
-from tidegate.core.header_fields import whole_seconds
-from tidegate.core.model import Decision, checked_int
+from tidegate.core.header_fields import INTEGER_MAX, policy_name, policy_value, whole_seconds
+from tidegate.core.model import Decision, Limit, checked_int
 from tidegate.core.quota import format_duration
 from tidegate.errors import InvalidInput
 
@@ -92,6 +93,13 @@ def problem_json(denial: Denial) -> tuple[str, bytes]:
     return "application/problem+json", json.dumps(document).encode()
 
 
+@lru_cache(maxsize=1024)
+def _policy(limit: Limit) -> tuple[str, bytes]:
+    """The quoted name of a policy, and the value of RateLimit-Policy."""
+    name = policy_name(limit.namespace)
+    return name, policy_value(name, limit.quota, limit.duration_ms).encode()
+
+
 @dataclass(frozen=True, kw_only=True)
 class Answers:
     """How answers look. `body` gets a `Denial` and returns a content type and bytes."""
@@ -106,6 +114,16 @@ class Answers:
     def __post_init__(self) -> None:
         if checked_int("status", self.status, 400) > 599:
             raise InvalidInput("status", self.status, "a status of an error, 400 to 599")
+
+    def lines(self, decision: Decision) -> list[tuple[bytes, bytes]]:
+        """`fields` in lower case and bytes. Its constant part is kept: this runs for every answer."""
+        if not decision or self.x_ratelimit or not self.headers:
+            fields = self.fields(decision)
+            return [(name.lower().encode(), value.encode("latin-1")) for name, value in fields.items()]
+        name, policy = _policy(decision.limit)
+        seconds = whole_seconds(decision.reset_at_ms - decision.decided_at_ms)
+        state = f"{name};r={min(decision.remaining, INTEGER_MAX)};t={seconds}"
+        return [(b"ratelimit-policy", policy), (b"ratelimit", state.encode())]
 
     def fields(self, decision: Decision) -> dict[str, str]:
         """The header fields of one decision."""

@@ -35,14 +35,13 @@ class AsgiIncoming(Incoming):
     __slots__ = ("scope",)
 
     def __init__(self, scope: Scope, native: Any = None, route: str | None = None) -> None:
+        # Without super().__init__: this runs for every request.
         client = scope.get("client")
-        super().__init__(
-            scope if native is None else native,
-            scope.get("method", "GET"),
-            scope["path"],
-            client[0] if client else None,
-            route,
-        )
+        self.native = scope if native is None else native
+        self.method = scope.get("method", "GET")
+        self.path = scope["path"]
+        self.peer = client[0] if client else None
+        self.route = route
         self.scope = scope
 
     def header(self, name: str) -> str | None:
@@ -75,7 +74,8 @@ class State:
 
     async def enforce(self, incoming: Incoming, route_rules: Sequence[Rule]) -> None:
         """`decide`, and raise a denial: the middleware makes the answer of it."""
-        outcome = await self.decide(incoming, route_rules)
+        waiting, self.waiting = self.waiting, ()
+        self.outcome = outcome = await self.limits.check(incoming, waiting, route_rules)
         if outcome.closest is not None and not outcome.allowed:
             raise LimitExceeded(describe(outcome.closest), outcome.decisions)
 
@@ -121,13 +121,16 @@ class RateLimitMiddleware:
 
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         limits = self.rate_limits
-        incoming = self.incoming(scope)
-        state = scope[SCOPE_KEY] = State(limits, limits.applicable(incoming))
-        if state.waiting and not self.is_limited_route(scope):
-            outcome = await state.decide(incoming)
-            if not outcome.allowed:
-                await self._deny(scope, send, outcome.decisions)
-                return
+        state = scope[SCOPE_KEY] = State(limits, ())
+        # Most applications have limits either of their own or of their routes: then this is not needed here.
+        incoming = self.incoming(scope) if limits.rules or self._messages else None
+        if incoming is not None and limits.rules:
+            state.waiting = limits.applicable(incoming)
+            if state.waiting and not self.is_limited_route(scope):
+                outcome = await state.decide(incoming)
+                if not outcome.allowed:
+                    await self._deny(scope, send, outcome.decisions)
+                    return
         started = denied = False
 
         async def send_with_headers(message: Message) -> None:
@@ -136,7 +139,7 @@ class RateLimitMiddleware:
                 return
             kind = message["type"]
             if kind in {"http.response.start", "websocket.accept"}:
-                if state.waiting and not (await state.decide(incoming)).allowed:
+                if state.waiting and incoming is not None and not (await state.decide(incoming)).allowed:
                     # An error on the way to the route, such as a wrong password, counts like any other request.
                     denied = True
                     assert state.outcome is not None
@@ -147,12 +150,12 @@ class RateLimitMiddleware:
                     headers = list(message.get("headers", ()))
                     # A framework's own answer to a denial has them already.
                     present = {name for name, _ in headers}
-                    fields = encoded(limits.headers(state.outcome))
-                    headers += [field for field in fields if field[0] not in present]
+                    lines = limits.answers.lines(state.outcome.closest)
+                    headers += [line for line in lines if line[0] not in present]
                     message = {**message, "headers": headers}
             await send(message)
 
-        if scope["type"] == "websocket" and self._messages:
+        if incoming is not None and scope["type"] == "websocket" and self._messages:
             receive, send = self._limited_messages(incoming, receive, send)
         try:
             await self.app(scope, receive, send_with_headers)
@@ -172,7 +175,7 @@ class RateLimitMiddleware:
                 return
             prefix = "websocket.http"
         headers = [
-            *encoded(denial.headers),
+            *self.rate_limits.answers.lines(denial.decision),
             (b"content-type", content_type.encode("latin-1")),
             (b"content-length", str(len(body)).encode()),
         ]
@@ -224,11 +227,6 @@ class RateLimitMiddleware:
             await send(message)
 
         await self.app(scope, receive_and_start, stop_and_send)
-
-
-def encoded(fields: dict[str, str]) -> list[tuple[bytes, bytes]]:
-    """Header fields as ASGI has them."""
-    return [(name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in fields.items()]
 
 
 def incoming_is_head(scope: Scope) -> bool:

@@ -124,17 +124,8 @@ class Proxies:
         peer = incoming.peer
         if self.hops or self.networks or self.unix:
             address = self._behind_proxies(incoming)
-            return None if address is None else self._identifier(address)
-        if peer is None:
-            return None
-        address = parse_address(peer)
-        # Not every framework's test client has an address for a peer.
-        return (peer or None) if address is None else self._identifier(address)
-
-    def _identifier(self, address: Address) -> str:
-        if address.version == 4:
-            return str(address)
-        return _network_text(address, self.ipv6_prefix)
+            return None if address is None else _identifier(address, self.ipv6_prefix)
+        return None if not peer else _direct_caller(peer, self.ipv6_prefix)
 
     def _behind_proxies(self, incoming: Incoming) -> Address | None:
         peer = None if incoming.peer is None else parse_address(incoming.peer)
@@ -191,8 +182,17 @@ def _network(text: str) -> Network:
 
 
 @lru_cache(maxsize=8192)
-def _network_text(address: ipaddress.IPv6Address, prefix: int) -> str:
-    return str(ipaddress.ip_network((address, prefix), strict=False))
+def _identifier(address: Address, ipv6_prefix: int) -> str:
+    if address.version == 4:
+        return str(address)
+    return str(ipaddress.ip_network((address, ipv6_prefix), strict=False))
+
+
+@lru_cache(maxsize=8192)
+def _direct_caller(peer: str, ipv6_prefix: int) -> str:
+    address = parse_address(peer)
+    # Not every framework's test client has an address for a peer.
+    return peer if address is None else _identifier(address, ipv6_prefix)
 
 
 KeyFunction = Callable[[Any], Any]

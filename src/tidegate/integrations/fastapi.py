@@ -58,16 +58,38 @@ class Limited:
 
     def __init__(self, limits: Sequence[Any], options: dict[str, Any]) -> None:
         self.rules = make_rules(limits, **options)
+        # The last answer of `_place`, and what it was made from.
+        self._known: tuple[Any, Any, tuple[str, tuple[Limited, ...]]] | None = None
 
     async def __call__(self, connection: HTTPConnection) -> None:
         scope = connection.scope
         state = state_of(scope)
-        name, siblings = _siblings(connection, self)
+        name, siblings = self._place(scope)
+        if len(siblings) == 1:
+            await state.enforce(StarletteIncoming(scope, connection, name), self.rules)
+            return
         state.asked.append(self)
         overridden = getattr(scope["app"], "dependency_overrides", {})
         if all(one in state.asked or one in overridden for one in siblings):
             rules = [rule for one in siblings if one in state.asked for rule in one.rules]
             await state.enforce(StarletteIncoming(scope, connection, name), rules)
+
+    def _place(self, scope: Any) -> tuple[str, "tuple[Limited, ...]"]:
+        """The name of the route, and everything that it is limited by."""
+        route, table = scope.get("route"), RateLimitMiddleware.routes(scope["app"])
+        if self._known is not None and self._known[0] is route and self._known[1] is table:
+            return self._known[2]
+        entries = [
+            entry for entry in table if self in entry.limits and (route is None or entry.route is route)
+        ]
+        if not entries:
+            return scope["path"], (self,)
+        if len(entries) > 1:  # a router that was included twice
+            entries = [entry for entry in entries if entry.pattern.match(scope["path"])] or entries
+            return entries[0].name, entries[0].limits
+        found = (entries[0].name, entries[0].limits)
+        self._known = (route, table, found)
+        return found
 
 
 def limited(*limits: Any, **options: Any) -> Limited:
@@ -96,23 +118,6 @@ def _limits_below(dependant: Any) -> Iterator[Limited]:
         if isinstance(one.call, Limited):
             yield one.call
         yield from _limits_below(one)
-
-
-def _siblings(connection: HTTPConnection, asking: Limited) -> tuple[str, tuple[Limited, ...]]:
-    """The name of the route, and everything that it is limited by."""
-    scope = connection.scope
-    route = scope.get("route")
-    entries = [
-        entry
-        for entry in RateLimitMiddleware.routes(scope["app"])
-        if asking in entry.limits and (route is None or entry.route is route)
-    ]
-    if len(entries) > 1:  # a router that was included twice
-        path = scope["path"]
-        entries = [entry for entry in entries if entry.pattern.match(path)] or entries
-    if not entries:
-        return connection.url.path, (asking,)
-    return entries[0].name, entries[0].limits
 
 
 def install(app: FastAPI, *rules: Any, messages: Any = (), **options: Any) -> AsyncRateLimits:

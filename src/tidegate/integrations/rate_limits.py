@@ -19,7 +19,7 @@ from collections.abc import Awaitable, Callable, Generator, Iterator, Mapping, S
 from contextlib import contextmanager
 from typing import Any, Generic, TypeVar, cast
 
-from tidegate.core.model import Decision, Request
+from tidegate.core.model import Decision, Limit, Request
 from tidegate.errors import ConfigurationError, InvalidInput
 from tidegate.integrations.answers import Answers, Denial, Outcome, closest
 from tidegate.integrations.callers import Key, KeyFunction, Proxies, bounded, ip, key_of
@@ -115,6 +115,24 @@ class RateLimits(Generic[LimiterT]):
         """The application's rules that are about this request."""
         return [rule for rule in self.rules if rule.matches(incoming)]
 
+    def _simple(
+        self, incoming: Incoming, rules: Sequence[Rule], route_rules: Sequence[Rule]
+    ) -> tuple[Limit, Key, Any, int] | None:
+        """(limit, key, what the key found, cost) where one limit applies and nothing has to be called but the key.
+
+        Most requests are like that, and the generators of `_steps` cost as much as a decision.
+        """
+        if len(rules) + len(route_rules) != 1 or self.exempt is not None or self.shadow:
+            return None
+        rule, route = (rules[0], None) if rules else (route_rules[0], incoming.route)
+        if not rule.is_simple or (route_rules and not rule.matches(incoming)):
+            return None
+        limits = rule.limits_for(cast("LimitsLike", rule.limits), route)
+        if len(limits) != 1:
+            return None
+        key = rule.key or self.key
+        return limits[0], key, key.find(incoming, self.proxies), cast("int", rule.cost)
+
     def _steps(self, incoming: Incoming, rules: Sequence[Rule], route_rules: Sequence[Rule]) -> Steps:
         native = incoming.native
         if self.exempt is not None:
@@ -164,14 +182,12 @@ class RateLimits(Generic[LimiterT]):
         identifier = key.find(incoming, self.proxies)
         if hasattr(identifier, "__await__"):
             identifier = yield identifier
-        if not isinstance(identifier, str) or not identifier:
-            raise _no_caller(key, identifier)
+        identifier = _checked_caller(key, identifier)
         cost: Any = rule.cost
         if callable(cost):
             cost = cost(native)
             if hasattr(cost, "__await__"):
                 cost = yield cost
-        identifier = bounded(identifier)
         if self.shadow and not rule.shadow:
             return [Request(shadow_limit(limit), identifier, cost) for limit in applied]
         return [Request(limit, identifier, cost) for limit in applied]
@@ -205,8 +221,15 @@ class SyncRateLimits(RateLimits[Limiter]):
 
     def check(self, incoming: Incoming, rules: Sequence[Rule], route_rules: Sequence[Rule] = ()) -> Outcome:
         """Decide."""
-        steps = self._steps(incoming, rules, route_rules)
         limiter = self.limiter
+        simple = self._simple(incoming, rules, route_rules)
+        if simple is not None:
+            limit, key, found, cost = simple
+            if hasattr(found, "__await__"):
+                raise _unawaitable(found)
+            decision = limiter.limit(limit, _checked_caller(key, found), cost)
+            return self._report(incoming.native, Outcome(decision.allowed, (decision,), (), decision))
+        steps = self._steps(incoming, rules, route_rules)
         try:
             wanted = next(steps)
             while True:
@@ -245,8 +268,15 @@ class AsyncRateLimits(RateLimits[AsyncLimiter]):
         self, incoming: Incoming, rules: Sequence[Rule], route_rules: Sequence[Rule] = ()
     ) -> Outcome:
         """Decide."""
-        steps = self._steps(incoming, rules, route_rules)
         limiter = self.limiter
+        simple = self._simple(incoming, rules, route_rules)
+        if simple is not None:
+            limit, key, found, cost = simple
+            if hasattr(found, "__await__"):
+                found = await found
+            decision = await limiter.limit(limit, _checked_caller(key, found), cost)
+            return self._report(incoming.native, Outcome(decision.allowed, (decision,), (), decision))
+        steps = self._steps(incoming, rules, route_rules)
         try:
             wanted = next(steps)
             while True:
@@ -271,17 +301,20 @@ class AsyncRateLimits(RateLimits[AsyncLimiter]):
             await made.stop()
 
 
-def _no_caller(key: Key, identifier: object) -> InvalidInput:
+def _checked_caller(key: Key, found: object) -> str:
+    """What a key has found, as an identifier; an `InvalidInput` that says what to do if it found nothing."""
+    if isinstance(found, str) and found:
+        return bounded(found)
     if key is ip:
-        return InvalidInput(
+        raise InvalidInput(
             "the key 'ip'",
-            identifier,
+            found,
             "a connection with an address; behind a proxy on a Unix socket, configure "
             'Proxies(trusted_networks=["unix"])',
         )
-    return InvalidInput(
+    raise InvalidInput(
         f"the key {key.name!r}",
-        identifier,
+        found,
         "the caller as a str that is not empty; use a fallback such as `user | ip`, or exempt the request",
     )
 

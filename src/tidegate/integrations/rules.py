@@ -54,6 +54,7 @@ class Rule:
         "_routes",
         "cost",
         "exempt",
+        "is_simple",
         "key",
         "limits",
         "matches_all",
@@ -97,6 +98,8 @@ class Rule:
         self.limits = limits
         self.namespace = namespace
         self.text = " ".join(paths or routes)
+        # Nothing has to be called but the key.
+        self.is_simple = not (callable(limits) or callable(cost) or exempt is not None or shadow)
         self._by_namespace: dict[object, tuple[Limit, ...]] = {}
         self._fixed: tuple[Limit, ...] | None = None
         if callable(limits):
