@@ -193,6 +193,36 @@ def asgi_variants(url: str, region: str) -> dict[str, Any]:
     return {"bare": mail, "Tidegate": RateLimitMiddleware(mail, QUOTA, limiter=async_limiter(url, region))}
 
 
+def aiohttp_calls(url: str, region: str) -> dict[str, AsyncCall]:
+    """Routing, middleware, handler and header fields of aiohttp, with a request that comes from no socket."""
+    from aiohttp import web
+    from aiohttp.test_utils import make_mocked_request
+
+    from tidegate.integrations.aiohttp import install, limited
+
+    async def mail(request: web.Request) -> web.Response:
+        return web.Response(text="sent")
+
+    bare, ours = web.Application(), web.Application()
+    install(ours, limiter=async_limiter(url, region))
+    bare.router.add_get("/mail", mail)
+    ours.router.add_get("/mail", limited(QUOTA, by=lambda request: "203.0.113.7")(mail))
+
+    def call_of(app: web.Application) -> AsyncCall:
+        app.freeze()
+        request = make_mocked_request("GET", "/mail", app=app)  # once: its mocks cost more than all the rest
+
+        async def call() -> None:
+            response = await app._handle(request)
+            await response.prepare(request)
+            if response.status != 200:
+                raise SystemExit(f"answered {response.status}")
+
+        return call
+
+    return {"bare": call_of(bare), "Tidegate": call_of(ours)}
+
+
 def wsgi_variants(url: str, region: str) -> dict[str, Any]:
     from tidegate.integrations.wsgi import RateLimitMiddleware
 
@@ -385,6 +415,7 @@ def figures(url: str) -> dict[str, dict[str, float]]:
     for name, variants in ASYNC.items():
         apps = variants(url, "bench")
         found[name] = asyncio.run(measure_async({one: asgi_call(app) for one, app in apps.items()}))
+    found["aiohttp"] = asyncio.run(measure_async(aiohttp_calls(url, "bench")))
     for name, variants in SYNC.items():
         found[name] = measure({one: wsgi_call(app) for one, app in variants(url, "bench").items()})
     found["gRPC"] = measure(grpc_calls(url, "bench"))

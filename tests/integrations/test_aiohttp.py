@@ -136,3 +136,19 @@ async def test_the_limiter_starts_and_stops_with_the_application(monkeypatch: py
         assert [(await client.get("/")).status for _ in range(2)] == [404, 429]
         used = limits.limiter
     assert limits.limiter is not used
+
+
+async def test_two_handlers_with_one_name_are_an_error_when_the_application_starts(
+    limiter: AsyncLimiter,
+) -> None:
+    app = application(limiter)
+    app.router.add_get("/other", limited("1/minute")(named_mail()))
+    with pytest.raises(ConfigurationError, match="have the name 'mail'"):
+        await TestServer(app).start_server()
+
+
+def named_mail() -> Any:
+    async def mail(request: web.Request) -> web.Response:
+        return web.Response(text="another")
+
+    return mail

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from tidegate import ConfigurationError, InvalidInput
 from tidegate.integrations import Key, Proxies, api_key, header, ip, session, user
-from tidegate.integrations.callers import key_of
+from tidegate.integrations.callers import _parse_address, key_of
 from tidegate.integrations.wsgi import WsgiIncoming
 
 
@@ -129,6 +129,15 @@ def test_a_header_of_thousands_of_trusted_addresses_is_read_to_a_bound() -> None
     value = ", ".join(["198.51.100.9"] + ["10.0.0.1"] * 50_000)
     request = incoming("10.0.0.9", x_forwarded_for=value)
     assert find(ip, request, Proxies(trusted_networks=["10.0.0.0/8"])) == "10.0.0.1"
+
+
+def test_what_clients_write_into_headers_is_not_kept_in_memory() -> None:
+    _parse_address.cache_clear()
+    proxies = Proxies(trusted_hops=1)
+    for number in range(100):
+        forged = "x" * 60_000 + str(number)
+        assert find(ip, incoming("10.0.0.9", x_forwarded_for=forged), proxies) == "10.0.0.9"
+    assert _parse_address.cache_info().currsize <= 1
 
 
 def test_a_unix_socket_has_no_caller_unless_its_proxy_is_trusted() -> None:

@@ -113,3 +113,17 @@ def test_a_guard_without_the_plugin_says_what_to_do() -> None:
         answer = client.get("/asynchronous")
     assert answer.status_code == 500 and ConfigurationError.__name__ in answer.text
     assert "plugins=[RateLimitPlugin()]" in answer.text
+
+
+def test_two_handlers_with_one_name_are_an_error_when_the_application_starts(limiter: AsyncLimiter) -> None:
+    def make(path: str) -> Any:
+        @get(path, guards=[limited("1/minute")])
+        async def same() -> str:
+            return "ok"
+
+        return same
+
+    app = Litestar([make("/a"), make("/b")], plugins=[RateLimitPlugin(limiter=limiter)], openapi_config=None)
+    refused = pytest.RaisesExc(ConfigurationError, match="have the name 'same'")
+    with pytest.RaisesGroup(refused, flatten_subgroups=True), TestClient(app):
+        pass

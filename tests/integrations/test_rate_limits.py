@@ -214,6 +214,13 @@ def test_limits_may_come_from_a_function_such_as_a_customers_plan() -> None:
         assert sum(outcomes) == allowed
 
 
+@pytest.mark.parametrize("wrong", [5, [5], {"a": 1}, [["1/minute"]]])
+def test_a_function_that_returns_no_limits_is_a_clear_error(wrong: Any) -> None:
+    limits = rate_limits(Rule(lambda _: wrong, namespace="n"))
+    with pytest.raises(InvalidInput, match=r"^limits: "):
+        check(limits, request())
+
+
 async def test_every_function_of_a_rule_may_be_asynchronous_in_an_asynchronous_application() -> None:
     async def plan(_: Any) -> str:
         return "5/minute"

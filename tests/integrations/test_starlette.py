@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from starlette.applications import Starlette
 from starlette.authentication import AuthCredentials, SimpleUser
+from starlette.endpoints import HTTPEndpoint
 from starlette.middleware.authentication import AuthenticationMiddleware
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse
@@ -13,7 +14,7 @@ from starlette.routing import Mount, Route
 from starlette.testclient import TestClient
 
 from tests.integrations.kit import consumed, manual_async_limiter, manual_clock, no_blocking
-from tidegate import AsyncLimiter, ConfigurationError
+from tidegate import AsyncLimiter, ConfigurationError, InvalidInput
 from tidegate.integrations import Rule, header, session, user
 from tidegate.integrations.starlette import install, limited
 
@@ -119,3 +120,8 @@ def test_a_decorator_without_install_says_what_to_do() -> None:
     app = Starlette(routes=[Route("/", synchronous)])
     with TestClient(app) as client, pytest.raises(ConfigurationError, match=r"call install\(app\)"):
         client.get("/")
+
+
+def test_a_class_cannot_be_decorated_and_says_what_to_do() -> None:
+    with pytest.raises(InvalidInput, match="with a Rule for its path"):
+        limited("1/minute")(HTTPEndpoint)

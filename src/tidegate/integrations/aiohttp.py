@@ -21,7 +21,7 @@ from tidegate.errors import ConfigurationError, LimitExceeded
 from tidegate.integrations.answers import Outcome
 from tidegate.integrations.incoming import Incoming
 from tidegate.integrations.rate_limits import AsyncRateLimits
-from tidegate.integrations.rules import guarded, make_rules, rules_of
+from tidegate.integrations.rules import guarded, make_rules, refuse_shared_names, rules_of
 
 __all__ = ["install", "limited"]
 
@@ -78,6 +78,9 @@ def _verify(request: web.Request) -> None:
 
 
 async def _start(app: web.Application) -> None:
+    refuse_shared_names(
+        (_name(route), route.handler, rules_of(route.handler)) for route in app.router.routes()
+    )
     await app[LIMITS].start()
 
 
@@ -85,12 +88,15 @@ async def _stop(app: web.Application) -> None:
     await app[LIMITS].stop()
 
 
+def _name(route: web.AbstractRoute) -> str:
+    return route.name or str(getattr(route.handler, "__name__", route.handler))
+
+
 @web.middleware
 async def _middleware(request: web.Request, handler: Callable[..., Any]) -> web.StreamResponse:
     limits = request.config_dict[LIMITS]
     match = request.match_info
-    name = match.route.name or getattr(match.handler, "__name__", None)
-    incoming = AiohttpIncoming(request, name)
+    incoming = AiohttpIncoming(request, _name(match.route))
     outcome = await limits.check(incoming, limits.applicable(incoming), rules_of(match.handler))
     request[OUTCOME] = outcome
     if not outcome.allowed:

@@ -26,13 +26,20 @@ ForwardingHeader = Literal["x-forwarded-for", "forwarded", "x-real-ip"]
 # A client may send a header of any length, full of addresses that look like ours: what is behind this is not read.
 HOPS_MAX: Final = 32
 FORWARDED_LENGTH_MAX: Final = 8_192
+# IPv6 in full with a zone, brackets, a port and quotes, and some spaces.
+ADDRESS_LENGTH_MAX: Final = 100
 
 UNIX: Final = "unix"
 
 
-@lru_cache(maxsize=8192)
 def parse_address(text: str) -> Address | None:
     """The address in `1.2.3.4`, `1.2.3.4:80`, `2001:db8::1`, `[2001:db8::1]:80`; None if there is none."""
+    # What is longer is no address, and must not be remembered: clients write these headers.
+    return _parse_address(text) if len(text) <= ADDRESS_LENGTH_MAX else None
+
+
+@lru_cache(maxsize=8192)
+def _parse_address(text: str) -> Address | None:
     text = text.strip().strip('"')
     if text.startswith("["):
         text = text[1:].partition("]")[0]

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from litestar import Response
+from litestar import Litestar, Response
 from litestar.config.app import AppConfig
 from litestar.connection import ASGIConnection, Request
 from litestar.middleware import DefineMiddleware
@@ -24,7 +24,7 @@ from tidegate.errors import ConfigurationError, LimitExceeded
 from tidegate.integrations.asgi import SCOPE_KEY, AsgiIncoming, Scope, State
 from tidegate.integrations.asgi import RateLimitMiddleware as AsgiMiddleware
 from tidegate.integrations.rate_limits import AsyncRateLimits
-from tidegate.integrations.rules import make_rules
+from tidegate.integrations.rules import make_rules, refuse_shared_names
 
 __all__ = ["RateLimitPlugin", "limited"]
 
@@ -37,7 +37,7 @@ class LitestarIncoming(AsgiIncoming):
     def __init__(self, connection: ASGIConnection[Any, Any, Any, Any]) -> None:
         scope: Any = connection.scope
         handler = scope.get("route_handler")
-        name = None if handler is None else (handler.name or handler.handler_name)
+        name = None if handler is None else _name(handler)
         super().__init__(scope, connection, name)
 
     def user(self) -> object:
@@ -68,6 +68,10 @@ def _guards(handler: Any) -> list[Limited]:
     return [guard for guard in found if isinstance(guard, Limited)]
 
 
+def _name(handler: Any) -> str:
+    return str(handler.name or handler.handler_name)
+
+
 def limited(*limits: Any, **options: Any) -> Limited:
     """A guard: `limited("10/second; 1000/hour", by=user)`. Takes what `Rule` takes, or rules."""
     return Limited(limits, options)
@@ -83,6 +87,18 @@ class RateLimitMiddleware(AsgiMiddleware):
         return bool(_guards(scope["route_handler"]))
 
 
+def _check_names(app: Litestar) -> None:
+    handlers = [handler for route in app.routes for handler in getattr(route, "route_handlers", ())]
+    refuse_shared_names(
+        (
+            _name(handler),
+            getattr(handler.fn, "value", handler.fn),
+            [rule for one in _guards(handler) for rule in one.rules],
+        )
+        for handler in handlers
+    )
+
+
 class RateLimitPlugin(InitPlugin):
     """All arguments of `RateLimits`, and `messages` for websockets."""
 
@@ -96,6 +112,7 @@ class RateLimitPlugin(InitPlugin):
         define = DefineMiddleware(middleware, rate_limits=limits, messages=self._messages)
         app_config.middleware.append(define)
         app_config.exception_handlers[LimitExceeded] = self._exceeded
+        app_config.on_startup.append(_check_names)
         app_config.on_startup.append(limits.start)
         app_config.on_shutdown.append(limits.stop)
         return app_config

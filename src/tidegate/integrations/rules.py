@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import inspect
 import re
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from fnmatch import translate
 from typing import Any, Final
 
@@ -19,7 +19,16 @@ from tidegate.errors import ConfigurationError, InvalidInput
 from tidegate.integrations.callers import Key, KeyFunction, key_of
 from tidegate.integrations.incoming import Incoming
 
-__all__ = ["LimitsLike", "Rule", "attach_rules", "guarded", "make_rules", "rules_of", "shadow_limit"]
+__all__ = [
+    "LimitsLike",
+    "Rule",
+    "attach_rules",
+    "guarded",
+    "make_rules",
+    "refuse_shared_names",
+    "rules_of",
+    "shadow_limit",
+]
 
 LimitsLike = str | Limit | Sequence[str | Limit]
 LimitsFunction = Callable[[Any], LimitsLike | Awaitable[LimitsLike | None] | None]
@@ -134,7 +143,7 @@ class Rule:
         if limits is None:
             return ()
         namespace = self.namespace or route or self.text or APPLICATION
-        known = limits if isinstance(limits, (str, Limit)) else tuple(limits)
+        known = limits if isinstance(limits, (str, Limit)) else tuple(map(_quota, _sequence(limits)))
         found = self._by_namespace.get((known, namespace))
         if found is None:
             found = self._make(limits, namespace)
@@ -145,7 +154,7 @@ class Rule:
     def _make(self, limits: LimitsLike, namespace: str) -> tuple[Limit, ...]:
         made = [
             self._limit(text, namespace)
-            for one in _sequence(limits)
+            for one in map(_quota, _sequence(limits))
             for text in (re.split(r"\s*[;,\n]\s*", one.strip(" ;,\n")) if isinstance(one, str) else [one])
         ]
         if not made:
@@ -159,8 +168,6 @@ class Rule:
     def _limit(self, quota: str | Limit, namespace: str) -> Limit:
         if isinstance(quota, Limit):
             return shadow_limit(quota) if self.shadow else quota
-        if not isinstance(quota, str):
-            raise InvalidInput("limits", quota, 'quotas such as "100/minute", or Limit objects')
         _refuse_unknown_outage(self.on_outage)
         outage: dict[str, Any] = {} if self.on_outage is None else {"on_outage": self.on_outage}
         limit = Limit(quota, namespace=namespace, **outage)
@@ -217,6 +224,12 @@ def _sequence(limits: LimitsLike) -> Sequence[str | Limit]:
     raise InvalidInput("limits", limits, 'quotas such as "10/second; 1000/hour", or Limit objects')
 
 
+def _quota(one: object) -> str | Limit:
+    if isinstance(one, (str, Limit)):
+        return one
+    raise InvalidInput("limits", one, 'quotas such as "100/minute", or Limit objects')
+
+
 def make_rules(limits: Sequence[Rule | LimitsLike | LimitsFunction], **options: Any) -> tuple[Rule, ...]:
     """Rules as they are, everything else as a rule with these options; texts and limits become one rule."""
     rules: list[Rule] = []
@@ -266,6 +279,17 @@ def guarded(function: Any, rules: Sequence[Rule], verify: Callable[..., object])
         limited = synchronous
     attach_rules(limited, rules)
     return limited
+
+
+def refuse_shared_names(routes: Iterable[tuple[str, object, Iterable[Rule]]]) -> None:
+    """A limit counts under the name of its route: two routes (name, function, rules) with one name are an error."""
+    seen: dict[str, object] = {}
+    for name, function, rules in routes:
+        if any(not rule.is_named for rule in rules) and seen.setdefault(name, function) is not function:
+            raise ConfigurationError(
+                f"two routes with limits have the name {name!r}; give one of them a name of its own, or its limits a "
+                "namespace"
+            )
 
 
 def rules_of(function: Any) -> tuple[Rule, ...]:

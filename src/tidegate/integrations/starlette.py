@@ -19,11 +19,11 @@ from starlette.concurrency import run_in_threadpool
 from starlette.requests import HTTPConnection, Request
 from starlette.websockets import WebSocket
 
-from tidegate.errors import ConfigurationError
+from tidegate.errors import ConfigurationError, InvalidInput
 from tidegate.integrations.asgi import SCOPE_KEY, AsgiIncoming, Scope, State
 from tidegate.integrations.asgi import RateLimitMiddleware as AsgiMiddleware
 from tidegate.integrations.rate_limits import AsyncRateLimits
-from tidegate.integrations.rules import attach_rules, make_rules, rules_of
+from tidegate.integrations.rules import attach_rules, make_rules, refuse_shared_names, rules_of
 
 __all__ = ["RateLimitMiddleware", "StarletteIncoming", "install", "limited", "state_of"]
 
@@ -78,7 +78,14 @@ class RateLimitMiddleware(AsgiMiddleware):
         known = cls._tables.get(app)
         if known is None or known[0] != len(app.routes):
             known = cls._tables[app] = (len(app.routes), tuple(cls._entries(app.routes)))
-            _refuse_shared_names(known[1])
+            refuse_shared_names(
+                (
+                    entry.name,
+                    getattr(entry.route, "endpoint", entry.route),
+                    [rule for one in entry.limits for rule in getattr(one, "rules", (one,))],
+                )
+                for entry in known[1]
+            )
         return known[1]
 
     @classmethod
@@ -131,21 +138,6 @@ def _match(table: Sequence[Entry], path: str, method: str | None) -> Entry | Non
     return None
 
 
-def _refuse_shared_names(table: Sequence[Entry]) -> None:
-    """A route counts under its name: two routes with one name would count in one place."""
-    seen: dict[str, Any] = {}
-    for entry in table:
-        rules = [rule for one in entry.limits for rule in getattr(one, "rules", (one,))]
-        if all(rule.is_named for rule in rules):
-            continue
-        endpoint = getattr(entry.route, "endpoint", entry.route)
-        if seen.setdefault(entry.name, endpoint) is not endpoint:
-            raise ConfigurationError(
-                f"two routes with limits have the name {entry.name!r}; give one of them a name of its own, or its "
-                "limits a namespace"
-            )
-
-
 def state_of(scope: Any) -> State:
     """The request's state, which the middleware has put there."""
     state = scope.get(SCOPE_KEY)
@@ -166,6 +158,8 @@ def limited(*limits: Any, **options: Any) -> Callable[[Endpoint], Endpoint]:
     rules = make_rules(limits, **options)
 
     def decorate(endpoint: Endpoint) -> Endpoint:
+        if inspect.isclass(endpoint):
+            raise InvalidInput("endpoint", endpoint, "a function; limit a class with a Rule for its path")
         inner = getattr(endpoint, "__tidegate_endpoint__", endpoint)
 
         @functools.wraps(inner)
