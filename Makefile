@@ -1,5 +1,5 @@
-# One command for each habit, the same at a desk and in CI. `make help` lists them.
-# Environments are kept up to date by scripts/environment.py, which compares contents and costs nothing if all is well.
+# The commands for development and CI. `make help` lists them.
+# scripts/environment.py keeps the environments up to date; it compares contents, and is fast if nothing changed.
 
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
@@ -7,27 +7,28 @@ BIN := .venv/bin
 ENVIRONMENT = $(PYTHON) scripts/environment.py .venv
 
 PYTHON ?= $(shell scripts/pythons --preferred)# the Python of .venv
-DATA_DIR ?= ./tidegate-data#                    make serve: where the embedded server keeps everything
+DATA_DIR ?= ./tidegate-data#                    make serve: the data directory of the embedded server
 LISTEN ?= 127.0.0.1:8080#                       make serve: host and port
 SERVE_ARGS ?=#                                  make serve: more options of `tidegate serve`
 PYTEST_ARGS ?= -n 2 --dist loadfile#            make test: options of the full run; loadfile shares a file's servers
 BENCH_ARGS ?=#                                  make bench: which benchmarks; all by default
-SEEDS ?= 1..100000#                             make soak: which seeded worlds
+SEEDS ?= 1..100000#                             make soak: which seeds
 
 .PHONY: help
 help: ## Show this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 	@echo "  Settings: PYTHON DATA_DIR LISTEN SERVE_ARGS PYTEST_ARGS BENCH_ARGS SEEDS (see the top of the Makefile)"
 
 .PHONY: serve
-serve: python ## Run a rate limit server here, with nothing else to start
-	@scripts/system-packages compiler || echo "make serve: goes on without it: the core will run interpreted" >&2
+serve: python ## Run a rate limit server without other services
+	@scripts/system-packages compiler || echo "make serve: continuing without a compiler: the core will run interpreted" >&2
 	@$(ENVIRONMENT) --extra all --package
 	exec $(BIN)/tidegate serve --data-dir $(DATA_DIR) --listen $(LISTEN) $(SERVE_ARGS)
 
 .PHONY: test
 test: python ## Run all tests: compiled, interpreted, and on every Python of this machine
 	@scripts/system-packages compiler servers
+	@scripts/mysql-server || true # the tests that need it are skipped, and listed at the end
 	@$(ENVIRONMENT) --extra all --group dev --package
 	@PYTEST_ARGS="$(PYTEST_ARGS)" scripts/test
 
@@ -36,17 +37,22 @@ check: tools ## Check format, lint, types, layering and documentation links
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy src tests scripts setup.py
+	$(BIN)/python scripts/check_types.py
 	PYTHONPATH=src $(BIN)/lint-imports --no-cache
 	$(BIN)/python scripts/check_docs.py
 
 .PHONY: format
-format: tools ## Format the code, and repair what lint can repair by itself
+format: tools ## Format the code and apply automatic lint fixes
 	$(BIN)/ruff check --fix-only --quiet .
 	$(BIN)/ruff format .
 
 .PHONY: docs-check
 docs-check: tools ## Check the links of the documentation
 	$(BIN)/python scripts/check_docs.py
+
+.PHONY: docs-reference
+docs-reference: tools ## Generate docs/reference from the tables in the code
+	PYTHONPATH=src $(BIN)/python scripts/reference.py
 
 .PHONY: bench
 bench: python ## Measure against other limiters, in one run
@@ -55,7 +61,7 @@ bench: python ## Measure against other limiters, in one run
 	$(BIN)/python -m bench $(BENCH_ARGS)
 
 .PHONY: soak
-soak: python ## Run seeded worlds in the simulator for as long as SEEDS=1..N asks
+soak: python ## Run the simulator for the seeds SEEDS=1..N
 	@$(ENVIRONMENT) --extra all --package
 	$(BIN)/tidegate simulate --seeds $(SEEDS)
 
@@ -76,7 +82,7 @@ clean: ## Remove environments, builds and caches (never the data of `make serve`
 	rm -rf .venv .venvs build dist src/*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	find src tests scripts bench -name __pycache__ -prune -exec rm -rf {} + 2>/dev/null || true
 
-# The steps below are shared by the commands above.
+# Steps of the commands above.
 
 .PHONY: python
 python:

@@ -1,6 +1,7 @@
-"""Regions over a real MariaDB: what publishing and importing cost, how long news travels, what ten regions let in.
+"""Regions over a real MariaDB and a real MySQL: what publishing and importing cost, how long news travels, what ten
+regions let in.
 
-    python -m bench ledger [--only publish|incremental|idle|lag|ten]
+    python -m bench ledger [--on mariadb|mysql] [--only publish|incremental|idle|lag|ten]
 
 Every part starts what it needs, runs alone and takes less than three minutes; the regions are real processes. Figures
 come from one run, on one machine that does everything at once: the server, the regions and whoever else is there.
@@ -30,7 +31,8 @@ from tidegate.adapters.urls import open_ledger
 from tidegate.core.model import LedgerRow
 from tidegate.runtime.node import Node
 from tidegate.testing.limiters import make_async_limiter
-from tidegate.testing.servers import MariaDBServer
+from tidegate.testing.servers import MariaDBServer, MissingBinary, MySQLServer
+from tidegate.testing.servers.mysql_family import MySQLFamilyServer
 
 __all__ = ["main"]
 
@@ -51,20 +53,31 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the parts and print one table."""
     parser = argparse.ArgumentParser(prog="python -m bench ledger", description=__doc__)
     parser.add_argument("--only", choices=sorted(PARTS), action="append", help="Run these parts only.")
-    chosen = parser.parse_args(arguments).only or list(PARTS)
+    parser.add_argument("--on", choices=sorted(SERVERS), action="append", help="Use these servers only.")
+    options = parser.parse_args(arguments)
+    for kind in options.on or SERVERS:
+        try:
+            _measure(SERVERS[kind], options.only or list(PARTS))
+        except MissingBinary as error:
+            print(f"Not measured: {error}")
+    return 0
+
+
+def _measure(kind: type[MySQLFamilyServer], chosen: Sequence[str]) -> None:
     state = "compiled" if tidegate.compiled else "interpreted"
-    print(
-        f"Ledger on MariaDB: Python {platform.python_version()}, core {state}, "
-        f"{os.cpu_count()} cores, one run.\n\n| | measured | target |\n|---|---:|---:|"
-    )
-    for name in PARTS:
-        if name in chosen:
-            with MariaDBServer() as server:
+    with kind() as server:
+        print(
+            f"Ledger on {server.kind} {server.version}: Python {platform.python_version()}, core {state}, "
+            f"{os.cpu_count()} cores, one run.\n\n| | measured | target |\n|---|---:|---:|"
+        )
+        for name in PARTS:
+            if name in chosen:
+                server.restart(empty=True)
                 url = server.create_database()
                 asyncio.run(migrate(url))
                 for line in PARTS[name](url, server):
                     print(f"| {line.what} | {line.measured} | {line.target} |", flush=True)
-    return 0
+    print()
 
 
 # ---- processes
@@ -162,7 +175,7 @@ async def _ten_life(pipe: Connection, url: str, region: str, regions: int, rate:
         pipe.send((admitted, statistics.publish_rows, statistics.import_rows))
 
 
-def _ten(url: str, server: MariaDBServer) -> list[Line]:
+def _ten(url: str, server: MySQLFamilyServer) -> list[Line]:
     count, rate = 10, 100
     regions = Regions(_ten_life, [(url, f"region-{n}", count, rate) for n in range(count)])
     regions.hear()
@@ -264,8 +277,8 @@ async def _both_life(
             subjects = limiter._parts.engine.subjects  # noqa: SLF001 - one component is not public
             while True:
                 subject = subjects.find((limit.workspace, limit.namespace, limit.duration_ms), "one")
-                shared = None if subject is None else subject.current.shared
-                count = 0 if shared is None or shared.components is None else shared.components.get(other, 0)
+                ledger = None if subject is None else subject.current.ledger
+                count = 0 if ledger is None or ledger.components is None else ledger.components.get(other, 0)
                 if count > known:
                     known = count
                     seen.append((time.monotonic(), count))
@@ -307,7 +320,7 @@ def _mid_hour_shift_ms() -> int:
     return HOUR_MS // 4 - now_ms % HOUR_MS
 
 
-def _lag(url: str, server: MariaDBServer) -> list[Line]:
+def _lag(url: str, server: MySQLFamilyServer) -> list[Line]:
     shift_ms = _mid_hour_shift_ms()
     sender = Regions(_sender_life, [(url, shift_ms)])
     idle = Regions(_idle_life, [(url, shift_ms)])
@@ -443,7 +456,7 @@ async def _cost_of(url: str, cells: int) -> list[Line]:
     return lines
 
 
-def _publish(_url: str, server: MariaDBServer) -> list[Line]:
+def _publish(_url: str, server: MySQLFamilyServer) -> list[Line]:
     lines = []
     for cells in (5_000, 50_000):
         database = server.create_database()
@@ -516,7 +529,7 @@ async def _incremental_of(url: str) -> list[Line]:
     ]
 
 
-def _incremental(url: str, _server: MariaDBServer) -> list[Line]:
+def _incremental(url: str, _server: MySQLFamilyServer) -> list[Line]:
     return asyncio.run(_incremental_of(url))
 
 
@@ -533,20 +546,21 @@ async def _idle_node_life(pipe: Connection, url: str, seconds: float) -> None:
         pipe.send((time.process_time() - before_s) / (time.monotonic() - began_s))
 
 
-def _idle(url: str, _server: MariaDBServer) -> list[Line]:
+def _idle(url: str, _server: MySQLFamilyServer) -> list[Line]:
     idle = Regions(_idle_node_life, [(url, 30.0)])
     (share,) = idle.hear()
     idle.end()
     return [Line("CPU of an idle node with a ledger, of one core, over 30 s", f"{share:.2%}")]
 
 
-PARTS: Final[dict[str, Callable[[str, MariaDBServer], list[Line]]]] = {
+PARTS: Final[dict[str, Callable[[str, MySQLFamilyServer], list[Line]]]] = {
     "publish": _publish,
     "incremental": _incremental,
     "idle": _idle,
     "lag": _lag,
     "ten": _ten,
 }
+SERVERS: Final[dict[str, type[MySQLFamilyServer]]] = {"mariadb": MariaDBServer, "mysql": MySQLServer}
 
 if __name__ == "__main__":
     sys.exit(main())

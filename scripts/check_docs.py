@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""Fails if a link in the Markdown files of this repository leads nowhere.
+"""Fails if a link in the Markdown files of this repository is broken.
 
-Checked: relative links and their #anchors (a heading of the target page). Not checked: links to other sites, because
-whether those answer depends on the network and not on a change.
+It checks relative links and their #anchors (headings of the target page), but no links to other sites, because those
+depend on the network.
 """
 
 import re
@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-NOT_OURS = frozenset({"build", "dist", "node_modules", "tidegate-data"})
+EXCLUDED = frozenset({"build", "dist", "node_modules", "tidegate-data"})
 FENCE = re.compile(r"^(```|~~~).*?^\1", re.MULTILINE | re.DOTALL)
 CODE = re.compile(r"`[^`\n]*`")
 LINK = re.compile(r"\[[^\]]*\]\(<?([^)\s>]+)>?(?:\s+\"[^\"]*\")?\)|^\[[^\]]+\]:\s*(\S+)", re.MULTILINE)
@@ -19,9 +19,9 @@ HEADING = re.compile(r"^#{1,6}\s+(.+?)\s*#*$", re.MULTILINE)
 
 
 def markdown_files(directory: Path) -> Iterator[Path]:
-    """All pages of the working tree; environments, caches and builds hold those of others."""
+    """All pages of the working tree, without environments, caches and builds."""
     for path in sorted(directory.iterdir()):
-        if path.is_dir() and not path.name.startswith(".") and path.name not in NOT_OURS:
+        if path.is_dir() and not path.name.startswith(".") and path.name not in EXCLUDED:
             yield from markdown_files(path)
         elif path.suffix == ".md":
             yield path

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""Resolves everything that pyproject.toml asks for, newest versions first, and writes constraints.txt.
+"""Resolves all dependencies of pyproject.toml to their newest versions, and writes constraints.txt.
 
-Run it with the oldest supported Python (`make constraints` does): what it finds must install on all of them.
+Run it with the oldest supported Python, as `make constraints` does: the versions must install on all of them.
 """
 
 import json

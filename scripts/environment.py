@@ -1,15 +1,15 @@
 #!/usr/bin/env python3
-"""Brings a virtual environment up to date, and does nothing if it already is.
+"""Updates a virtual environment; does nothing if it is up to date.
 
     PYTHON scripts/environment.py DIR [--extra NAME]... [--group NAME]... [--package]
 
-PYTHON becomes the environment's Python. Extras and dependency groups of pyproject.toml are installed with the exact
-versions of constraints.txt; asking for more later adds to what is there. A change of either file, or of PYTHON, builds
-the environment anew, so that it never holds what no file asks for any more.
+PYTHON becomes the Python of the environment. Extras and dependency groups of pyproject.toml are installed with the
+exact versions of constraints.txt; later calls can add more. If either file or PYTHON changes, the environment is
+created again, so that it contains no package that is no longer required.
 
---package also installs Tidegate itself, as users get it: not editable, compiled where possible. What decides is the
-content of the sources, not their times: tests never run against a stale install. The build happens in a temporary
-copy, because setuptools packs whatever an earlier build left in build/, deleted modules included.
+--package also installs Tidegate itself, as users get it: not editable, compiled where possible. It is installed again
+when the contents of the sources change, so that tests never run against an old install. The build uses a temporary
+copy, because setuptools would include leftovers of earlier builds in build/.
 """
 
 import argparse
@@ -33,7 +33,7 @@ SELF_REFERENCE = re.compile(r"tidegate\[([\w\s,-]+)\]$")
 
 
 def requirements(project: dict[str, Any], extras: Iterable[str], groups: Iterable[str]) -> set[str]:
-    """What the extras and groups ask of pip, with references among them resolved."""
+    """The requirements of the extras and groups, with references resolved."""
     wanted: set[str] = set()
 
     def add_extra(name: str) -> None:
@@ -59,7 +59,7 @@ def requirements(project: dict[str, Any], extras: Iterable[str], groups: Iterabl
 
 
 def digest(*files: Path, base: Path) -> str:
-    """A digest of the names and contents of files, in the order of their names."""
+    """A digest of the names and contents of files, sorted by name."""
     total = hashlib.sha256(f"{sys.version} {sys.base_prefix}".encode())
     for file in sorted(files):
         content = file.read_bytes()
@@ -68,7 +68,7 @@ def digest(*files: Path, base: Path) -> str:
 
 
 class Environment:
-    """One virtual environment, and the file in it that says what it holds."""
+    """One virtual environment, and the file in it that records its contents."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -79,12 +79,12 @@ class Environment:
             self.state = json.loads(self._record.read_text())
 
     def create(self, basis: str) -> None:
-        say(f"{self.directory}: a new environment with Python {sys.version.split()[0]}")
+        log(f"{self.directory}: a new environment with Python {sys.version.split()[0]}")
         run([sys.executable, "-m", "venv", "--clear", str(self.directory)])
         self.state = {"basis": basis, "requirements": [], "package": None}
 
     def pip_install(self, *arguments: str, **changes: object) -> None:
-        """Runs pip; the record is absent meanwhile, so that a broken install is never taken for a finished one."""
+        """Run pip. The record is removed meanwhile, so that an interrupted install is never considered complete."""
         self._record.unlink(missing_ok=True)
         run([str(self.python), "-m", "pip", "install", "--quiet", "--no-input", *arguments])
         self.state.update(changes)
@@ -99,7 +99,7 @@ def install_requirements(environment: Environment, extras: list[str], groups: li
     installed = set(environment.state["requirements"])
     wanted = requirements(tomllib.loads((ROOT / "pyproject.toml").read_text()), extras, groups) | installed
     if wanted != installed:
-        say(f"{environment.directory}: installing {', '.join(extras + groups)}")
+        log(f"{environment.directory}: installing {', '.join(extras + groups)}")
         every = sorted(wanted)
         environment.pip_install("--constraint", str(constraints), *every, requirements=every)
 
@@ -114,21 +114,21 @@ def install_package(environment: Environment) -> None:
         built_from += " pure" if os.environ.get("TIDEGATE_PURE", "") not in ("", "0") else ""
         if environment.state["package"] == built_from:
             return
-        say(f"{environment.directory}: building and installing tidegate")
+        log(f"{environment.directory}: building and installing tidegate")
         flags = ("--no-deps", "--no-build-isolation", "--force-reinstall", "--no-cache-dir")
         environment.pip_install(*flags, str(copy), package=built_from)
 
 
 def run(command: list[str]) -> None:
-    # No prompt can be answered here, and a PYTHONPATH of the caller must not leak into what gets installed.
-    surroundings = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
-    surroundings["PIP_DISABLE_PIP_VERSION_CHECK"] = "1"
-    done = subprocess.run(command, stdin=subprocess.DEVNULL, env=surroundings, check=False)
+    # No prompts; and the caller's PYTHONPATH must not affect the installation.
+    environ = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+    environ["PIP_DISABLE_PIP_VERSION_CHECK"] = "1"
+    done = subprocess.run(command, stdin=subprocess.DEVNULL, env=environ, check=False)
     if done.returncode != 0:
-        raise SystemExit(f"scripts/environment.py: this command failed: {' '.join(command)}")
+        raise SystemExit(f"scripts/environment.py: command failed: {' '.join(command)}")
 
 
-def say(text: str) -> None:
+def log(text: str) -> None:
     print(f"environment {text}", file=sys.stderr, flush=True)
 
 

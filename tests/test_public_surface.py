@@ -24,6 +24,7 @@ OPTIONAL = {
     "asyncmy",
     "asyncpg",
     "click",
+    "cryptography",
     "django",
     "fastapi",
     "flask",

@@ -122,7 +122,7 @@ class LimitExceeded(TidegateError):
 
     def __init__(self, message: str, decisions: Sequence[Decision]) -> None:
         super().__init__(message)
-        self.decisions = tuple(decisions)
+        self.decisions: tuple[Decision, ...] = tuple(decisions)
         """One decision for each limit, in their order. Nothing was counted."""
 
     @property

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple, Protocol
 
-from tidegate.core.model import Component, Heard, LedgerRow
+from tidegate.core.model import Component, LedgerRow, OriginReply
 
 __all__ = [
     "Catalog",
@@ -66,20 +66,21 @@ class Origin(Protocol):
         `DependencyError` when it is merely down: the caller goes on and calls `pulse` later.
         """
 
-    async def read(self, wanted: Sequence[Component], *, timeout_s: float) -> list[Heard]:
+    async def read(self, wanted: Sequence[Component], *, timeout_s: float) -> list[OriginReply]:
         """One round trip: for each wanted (cell, writer) the cell's total and the writer's component.
 
         `expires_at_ms` of what is wanted is ignored; nothing is written; unknown cells answer 0, 0. `own` matters only
         to a store that holds no count beyond 2^53 and was given more: it answers that it holds all of it.
         """
 
-    async def merge(self, components: Sequence[Component], *, timeout_s: float) -> list[Heard]:
+    async def merge(self, components: Sequence[Component], *, timeout_s: float) -> list[OriginReply]:
         """One round trip: `component = max(component, own)`; the answers are in the order of the arguments.
 
-        `Heard.total` is the total after the merge; `Heard.component` is what was held for this writer *before*
-        it, so that the caller notices a wiped or older origin. The cell expires by itself at `expires_at_ms`,
-        set in the same command. Safe to repeat, reorder and duplicate. Totals are exact up to 2^53; counts and
-        expiries beyond that are taken all the same, and no answer claims more of a writer's than it ever sent.
+        `OriginReply.total` is the total after the merge; `OriginReply.component` is what was held for this writer
+        *before* it, so that the caller notices a wiped or older origin. The cell expires by itself at
+        `expires_at_ms`, set in the same command. Safe to repeat, reorder and duplicate. Totals are exact up to 2^53;
+        counts and expiries beyond that are taken all the same, and no answer claims more of a writer's than it ever
+        sent.
         """
 
     async def pulse(self, region: str, *, timeout_s: float) -> Pulse:
@@ -133,9 +134,10 @@ class Ledger(Protocol):
         `ConfigurationError`, or a `DependencyError` when it is merely down."""
 
     async def publish(self, rows: Sequence[LedgerRow], *, timeout_s: float) -> None:
-        """Upsert one chunk (at most 5,000 rows, in unique-key order) with `count = GREATEST(count, regional)`.
+        """Upsert one chunk (at most 5,000 rows, in any order) with `count = GREATEST(count, regional)`.
 
-        All or nothing. `updated_at` comes from the database's clock and moves only when the count rose.
+        The adapter writes them in the order of its unique key, so that concurrent writers cannot deadlock. All or
+        nothing. `updated_at` comes from the database's clock and moves only when the count rose.
         A deadlock or lock timeout is repeated inside the time allowed, then raised as `DependencyUnavailable`.
         `RowsRejected` when the database refuses the content (too long, bad encoding, constraint): the caller
         bisects. `duration_ms` etc. are stored as given; identifiers up to 512 characters of any Unicode.
@@ -183,7 +185,7 @@ class KeyRow(NamedTuple):
     id: str
     workspace_id: str
     digest: bytes
-    """32 bytes; see `tidegate.server.auth` for why a plain digest is enough."""
+    """32 bytes; see `tidegate.server.catalog.keys` for why a plain digest is enough."""
     name: str
     """For people; may be empty."""
     hint: str

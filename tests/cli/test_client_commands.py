@@ -33,7 +33,7 @@ class Server(NamedTuple):
 
 
 def start(data_dir: Path, *arguments: str, stderr: int | None = None) -> Server:
-    """`tidegate serve` on a free port; what it prints at its first start tells URL and key."""
+    """`tidegate serve` on a free port; its first start prints URL and key."""
     environ = {name: value for name, value in os.environ.items() if not name.startswith("TIDEGATE_")}
     process = subprocess.Popen(
         [*PROGRAM, "serve", "--data-dir", str(data_dir), "--listen", "127.0.0.1:0", *arguments],
@@ -45,8 +45,8 @@ def start(data_dir: Path, *arguments: str, stderr: int | None = None) -> Server:
     assert process.stdout is not None
     url = key = ""
     if "--json" in arguments:
-        told = json.loads(process.stdout.readline())
-        url, key = told["url"], told["key"]
+        printed = json.loads(process.stdout.readline())
+        url, key = printed["url"], printed["key"]
     while not (url and key) and (line := process.stdout.readline()):
         url = url or "".join(re.findall(r"listening on (http://\S+)", line))
         key = key or "".join(re.findall(r"^\s+(tg_[0-9A-Za-z]{32})\s*$", line))
@@ -69,7 +69,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 @pytest.fixture
 def as_client(server: Server, monkeypatch: pytest.MonkeyPatch) -> Server:
-    """Commands of this test talk to the server with its first key, as told by the environment."""
+    """Commands of this test call the server with its first key, through environment variables."""
     for name, value in server.env.items():
         monkeypatch.setenv(name, value)
     return server
@@ -82,30 +82,31 @@ def test_a_limit_is_allowed_until_it_is_used_up_and_then_exits_with_1(
     assert codes == [0, 0, 0, 1, 1]
 
 
-def test_the_answer_of_limit_is_that_of_the_api(as_client: Server, invoke_json: InvokeJSON) -> None:
+def test_limit_prints_the_response_of_the_api_as_json(as_client: Server, invoke_json: InvokeJSON) -> None:
     first = invoke_json("limit", "email.send", "json", "10/day", "--cost", "4")
     reset = first.pop("reset")
     assert first == {"success": True, "limit": 10, "remaining": 6}
     assert reset > time.time() * 1000
-    denied = invoke_json(
-        "limit", "email.send", "json", "--limit", "10", "--duration", "1d", "--cost", "7", exit_code=1
-    )
+    denied = invoke_json("limit", "email.send", "json", "10", "--duration", "1d", "--cost", "7", exit_code=1)
     assert (denied["success"], denied["remaining"]) == (False, 0)
-    looked = invoke_json("limit", "email.send", "json", "10/day", "--cost", "0")
-    assert looked["remaining"] == 6
+    peeked = invoke_json("limit", "email.send", "json", "10/day", "--cost", "0")
+    assert peeked["remaining"] == 6
 
 
-def test_limit_tells_people_what_is_left(as_client: Server, invoke: Invoke) -> None:
+def test_limit_prints_what_is_left_and_when_to_retry(as_client: Server, invoke: Invoke) -> None:
     allowed = invoke("limit", "email.send", "text", "1/day")
-    assert re.fullmatch(r"allowed: 0 of 1 left, window ends in \d+\.\d s\n", allowed.stdout)
+    time_left = r"(\d+ (h|min|s)( \d+ (min|s))?|1 d)"
+    assert re.fullmatch(rf"allowed: 0 of 1 left, window ends in {time_left}\n", allowed.stdout)
     denied = invoke("limit", "email.send", "text", "1/day")
     assert denied.exit_code == 1
-    assert denied.stdout.startswith("denied: 0 of 1 left")
+    assert re.fullmatch(
+        rf"denied: 0 of 1 left, window ends in {time_left}, retry in {time_left}\n", denied.stdout
+    )
 
 
 @pytest.mark.parametrize("identifier", ["ünï 🎈", "a/b?c=d&e", " spaces ", '"quotes"\\', "-x", "--json"])
 def test_identifiers_of_any_kind_reach_the_server(as_client: Server, invoke: Invoke, identifier: str) -> None:
-    arguments = ["limit", "--limit", "1", "--duration", "1d", "--", "any kind", identifier]
+    arguments = ["limit", "--duration", "1d", "--", "any kind", identifier, "1"]
     assert [invoke(*arguments).exit_code for _ in range(2)] == [0, 1]
 
 
@@ -154,7 +155,7 @@ def test_overrides_are_set_found_listed_and_deleted(
     assert got == {**made, "identifier": "premium_*", "limit": 2000, "duration": 60_000}
     limited = invoke_json("limit", "over", "premium_7", "1/day")
     assert (limited["limit"], limited["overrideId"]) == (2000, made["overrideId"])
-    blocked = invoke_json("overrides", "set", "over", "spammer", "--limit", "0", "--duration", "1m")
+    blocked = invoke_json("overrides", "set", "over", "spammer", "0", "--duration", "1m")
     assert invoke_json("limit", "over", "spammer", "1000/day", exit_code=1)["limit"] == 0
     listed = invoke_json("overrides", "list", "over")
     assert {item["overrideId"] for item in listed["overrides"]} == {made["overrideId"], blocked["overrideId"]}
@@ -167,22 +168,20 @@ def test_overrides_are_set_found_listed_and_deleted(
     assert invoke("overrides", "delete", "over", "premium_*").exit_code == 2
 
 
-def test_a_long_list_of_overrides_comes_whole_or_page_by_page(
-    as_client: Server, invoke_json: InvokeJSON
-) -> None:
+def test_overrides_are_listed_completely_or_page_by_page(as_client: Server, invoke_json: InvokeJSON) -> None:
     invoke_json("limit", "pages", "somebody", "1/day")
     made = {
         invoke_json("overrides", "set", "pages", f"u{number}", "5/m")["overrideId"] for number in range(5)
     }
-    whole = invoke_json("overrides", "list", "pages", "--limit", "2")
+    whole = invoke_json("overrides", "list", "pages", "--page-size", "2")
     assert {item["overrideId"] for item in whole["overrides"]} == made
     assert len(whole["overrides"]) == 5
-    page = invoke_json("overrides", "list", "pages", "--limit", "2", "--cursor", min(made))
+    page = invoke_json("overrides", "list", "pages", "--page-size", "2", "--cursor", min(made))
     assert [item["overrideId"] for item in page["overrides"]] == sorted(made)[:2]
     assert page["cursor"] == sorted(made)[2]
 
 
-def test_a_server_that_refuses_is_quoted_and_is_no_denial(server: Server, invoke: Invoke) -> None:
+def test_an_error_response_is_printed_and_exits_with_2(server: Server, invoke: Invoke) -> None:
     wrong = invoke("limit", "a", "b", "1/day", "--url", server.url, "--key", f"tg_{SECRET}")
     assert wrong.exit_code == 2
     assert wrong.stderr.startswith("error: 401 ")
@@ -228,19 +227,19 @@ def test_a_deleted_namespace_is_gone_until_it_is_restored(
 
 
 def wait_for(condition: Callable[[], bool]) -> None:
-    """Servers notice a change of the catalog by themselves, within seconds."""
+    """Running servers apply a change of the catalog within seconds."""
     deadline = time.monotonic() + 10
     while not condition():
         assert time.monotonic() < deadline, "it did not happen within 10 s"
 
 
-def test_nobody_listens_there(invoke: Invoke) -> None:
+def test_a_server_that_cannot_be_reached_is_an_error(invoke: Invoke) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{taken.getsockname()[1]}"
         result = invoke("limit", "a", "b", "1/s", "--url", url, "--key", "k")
     assert result.exit_code == 2
-    assert f"no answer from {url}" in result.stderr
+    assert f"no response from {url}" in result.stderr
 
 
 @pytest.mark.parametrize(
@@ -256,7 +255,7 @@ def test_nobody_listens_there(invoke: Invoke) -> None:
         b"HTTP/1.1 502 Bad Gateway\r\ncontent-length: 7\r\n\r\n<html/>",
     ],
 )
-def test_a_server_that_is_no_tidegate_is_an_error(invoke: Invoke, answer: bytes) -> None:
+def test_a_server_that_is_not_tidegate_is_an_error(invoke: Invoke, answer: bytes) -> None:
     def serve(listener: socket.socket) -> None:
         connection, _ = listener.accept()
         with connection:
@@ -276,7 +275,7 @@ def test_a_server_that_is_no_tidegate_is_an_error(invoke: Invoke, answer: bytes)
     assert "unexpected" not in result.stderr
 
 
-def test_a_server_that_does_not_answer_is_given_up_in_time(invoke: Invoke) -> None:
+def test_a_server_that_does_not_respond_times_out(invoke: Invoke) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
         result = invoke("limit", "a", "b", "1/s", "--url", url, "--key", "k", "--timeout", "0.05")
@@ -287,14 +286,14 @@ def test_a_server_that_does_not_answer_is_given_up_in_time(invoke: Invoke) -> No
 @pytest.mark.parametrize(
     "url", ["", "localhost:8080", "ftp://h", "http://", "http://h:port", f"x://u:{SECRET}@h"]
 )
-def test_a_url_that_is_none_is_refused(invoke: Invoke, url: str) -> None:
+def test_an_invalid_url_is_an_error(invoke: Invoke, url: str) -> None:
     result = invoke("limit", "a", "b", "1/s", "--url", url, "--key", "k")
     assert result.exit_code == 2
     assert SECRET not in result.output
 
 
 @pytest.mark.parametrize("key", ["", "a\nb", "schlüssel"])
-def test_a_key_that_no_header_can_carry_is_refused(invoke: Invoke, key: str) -> None:
+def test_a_key_with_other_than_printable_ascii_is_an_error(invoke: Invoke, key: str) -> None:
     assert invoke("limit", "a", "b", "1/s", "--key", key).exit_code == 2
 
 
@@ -310,7 +309,7 @@ def test_serve_logs_json_lines_without_the_key_and_stops_gracefully(tmp_path: Pa
     assert running.key not in log
 
 
-def test_serve_refuses_a_configuration_that_cannot_work(tidegate: Program, tmp_path: Path) -> None:
+def test_serve_lists_the_faults_of_an_invalid_configuration(tidegate: Program, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     done = tidegate("serve", "--data-dir", tmp_path / "file", "--listen", "127.0.0.1:0")
     assert done.returncode == 2

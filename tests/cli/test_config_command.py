@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from reference import example_toml
 from tests.cli.conftest import Invoke, InvokeJSON, Program
-from tidegate.cli.reference import example_toml
-from tidegate.server.config import SETTINGS, ServerConfig
-from tidegate.server.config_load import load
+from tidegate.server.process.config import SETTINGS, ServerConfig
+from tidegate.server.process.config_load import load
 
 SECRET = "S3cretHunter2"
 LEDGER = f"mysql://tidegate:{SECRET}@db.internal/tidegate"
@@ -60,7 +60,7 @@ def test_the_text_of_show_is_toml_that_loads_again(invoke: Invoke, tmp_path: Pat
     assert (again.workers, again.test_mode, again.http.idle_timeout_s) == (3, True, 1.5)
 
 
-def test_check_is_content_with_the_defaults(invoke: Invoke, invoke_json: InvokeJSON) -> None:
+def test_check_accepts_the_defaults(invoke: Invoke, invoke_json: InvokeJSON) -> None:
     assert invoke("config", "check").stdout == "ok\n"
     assert invoke_json("config", "check") == {"ok": True, "faults": [], "warnings": []}
 
@@ -117,7 +117,7 @@ def test_the_example_file_holds_the_defaults(tmp_path: Path) -> None:
     assert load(file=file).config == ServerConfig()
 
 
-def test_the_commented_lines_of_the_example_are_right_too(tmp_path: Path) -> None:
+def test_the_commented_lines_of_the_example_are_valid_too(tmp_path: Path) -> None:
     file = tmp_path / "example.toml"
     file.write_text(example_toml().replace("\n# ", "\n"))
     tomllib.loads(file.read_text())
@@ -127,7 +127,7 @@ def test_the_commented_lines_of_the_example_are_right_too(tmp_path: Path) -> Non
     assert config.tls.key is not None
 
 
-def test_a_misspelt_variable_is_told_beside_the_fault_that_it_caused(
+def test_a_misspelled_variable_is_reported_next_to_the_fault_that_it_caused(
     invoke: Invoke, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TIDEGATE_REGIO", "fra")

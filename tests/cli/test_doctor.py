@@ -37,7 +37,9 @@ def free_port() -> Iterator[int]:
         yield probe.getsockname()[1]
 
 
-def test_an_embedded_server_that_never_ran_is_well(invoke_json: InvokeJSON, tmp_path: Path) -> None:
+def test_an_embedded_server_that_never_ran_has_no_failed_check(
+    invoke_json: InvokeJSON, tmp_path: Path
+) -> None:
     document = invoke_json("doctor", "--data-dir", tmp_path / "data", "--listen", "127.0.0.1:0")
     assert document["ok"] is True
     found = statuses(document)
@@ -47,7 +49,7 @@ def test_an_embedded_server_that_never_ran_is_well(invoke_json: InvokeJSON, tmp_
     assert not (tmp_path / "data").exists()
 
 
-def test_the_doctor_looks_into_what_an_embedded_server_keeps(
+def test_the_doctor_checks_the_files_of_an_embedded_server(
     invoke: Invoke, invoke_json: InvokeJSON, tmp_path: Path
 ) -> None:
     data = tmp_path / "data"
@@ -92,8 +94,8 @@ def test_dependencies_that_are_down_fail_and_hide_their_passwords(
     document = invoke_json(*arguments, exit_code=2)
     found = findings(document)
     assert [finding["status"] for finding in found["origin"] + found["ledger"]] == ["fail", "fail"]
-    assert "from memory" in found["origin"][0]["next_step"]
-    assert found["ledger"][0]["detail"].count("mysql://") == 1, "the URL is said once"
+    assert "from their own memory" in found["origin"][0]["next_step"]
+    assert found["ledger"][0]["detail"].count("mysql://") == 1, "the URL appears once"
     text = invoke(*arguments).output
     assert SECRET not in text
     assert "-> start it" in text
@@ -113,7 +115,7 @@ def test_too_few_open_files_are_a_warning(invoke_json: InvokeJSON) -> None:
     assert "ulimit -n" in findings(document)["descriptors"][0]["next_step"]
 
 
-def test_a_low_soft_limit_of_open_files_is_none_since_a_server_raises_it() -> None:
+def test_a_low_soft_limit_of_open_files_is_no_warning_because_a_server_raises_it() -> None:
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     command = [*PROGRAM, "doctor", "--json", "--http-connections-max", "300"]
     done = subprocess.run(
@@ -145,7 +147,7 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return cert, key
 
 
-def test_tls_files_must_belong_together_and_the_key_must_be_secret(
+def test_tls_files_must_match_and_the_key_must_not_be_readable_by_all(
     invoke_json: InvokeJSON, certificate: tuple[Path, Path], tmp_path: Path
 ) -> None:
     cert, key = certificate
@@ -182,7 +184,7 @@ def test_tls_files_that_cannot_be_used_are_faults_that_name_field_value_and_next
     assert not (tmp_path / "data").exists()
 
 
-def test_an_encrypted_tls_key_is_a_fault_and_no_question_to_the_terminal(
+def test_an_encrypted_tls_key_is_a_fault_and_does_not_prompt_for_a_password(
     invoke: Invoke, invoke_json: InvokeJSON, certificate: tuple[Path, Path], tmp_path: Path
 ) -> None:
     cert, key = certificate
@@ -204,13 +206,17 @@ def test_a_missing_driver_is_named_with_its_extra(tmp_path: Path) -> None:
     assert "pip install 'tidegate[redis]'" in done.stdout
 
 
-def test_a_fleet_that_is_well(
-    invoke: Invoke, invoke_json: InvokeJSON, fresh_redis: RedisServer, mariadb_url: str
+@pytest.mark.parametrize(("origin", "url_of"), [("redis", "mariadb_url"), ("valkey", "mysql_url")])
+@pytest.mark.server
+def test_a_fleet_without_faults_passes_all_checks(
+    request: pytest.FixtureRequest, invoke: Invoke, invoke_json: InvokeJSON, origin: str, url_of: str
 ) -> None:
-    arguments = ("doctor", "--region", "fra", "--origin", fresh_redis.url, "--ledger", mariadb_url)
+    redis: RedisServer = request.getfixturevalue(f"fresh_{origin}")
+    ledger: str = request.getfixturevalue(url_of)
+    arguments = ("doctor", "--region", "fra", "--origin", redis.url, "--ledger", ledger)
     without_schema = invoke_json(*arguments, exit_code=2)
     assert "tidegate migrate" in findings(without_schema)["schema"][0]["next_step"]
-    invoke("migrate", "--ledger", mariadb_url)
+    invoke("migrate", "--ledger", ledger)
     found = statuses(invoke_json(*arguments))
     assert found["origin"] == ["ok"]
     assert found["region"] == ["ok"]
@@ -227,7 +233,9 @@ def test_an_origin_of_another_region_fails(invoke_json: InvokeJSON, fresh_redis:
     assert "fra" in findings(document)["region"][0]["detail"]
 
 
-def test_without_a_region_nothing_is_claimed(invoke_json: InvokeJSON, fresh_redis: RedisServer) -> None:
+def test_without_a_region_the_doctor_does_not_claim_the_origin(
+    invoke_json: InvokeJSON, fresh_redis: RedisServer
+) -> None:
     document = invoke_json("doctor", "--origin", fresh_redis.url)
     assert statuses(document)["origin"] == ["ok"]
     assert statuses(document)["region"] == ["warn"], "a server would call itself default here"
@@ -245,14 +253,14 @@ def test_a_clock_that_is_off_by_more_than_100_ms_is_a_warning_that_names_ntp(
     async def off(_url: str, _region: str | None) -> float:
         return offset_ms
 
-    # Nobody can set the clock of the machine in a test: the measured offset is what is given.
-    monkeypatch.setattr("tidegate.cli.doctor._ask_origin", off)
+    # A test cannot set the clock of the machine: the measured offset is a parameter.
+    monkeypatch.setattr("tidegate.cli.doctor._query_origin", off)
     found = findings(invoke_json("doctor", "--region", "fra", "--origin", "redis://127.0.0.1:1"))["clock"][0]
     assert found["status"] == status
     assert ("NTP" in found["next_step"]) == (status == "warn")
 
 
-def test_a_data_dir_that_gets_a_region_is_told_which_file_stands_in_the_way(
+def test_a_data_dir_of_another_region_is_a_failure_that_names_the_file_to_remove(
     invoke_json: InvokeJSON, tidegate: Program, tmp_path: Path
 ) -> None:
     """From embedded to a node of a fleet: the counts in the directory belong to the region without a name."""

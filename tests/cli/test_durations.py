@@ -25,34 +25,40 @@ def test_a_duration_is_a_number_and_a_unit(text: str, milliseconds: int) -> None
 
 
 @pytest.mark.parametrize("text", ["60", "s", "", "-1s", "1.5h", "1 fortnight", "1s2m", "٣s"])
-def test_a_duration_without_a_unit_is_refused(text: str) -> None:
-    with pytest.raises(click.UsageError, match="no duration"):
+def test_text_that_is_not_a_duration_is_an_error(text: str) -> None:
+    with pytest.raises(click.UsageError, match="is not a duration"):
         DURATION.convert(text, None, None)
 
 
-def test_a_quota_has_two_spellings() -> None:
-    assert quota_from("100/minute", None, None) == (100, 60_000)
-    assert quota_from(None, 100, 60_000) == (100, 60_000)
+def test_the_error_for_a_missing_unit_suggests_one() -> None:
+    with pytest.raises(click.UsageError) as caught:
+        DURATION.convert("60", None, None)
+    assert caught.value.message == "'60' is not a duration: add a unit, e.g. 60s"
+
+
+def test_a_quota_is_a_text_or_a_number_with_a_duration() -> None:
+    assert quota_from("100/minute", None) == (100, 60_000)
+    assert quota_from("100", 60_000) == (100, 60_000)
+    assert quota_from("0", 60_000, quota_min=0) == (0, 60_000)
 
 
 @pytest.mark.parametrize(
-    ("quota", "limit", "duration_ms"),
+    ("quota", "duration_ms", "message"),
     [
-        (None, None, None),
-        ("1/s", 1, None),
-        ("1/s", None, 1000),
-        (None, 1, None),
-        (None, None, 1000),
-        ("1/s", 1, 1000),
+        ("100", None, "quota '100' has no window: write 100/minute, or add --duration 60s"),
+        ("1/s", 1000, "quota '1/s': with --duration it must be a number, e.g. 100"),
+        ("many", 1000, "quota 'many': with --duration it must be a number, e.g. 100"),
+        ("0", 1000, "quota '0': it must be at least 1"),
     ],
 )
-def test_half_a_quota_or_two_are_refused(
-    quota: str | None, limit: int | None, duration_ms: int | None
+def test_a_quota_without_a_duration_or_with_two_is_an_error(
+    quota: str, duration_ms: int | None, message: str
 ) -> None:
-    with pytest.raises(click.UsageError, match="give a QUOTA"):
-        quota_from(quota, limit, duration_ms)
+    with pytest.raises(click.UsageError) as caught:
+        quota_from(quota, duration_ms)
+    assert caught.value.message == message
 
 
-def test_a_quota_that_cannot_be_read_is_refused() -> None:
+def test_a_quota_that_cannot_be_parsed_is_an_error() -> None:
     with pytest.raises(InvalidInput):
-        quota_from("many", None, None)
+        quota_from("many", None)

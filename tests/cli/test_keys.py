@@ -11,8 +11,14 @@ import pytest
 from tests.cli.conftest import PROGRAM, Invoke, InvokeJSON, Program
 from tidegate.cli.catalogs import Place, all_rows
 from tidegate.ports import Catalog, CatalogChanges
-from tidegate.server.auth import digest_of
-from tidegate.server.permissions import ACTIONS, ALL, PERMISSION_LENGTH_MAX, PERMISSIONS_MAX, override_urn
+from tidegate.server.catalog.keys import (
+    ACTIONS,
+    ALL,
+    PERMISSION_LENGTH_MAX,
+    PERMISSIONS_MAX,
+    digest_of,
+    override_urn,
+)
 
 NOW_AND_THEN = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ")
 
@@ -115,7 +121,7 @@ def test_revoking_twice_is_harmless_and_a_revoked_key_does_not_come_back(
     assert "was revoked" in result.stderr
 
 
-def test_a_key_that_somebody_revokes_while_it_is_made_to_expire_stays_revoked(
+def test_a_key_that_is_revoked_while_it_is_being_expired_stays_revoked(
     invoke: Invoke, invoke_json: InvokeJSON, data_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     key_id = invoke_json("keys", "create", "--data-dir", data_dir)["id"]
@@ -137,7 +143,7 @@ def test_a_key_that_somebody_revokes_while_it_is_made_to_expire_stays_revoked(
     assert (listed["state"], listed["expires"]) == ("revoked", None)
 
 
-# What grants nothing here, and what the warning must say. Namespaces' names and other services' permissions among them.
+# Permissions that grant nothing, including names of namespaces and permissions of other services, with their warnings.
 WITHOUT_EFFECT = [
     ("limit", "ratelimit.SCOPE.ACTION"),
     ("*", "ratelimit.SCOPE.ACTION"),
@@ -158,7 +164,7 @@ WITHOUT_EFFECT = [
 
 
 @pytest.mark.parametrize(("permission", "step"), WITHOUT_EFFECT)
-def test_a_permission_that_grants_nothing_is_stored_with_a_warning_that_says_what_would(
+def test_a_permission_that_grants_nothing_is_stored_with_a_warning_that_names_a_valid_one(
     invoke: Invoke, data_dir: Path, permission: str, step: str
 ) -> None:
     given = f"ratelimit.*.limit,{permission}"
@@ -166,7 +172,7 @@ def test_a_permission_that_grants_nothing_is_stored_with_a_warning_that_says_wha
     assert result.exit_code == 0, result.output
     assert json.loads(result.stdout)["permissions"] == given.split(",")
     (warning,) = json.loads(result.stderr)["warnings"]
-    assert warning.startswith(f"{permission!r} grants nothing here")
+    assert warning.startswith(f"{permission!r} grants nothing: ")
     assert step in warning
     text = invoke("keys", "create", "--data-dir", data_dir, "--permissions", permission)
     assert re.fullmatch(r"tg_[0-9A-Za-z]{32}\n", text.stdout)
@@ -196,7 +202,7 @@ def test_a_key_may_have_no_permissions_at_all(invoke: Invoke, data_dir: Path, pe
     ],
     ids=["bell", "newline", "invisible", "not text", "long", "many"],
 )
-def test_a_permission_that_cannot_be_stored_or_shown_is_refused(
+def test_a_permission_that_cannot_be_stored_or_printed_is_an_error(
     invoke: Invoke, data_dir: Path, permissions: str, step: str
 ) -> None:
     result = invoke("keys", "create", "--data-dir", data_dir, "--permissions", permissions)
@@ -216,7 +222,7 @@ FORMS = [
 
 
 @pytest.mark.parametrize("permission", FORMS)
-def test_every_form_that_grants_something_is_taken_without_a_warning(
+def test_every_valid_permission_is_accepted_without_a_warning(
     invoke: Invoke, data_dir: Path, permission: str
 ) -> None:
     given = f" {permission} , {permission}"
@@ -225,13 +231,15 @@ def test_every_form_that_grants_something_is_taken_without_a_warning(
     assert result.stderr == ""
 
 
-def test_all_stands_for_everything_beside_others_too(invoke_json: InvokeJSON, data_dir: Path) -> None:
+def test_all_grants_everything_even_next_to_other_permissions(
+    invoke_json: InvokeJSON, data_dir: Path
+) -> None:
     made = invoke_json("keys", "create", "--data-dir", data_dir, "--permissions", "api.*.read_key,all")
     assert made["permissions"] == ["api.*.read_key", *ALL]
 
 
 @pytest.mark.parametrize("moment", ["2001-01-01", "yesterday", "5", "0s"])
-def test_an_expiry_that_is_over_or_no_moment_is_refused(invoke: Invoke, data_dir: Path, moment: str) -> None:
+def test_an_expiry_in_the_past_or_not_a_time_is_an_error(invoke: Invoke, data_dir: Path, moment: str) -> None:
     result = invoke("keys", "create", "--data-dir", data_dir, "--expires", moment)
     assert result.exit_code == 2
     assert "--expires" in result.stderr
@@ -252,7 +260,7 @@ def test_an_unknown_key_or_workspace_is_an_error(
         assert "tg_nobody" not in result.stderr
 
 
-def test_looking_creates_nothing(invoke: Invoke, data_dir: Path) -> None:
+def test_listing_creates_nothing(invoke: Invoke, data_dir: Path) -> None:
     for arguments in (
         ["keys", "list"],
         ["keys", "revoke", "key_x"],
@@ -261,7 +269,7 @@ def test_looking_creates_nothing(invoke: Invoke, data_dir: Path) -> None:
     ):
         result = invoke(*arguments, "--data-dir", data_dir)
         assert result.exit_code == 2
-        assert "nothing is stored" in result.stderr
+        assert "has no catalog" in result.stderr
     assert not data_dir.exists()
 
 
@@ -298,15 +306,17 @@ def test_a_workspace_gets_a_quota_and_is_disabled(
     assert invoke("workspaces", "set", "acme", "--quota", "much", "--data-dir", data_dir).exit_code == 2
 
 
-@pytest.mark.parametrize("url_of", ["mariadb_url", "postgres_url"])
+@pytest.mark.parametrize("url_of", ["mariadb_url", "mysql_url", "postgres_url"])
 @pytest.mark.server
-def test_keys_live_in_the_shared_database_of_a_fleet(
+def test_keys_are_stored_in_the_shared_database_with_ledger(
     request: pytest.FixtureRequest, invoke: Invoke, invoke_json: InvokeJSON, url_of: str
 ) -> None:
     url = request.getfixturevalue(url_of)
     without = invoke("keys", "create", "--ledger", url)
     assert without.exit_code == 2
-    assert f"tidegate migrate --ledger {url}\n" in without.stderr, "it can be pasted"
+    # It can be pasted, but for a password.
+    shown = re.escape(url).replace(":secret@", r":\*+@")
+    assert re.search(rf"tidegate migrate --ledger {shown}\n", without.stderr)
     invoke_json("migrate", "--ledger", url)
     made = invoke_json(
         "keys", "create", "--ledger", url, "--workspace", "acme", "--permissions", "all", "--name", "ünï 🎈"
@@ -319,7 +329,7 @@ def test_keys_live_in_the_shared_database_of_a_fleet(
     assert invoke_json("namespaces", "list", "--ledger", url)["namespaces"] == []
 
 
-def test_a_data_dir_that_cannot_be_made_is_named_with_the_next_step(
+def test_a_data_dir_that_cannot_be_created_is_an_error_with_the_next_step(
     invoke_json: InvokeJSON, tmp_path: Path
 ) -> None:
     (tmp_path / "file").touch()

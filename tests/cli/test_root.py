@@ -40,7 +40,7 @@ def own_commands() -> Iterator[tuple[tuple[str, ...], click.Command]]:
 OWN = dict(own_commands())
 
 
-def test_the_subcommands_are_those_that_were_promised() -> None:
+def test_the_documented_subcommands_exist() -> None:
     server = "serve limit multi-limit overrides keys namespaces config doctor"
     others = "migrate cleanup ledger simulate version completion"
     assert set(f"{server} {others}".split()) <= set(COMMANDS)
@@ -65,7 +65,7 @@ def test_every_option_has_a_help_text(path: tuple[str, ...]) -> None:
             assert parameter.help, parameter.opts
 
 
-def test_the_simulator_is_reached(invoke: Invoke) -> None:
+def test_simulate_is_a_subcommand(invoke: Invoke) -> None:
     result = invoke("simulate", "--help")
     assert result.exit_code == 0
     assert "simulate" in result.output
@@ -89,7 +89,7 @@ def test_help_loads_no_driver_no_server_and_no_telemetry() -> None:
         for name in loaded
         if name.startswith(("tidegate.server", "tidegate.telemetry.", "tidegate.cli."))
     }
-    assert ours == {"tidegate.telemetry.secrets", "tidegate.cli.root", "tidegate.cli.outcomes"}
+    assert ours == {"tidegate.cli.root", "tidegate.cli.outcomes"}
     assert "Run the rate limit server." in done.stdout
 
 
@@ -133,7 +133,7 @@ def test_without_msgspec_serve_says_what_to_install(tidegate: Program) -> None:
         (["serve", "--workers", "many"], 2),
     ],
 )
-def test_the_program_ends_with_its_documented_code(
+def test_the_program_exits_with_its_documented_code(
     tidegate: Program, arguments: list[str], code: int
 ) -> None:
     done = tidegate(*arguments)
@@ -141,7 +141,7 @@ def test_the_program_ends_with_its_documented_code(
     assert "Traceback" not in done.stderr
 
 
-def test_only_a_denial_ends_with_1() -> None:
+def test_only_a_denial_exits_with_1() -> None:
     assert [code for code in EXIT_CODES if code == 1] == [ExitCode.DENIED]
     assert set(EXIT_CODES) == set(ExitCode)
 
@@ -176,7 +176,7 @@ def broken(monkeypatch: pytest.MonkeyPatch) -> list[BaseException]:
         (click.Abort(), 130, "interrupted"),
     ],
 )
-def test_whatever_goes_wrong_ends_with_2_and_without_a_secret(
+def test_any_error_exits_with_its_code_and_shows_no_secret(
     invoke: Invoke, broken: list[BaseException], error: BaseException, code: int, message: str
 ) -> None:
     broken.append(error)
@@ -187,7 +187,7 @@ def test_whatever_goes_wrong_ends_with_2_and_without_a_secret(
     assert "S3cretHunter2" not in result.output
 
 
-def test_a_traceback_is_shown_masked_to_who_asks_for_it(invoke: Invoke, broken: list[BaseException]) -> None:
+def test_tidegate_debug_shows_a_masked_traceback(invoke: Invoke, broken: list[BaseException]) -> None:
     broken.append(RuntimeError("tg_S3cretHunter2"))
     result = invoke("broken", env={"TIDEGATE_DEBUG": "1"})
     assert "Traceback" in result.stderr
@@ -205,30 +205,28 @@ def test_a_traceback_is_shown_masked_to_who_asks_for_it(invoke: Invoke, broken: 
         ["serve", "--workers", "many", "--json"],
     ],
 )
-def test_an_error_is_json_when_json_was_asked_for(invoke: Invoke, arguments: list[str]) -> None:
+def test_an_error_is_json_with_the_json_option(invoke: Invoke, arguments: list[str]) -> None:
     result = invoke(*arguments)
     assert result.exit_code == 2
     error = json.loads(result.stderr)["error"]
-    assert error["type"] and "Click" not in error["type"], "words of ours, not of a library"
+    assert error["type"] and "Click" not in error["type"], "not the class name of a library"
     assert error["message"]
     assert result.stdout == ""
 
 
-def test_an_interruption_is_json_too_when_json_was_asked_for(
-    invoke: Invoke, broken: list[BaseException]
-) -> None:
+def test_an_interruption_is_json_with_the_json_option(invoke: Invoke, broken: list[BaseException]) -> None:
     broken.append(KeyboardInterrupt())
     result = invoke("broken", "--json")
     assert result.exit_code == 130
     assert json.loads(result.stderr)["error"]["type"] == "Interrupted"
 
 
-def test_the_help_tells_every_exit_code_that_commands_choose(invoke: Invoke) -> None:
+def test_the_help_explains_the_exit_codes(invoke: Invoke) -> None:
     text = " ".join(invoke("--help").output.split())
-    assert "1 the answer is no (limit and multi-limit: denied; simulate: failed)" in text
+    assert "1 denied (limit, multi-limit) or failed (simulate); 2 error" in text
 
 
-def test_a_reader_that_goes_away_is_no_denial(tmp_path: Path) -> None:
+def test_a_closed_pipe_exits_with_141(tmp_path: Path) -> None:
     # The pipe has no reader from the start, so that the first write fails.
     read_end, write_end = os.pipe()
     os.close(read_end)
@@ -241,7 +239,7 @@ def test_a_reader_that_goes_away_is_no_denial(tmp_path: Path) -> None:
     assert b"Exception" not in done.stderr
 
 
-def test_version_tells_how_the_core_runs(invoke: Invoke) -> None:
+def test_version_shows_whether_the_core_is_compiled(invoke: Invoke) -> None:
     document = json.loads(invoke("version", "--json").stdout)
     assert document == {
         "version": __version__,
@@ -260,7 +258,7 @@ def test_completion_prints_the_script_of_a_shell(invoke: Invoke, shell: str) -> 
     assert document["script"] == result.stdout.removesuffix("\n")
 
 
-def test_bash_takes_the_completion_script_and_completes(tidegate: Program, tmp_path: Path) -> None:
+def test_bash_completes_with_the_completion_script(tidegate: Program, tmp_path: Path) -> None:
     # A `tidegate` on the PATH, as an installation would have put it there.
     script = tmp_path / "tidegate"
     script.write_text(f"#!{sys.executable}\nfrom tidegate.cli import main\nmain()\n")

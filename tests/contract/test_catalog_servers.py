@@ -9,11 +9,12 @@ from tidegate.adapters.migrations import migrate
 from tidegate.errors import DependencyError, SchemaMissing
 from tidegate.ports import Catalog, WorkspaceRow
 from tidegate.testing.contracts.catalog import TIMEOUT_S, CatalogContract, CatalogPlace, OpenCatalog
-from tidegate.testing.servers import MariaDBServer, PostgresServer
+from tidegate.testing.servers import MariaDBServer, MySQLServer, PostgresServer
+from tidegate.testing.servers.mysql_family import MySQLFamilyServer
 
 
 class ServerPlace(CatalogPlace):
-    def __init__(self, server: MariaDBServer | PostgresServer, url: str) -> None:
+    def __init__(self, server: MySQLFamilyServer | PostgresServer, url: str) -> None:
         self.server = server
         self.url = url
 
@@ -82,6 +83,13 @@ class TestMariaDBCatalog(ServerCatalogContract):
     async def place(self, mariadb_server: MariaDBServer, mariadb_url: str) -> ServerPlace:
         await migrate(mariadb_url)
         return ServerPlace(mariadb_server, mariadb_url)
+
+
+class TestMySQLCatalog(ServerCatalogContract):
+    @pytest.fixture
+    async def place(self, mysql_server: MySQLServer, mysql_url: str) -> ServerPlace:
+        await migrate(mysql_url)
+        return ServerPlace(mysql_server, mysql_url)
 
 
 class TestPostgresCatalog(ServerCatalogContract):

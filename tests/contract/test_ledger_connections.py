@@ -1,4 +1,4 @@
-"""The lanes to MariaDB and PostgreSQL: what the ledgers, the catalogs and the migrations stand on."""
+"""The lanes to MariaDB, MySQL and PostgreSQL: what the ledgers, the catalogs and the migrations stand on."""
 
 from __future__ import annotations
 
@@ -34,10 +34,11 @@ from tidegate.errors import (
 from tidegate.ports import Ledger
 from tidegate.testing.contracts.ledger import NOW_MS, TIMEOUT_S, held, publish, read_all, row, rows_of
 from tidegate.testing.contracts.ledger_server import until
-from tidegate.testing.servers import MariaDBServer, PostgresServer, ServerProcess
+from tidegate.testing.servers import MariaDBServer, MySQLServer, PostgresServer, ServerProcess
+from tidegate.testing.servers.mysql_family import MySQLFamilyServer
 
 Connect = Callable[[str], Lane[Any, Any]]
-DIALECTS = ["mariadb", "postgres"]
+DIALECTS = [pytest.param(name, marks=pytest.mark.server) for name in ("mariadb", "mysql", "postgres")]
 PASSWORD = "p@ss:wörd/%?#& 'x"
 
 
@@ -50,8 +51,8 @@ class Dialect:
         self.is_postgres = name == "postgres"
         self.connect: Connect = PostgresConnection if self.is_postgres else MySQLConnection
         self.one = "$1" if self.is_postgres else "?"
-        # Not SLEEP on MariaDB: that one looks by itself whether anybody still waits.
-        self.endless = "SELECT pg_sleep(60)" if self.is_postgres else "SELECT BENCHMARK(1e12, SHA1('x'))"
+        # Not SLEEP on MariaDB and MySQL: that one looks by itself whether anybody still waits.
+        self.endless = "SELECT pg_sleep(60)" if self.is_postgres else "SELECT BENCHMARK(1e12, SHA2('x', 256))"
         self.thread = "SELECT pg_backend_pid()" if self.is_postgres else "SELECT CONNECTION_ID()"
 
     def endless_running(self) -> int:
@@ -212,13 +213,15 @@ async def test_a_server_that_became_read_only_is_left_for_another(
     await ledger.close()
 
 
-async def test_statements_do_not_pile_up_on_the_server(
-    mariadb_server: MariaDBServer, mariadb_url: str
-) -> None:
-    def prepared() -> int:
-        return int(mariadb_server.sql("SHOW GLOBAL STATUS LIKE 'Prepared_stmt_count'")[0][1])
+@pytest.mark.server
+@pytest.mark.parametrize("kind", ["mariadb", "mysql"])
+async def test_statements_do_not_pile_up_on_the_server(request: pytest.FixtureRequest, kind: str) -> None:
+    dialect = Dialect(kind, request)
 
-    lane = MySQLConnection(mariadb_url)
+    def prepared() -> int:
+        return int(dialect.server.sql("SHOW GLOBAL STATUS LIKE 'Prepared_stmt_count'")[0][1])
+
+    lane = MySQLConnection(dialect.url)
     before = prepared()
     for number in range(3 * PREPARED_MAX):
         assert await lane.fetch(f"SELECT ? + {number}", (1,), timeout_s=TIMEOUT_S) == [(number + 1,)]
@@ -364,9 +367,17 @@ def certificates() -> Iterator[Certificates]:
 
 @pytest.fixture(scope="module")
 def guarded_mariadb(certificates: Certificates) -> Iterator[ServerProcess]:
-    with MariaDBServer(
-        arguments=(f"--ssl-cert={certificates.own}", f"--ssl-key={certificates.key}")
-    ) as server:
+    yield from _guarded(MariaDBServer, certificates)
+
+
+@pytest.fixture(scope="module")
+def guarded_mysql(mysql_server: MySQLServer, certificates: Certificates) -> Iterator[ServerProcess]:
+    yield from _guarded(MySQLServer, certificates)
+
+
+def _guarded(kind: type[MySQLFamilyServer], certificates: Certificates) -> Iterator[ServerProcess]:
+    arguments = (f"--ssl-cert={certificates.own}", f"--ssl-key={certificates.key}")
+    with kind(arguments=arguments) as server:
         server.create_database("tidegate")
         escaped = PASSWORD.replace("'", "''")
         server.sql(
@@ -400,7 +411,7 @@ def guarded_postgres(certificates: Certificates) -> Iterator[ServerProcess]:
 @pytest.fixture(params=DIALECTS)
 def guarded_url(request: pytest.FixtureRequest) -> str:
     server: ServerProcess = request.getfixturevalue(f"guarded_{request.param}")
-    scheme = {"mariadb": "mysql", "postgres": "postgres"}[request.param]
+    scheme = "postgres" if request.param == "postgres" else "mysql"
     return f"{scheme}://{quote('tide gate', safe='')}:{quote(PASSWORD, safe='')}@127.0.0.1:{server.port}/tidegate"
 
 

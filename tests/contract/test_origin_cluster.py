@@ -10,7 +10,7 @@ from tests.contract.origin_places import ClusterPlace
 from tidegate.adapters.redis.cluster import owners_of
 from tidegate.adapters.redis.layout import BUCKETS, SLOTS, TAGS, Layout, slot_of
 from tidegate.adapters.redis.origin import RedisOrigin
-from tidegate.core.model import Component, Heard
+from tidegate.core.model import Component, OriginReply
 from tidegate.errors import ConfigurationError, DependencyError, DependencyUnavailable, RegionMismatch
 from tidegate.ports import Origin
 from tidegate.testing import RedisCluster, wait_until
@@ -51,7 +51,7 @@ class TestRedisClusterOrigin(RemoteOriginContract):
         for node in place.cluster.nodes:
             origin = RedisOrigin(f"redis+cluster://127.0.0.1:1,{node.host}:{node.port}")
             cells = [component(new_digest(), 2) for _ in range(100)]
-            assert await origin.merge(cells, timeout_s=TIMEOUT_S) == [Heard(2, 0)] * 100
+            assert await origin.merge(cells, timeout_s=TIMEOUT_S) == [OriginReply(2, 0)] * 100
             await origin.close()
 
     @pytest.mark.parametrize("wiped", [0, 1, 2])
@@ -82,7 +82,7 @@ class TestRedisClusterOrigin(RemoteOriginContract):
         cells = [component(new_digest(), 3) for _ in range(200)]
         await origin.merge(cells, timeout_s=TIMEOUT_S)
         place.masters[1].command("SCRIPT", "FLUSH", "SYNC")
-        assert await origin.merge(cells, timeout_s=TIMEOUT_S) == [Heard(3, 3)] * 200
+        assert await origin.merge(cells, timeout_s=TIMEOUT_S) == [OriginReply(3, 3)] * 200
 
     async def test_a_master_that_stands_still_holds_up_only_its_own_cells(
         self, origin: Origin, place: ClusterPlace
@@ -94,11 +94,11 @@ class TestRedisClusterOrigin(RemoteOriginContract):
         try:
             await expect_timeout(lambda timeout_s: origin.read([frozen], timeout_s=timeout_s))
             await expect_timeout(lambda timeout_s: origin.merge([frozen, alive], timeout_s=timeout_s))
-            assert await self.read(origin, alive) == Heard(1, 1)
+            assert await self.read(origin, alive) == OriginReply(1, 1)
         finally:
             place.masters[0].thaw()
         await self.recovered(origin, frozen)
-        assert await self.read(origin, frozen) == Heard(1, 1)
+        assert await self.read(origin, frozen) == OriginReply(1, 1)
 
     async def test_a_slot_that_moves_to_another_master_is_followed(
         self, origin: Origin, place: ClusterPlace
@@ -114,20 +114,23 @@ class TestRedisClusterOrigin(RemoteOriginContract):
             new = [self.cell_in(bucket, own=6, number=number) for number in range(20, 40)]
             grown = [cell._replace(own=7) for cell in old[:10]]
             assert await origin.merge([*new, *grown, *old[10:]], timeout_s=TIMEOUT_S) == (
-                [Heard(6, 0)] * 20 + [Heard(7, 5)] * 10 + [Heard(5, 5)] * 10
+                [OriginReply(6, 0)] * 20 + [OriginReply(7, 5)] * 10 + [OriginReply(5, 5)] * 10
             )
             move.migrate_keys()
             assert await origin.merge([*old, *new], timeout_s=TIMEOUT_S) == (
-                [Heard(7, 7)] * 10 + [Heard(5, 5)] * 10 + [Heard(6, 6)] * 20
+                [OriginReply(7, 7)] * 10 + [OriginReply(5, 5)] * 10 + [OriginReply(6, 6)] * 20
             )
         finally:
             move.finish()
         redirected = origin.statistics()["redirections"]
         assert redirected > 0
         assert await origin.merge([*old, *new], timeout_s=TIMEOUT_S) == (
-            [Heard(7, 7)] * 10 + [Heard(5, 5)] * 10 + [Heard(6, 6)] * 20
+            [OriginReply(7, 7)] * 10 + [OriginReply(5, 5)] * 10 + [OriginReply(6, 6)] * 20
         )
-        assert await origin.read([new[0], old[0]], timeout_s=TIMEOUT_S) == [Heard(6, 6), Heard(7, 7)]
+        assert await origin.read([new[0], old[0]], timeout_s=TIMEOUT_S) == [
+            OriginReply(6, 6),
+            OriginReply(7, 7),
+        ]
         learned = origin.statistics()["redirections"]
         await origin.merge([*old, *new], timeout_s=TIMEOUT_S)
         assert origin.statistics()["redirections"] == learned, "the new master is known by now"
@@ -136,7 +139,7 @@ class TestRedisClusterOrigin(RemoteOriginContract):
         )  # the cluster is that of the other tests too
         back.begin()
         back.finish()
-        assert await origin.merge(new, timeout_s=TIMEOUT_S) == [Heard(6, 6)] * 20
+        assert await origin.merge(new, timeout_s=TIMEOUT_S) == [OriginReply(6, 6)] * 20
 
     async def test_a_slot_that_nobody_serves_is_unavailable(
         self, origin: Origin, place: ClusterPlace
@@ -276,7 +279,7 @@ async def test_a_replica_that_takes_over_is_followed(
     )
     for cell in cells:  # the other masters learn of the new one a little later than it does itself
         await RemoteOriginContract.recovered(origin, cell)
-    assert await origin.merge(cells, timeout_s=TIMEOUT_S) == [Heard(5, 5)] * 200
+    assert await origin.merge(cells, timeout_s=TIMEOUT_S) == [OriginReply(5, 5)] * 200
     pulse = await origin.pulse(REGION, timeout_s=TIMEOUT_S)
     assert (pulse.region, pulse.was_empty) == (REGION, True), "it has the name, and may have been behind"
     assert not (await origin.pulse(REGION, timeout_s=TIMEOUT_S)).was_empty

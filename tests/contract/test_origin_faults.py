@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from tidegate.adapters.redis.origin import RedisOrigin
-from tidegate.core.model import Heard
+from tidegate.core.model import OriginReply
 from tidegate.errors import DependencyError, DependencyTimeout, DependencyUnavailable
 from tidegate.testing import FaultProxy, Faults, RedisServer
 from tidegate.testing.contracts.origin import REGION, TIMEOUT_S, check_cancelled_calls, component, new_digest
@@ -51,7 +51,9 @@ async def test_a_reset_in_the_middle_of_a_reply_counts_nothing_twice(
     proxy.heal()
     answers = await origin.merge(cells, timeout_s=TIMEOUT_S)
     assert [heard.total for heard in answers] == [cell.own for cell in cells]
-    assert await origin.read(cells, timeout_s=TIMEOUT_S) == [Heard(cell.own, cell.own) for cell in cells]
+    assert await origin.read(cells, timeout_s=TIMEOUT_S) == [
+        OriginReply(cell.own, cell.own) for cell in cells
+    ]
 
 
 async def test_a_merge_that_was_applied_but_not_answered_is_not_counted_twice(
@@ -63,11 +65,11 @@ async def test_a_merge_that_was_applied_but_not_answered_is_not_counted_twice(
         await origin.merge([cell], timeout_s=0.1)
     direct = RedisOrigin(fresh_redis.url)
     async with asyncio.timeout(TIMEOUT_S):
-        while await direct.read([cell], timeout_s=TIMEOUT_S) != [Heard(5, 5)]:
+        while await direct.read([cell], timeout_s=TIMEOUT_S) != [OriginReply(5, 5)]:
             pass  # the server has it already, or is about to
     await direct.close()
     proxy.heal()
-    assert await origin.merge([cell._replace(own=6)], timeout_s=TIMEOUT_S) == [Heard(6, 5)]
+    assert await origin.merge([cell._replace(own=6)], timeout_s=TIMEOUT_S) == [OriginReply(6, 5)]
 
 
 async def test_answers_that_come_too_late_are_dropped_and_the_connection_is_kept(
@@ -81,7 +83,7 @@ async def test_answers_that_come_too_late_are_dropped_and_the_connection_is_kept
             await origin.read([cell], timeout_s=0.02)
     proxy.heal()
     for cell in reversed(cells):
-        assert await origin.read([cell], timeout_s=TIMEOUT_S) == [Heard(cell.own, cell.own)]
+        assert await origin.read([cell], timeout_s=TIMEOUT_S) == [OriginReply(cell.own, cell.own)]
     assert origin.statistics()["connections_opened"] == 1
     assert origin.statistics()["timeouts"] == 10
 
@@ -96,7 +98,7 @@ async def test_impatient_reads_do_not_starve_a_patient_merge(origin: RedisOrigin
                 await origin.read(cells, timeout_s=0.1)
 
     merged, _ = await asyncio.gather(origin.merge(cells, timeout_s=TIMEOUT_S), impatient())
-    assert merged == [Heard(cell.own, 0) for cell in cells]
+    assert merged == [OriginReply(cell.own, 0) for cell in cells]
     assert origin.statistics()["connections_opened"] == 1
 
 
@@ -109,7 +111,7 @@ async def test_a_connection_that_leads_nowhere_is_given_up(origin: RedisOrigin, 
                 await origin.merge([cell], timeout_s=0.2)
     proxy.heal()
     await recovered(origin, cell)
-    assert await origin.read([cell], timeout_s=TIMEOUT_S) == [Heard(5, 5)]
+    assert await origin.read([cell], timeout_s=TIMEOUT_S) == [OriginReply(5, 5)]
 
 
 async def test_connections_that_are_reset_under_load_lose_and_double_nothing(
@@ -140,15 +142,17 @@ async def test_connections_that_are_reset_under_load_lose_and_double_nothing(
     wanted = [component(digest) for digest in digests]
     proxy.heal()
     await recovered(origin, component(new_digest(), 1))
-    assert await origin.read(wanted, timeout_s=TIMEOUT_S) == [Heard(20, 20)] * 10
+    assert await origin.read(wanted, timeout_s=TIMEOUT_S) == [OriginReply(20, 20)] * 10
     assert proxy.statistics().connections_reset > 0
 
 
 async def test_answers_that_trickle_are_put_together(origin: RedisOrigin, proxy: FaultProxy) -> None:
     cells = [component(new_digest(), 10**12 + own) for own in range(1, 101)]
     proxy.apply(Faults(bytes_per_s=20_000))
-    assert await origin.merge(cells, timeout_s=TIMEOUT_S) == [Heard(cell.own, 0) for cell in cells]
-    assert await origin.read(cells, timeout_s=TIMEOUT_S) == [Heard(cell.own, cell.own) for cell in cells]
+    assert await origin.merge(cells, timeout_s=TIMEOUT_S) == [OriginReply(cell.own, 0) for cell in cells]
+    assert await origin.read(cells, timeout_s=TIMEOUT_S) == [
+        OriginReply(cell.own, cell.own) for cell in cells
+    ]
 
 
 async def test_a_refused_connection_is_unavailable_and_found_again(

@@ -4,7 +4,7 @@ import pytest
 
 from tests.contract.origin_places import SetClock
 from tidegate.adapters.memory import MemoryOrigin
-from tidegate.core.model import Heard
+from tidegate.core.model import OriginReply
 from tidegate.ports import Origin
 from tidegate.testing.contracts.origin import OriginContract, OriginPlace, component, new_digest
 
@@ -41,10 +41,12 @@ def test_a_restored_snapshot_is_an_older_copy_of_everything() -> None:
     copy = origin.snapshot()
     origin.merge_nowait([component(digest, 9), component(digest, 2, writer="node-b")])
     origin.restore(copy)
-    assert origin.read_nowait([component(digest)]) == [Heard(5, 5)]
-    assert origin.merge_nowait([component(digest, 9)]) == [Heard(9, 5)]
+    assert origin.read_nowait([component(digest)]) == [OriginReply(5, 5)]
+    assert origin.merge_nowait([component(digest, 9)]) == [OriginReply(9, 5)]
     origin.restore(copy)
-    assert origin.read_nowait([component(digest)]) == [Heard(5, 5)], "a copy can be restored more than once"
+    assert origin.read_nowait([component(digest)]) == [OriginReply(5, 5)], (
+        "a copy can be restored more than once"
+    )
     assert not origin.pulse_nowait("fra").was_empty, "the copy has the name that this node knows"
 
 
@@ -62,6 +64,7 @@ def test_statistics_count_what_this_node_asked() -> None:
     origin.merge_nowait([component(new_digest(), 1), component(new_digest(), 1)])
     other.read_nowait([component(new_digest())])
     assert dict(origin.statistics()) == {
-        "commands": 1, "connections_opened": 0, "cells": 2, "cells_read": 0, "cells_merged": 2
+        "commands": 1, "connections_opened": 0, "cells": 2, "cells_read": 0, "cells_merged": 2,
+        "messages": 0,
     }  # fmt: skip
     assert other.statistics()["cells_read"] == 1

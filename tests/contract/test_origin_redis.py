@@ -12,10 +12,10 @@ import uvloop
 from tests.contract.origin_places import RedisPlace, key_of
 from tidegate.adapters.redis.origin import RedisOrigin
 from tidegate.adapters.redis.wire import pack
-from tidegate.core.model import Component, Heard
+from tidegate.core.model import Component, OriginReply
 from tidegate.errors import ConfigurationError, DependencyError, DependencyTimeout, DependencyUnavailable
 from tidegate.ports import Origin
-from tidegate.testing import RedisServer
+from tidegate.testing import RedisServer, ValkeyServer
 from tidegate.testing.contracts.origin import (
     FAR_MS,
     REGION,
@@ -77,7 +77,7 @@ class TestRedisOrigin(RemoteOriginContract):
         place.server.command("SCRIPT", "FLUSH", "SYNC")
         cells = [component(digest, 2), *(component(new_digest(), 1) for _ in range(600))]
         answers = await origin.merge(cells, timeout_s=TIMEOUT_S)
-        assert answers[:2] == [Heard(2, 1), Heard(1, 0)]
+        assert answers[:2] == [OriginReply(2, 1), OriginReply(1, 0)]
         assert origin.statistics()["connections_opened"] == 1
 
     async def test_a_server_that_came_back_with_an_older_copy_shows_by_the_component_before_the_merge(
@@ -91,8 +91,8 @@ class TestRedisOrigin(RemoteOriginContract):
         place.server.kill()
         place.server.start()
         await self.recovered(origin, component(new_digest(), 1))
-        assert await self.read(origin, component(digest, writer="a")) == Heard(13, 5)
-        assert await self.merged(origin, component(digest, 51, writer="a")) == Heard(59, 5)
+        assert await self.read(origin, component(digest, writer="a")) == OriginReply(13, 5)
+        assert await self.merged(origin, component(digest, 51, writer="a")) == OriginReply(59, 5)
         pulse = await origin.pulse(REGION, timeout_s=TIMEOUT_S)
         assert (pulse.region, pulse.was_empty) == (REGION, True), "the copy has the name, and lost counts"
         assert not (await origin.pulse(REGION, timeout_s=TIMEOUT_S)).was_empty
@@ -102,8 +102,8 @@ class TestRedisOrigin(RemoteOriginContract):
         await self.merged(origin, bad)
         with_text = b"".join([pack(("DEL", key_of(bad))), pack(("SET", key_of(bad), "text"))])
         await _raw(place.server, with_text, 2)
-        assert await origin.read([good, bad], timeout_s=TIMEOUT_S) == [Heard(0, 0), Heard(0, 0)]
-        assert await origin.merge([good, bad], timeout_s=TIMEOUT_S) == [Heard(3, 0), Heard(4, 0)]
+        assert await origin.read([good, bad], timeout_s=TIMEOUT_S) == [OriginReply(0, 0), OriginReply(0, 0)]
+        assert await origin.merge([good, bad], timeout_s=TIMEOUT_S) == [OriginReply(3, 0), OriginReply(4, 0)]
         assert await _expiry_ms(place.server, bad.digest) == FAR_MS
 
     async def test_a_server_that_refuses_writes_is_unavailable(
@@ -119,7 +119,7 @@ class TestRedisOrigin(RemoteOriginContract):
                 await self.merged(origin, component(cell.digest, 2))
         finally:
             place.server.command("REPLICAOF", "NO", "ONE")
-        assert await self.merged(origin, component(cell.digest, 2)) == Heard(2, 1)
+        assert await self.merged(origin, component(cell.digest, 2)) == OriginReply(2, 1)
 
     async def test_a_server_that_is_out_of_memory_is_unavailable(
         self, origin: Origin, place: RedisPlace
@@ -137,7 +137,7 @@ class TestRedisOrigin(RemoteOriginContract):
         await other.open("lhr", timeout_s=TIMEOUT_S)
         cell = component(new_digest(), 5)
         await self.merged(origin, cell)
-        assert await self.read(other, cell) == Heard(0, 0)
+        assert await self.read(other, cell) == OriginReply(0, 0)
         await other.close()
 
     async def test_another_database_is_another_origin(self, place: RedisPlace, origin: Origin) -> None:
@@ -145,7 +145,7 @@ class TestRedisOrigin(RemoteOriginContract):
         await other.open("lhr", timeout_s=TIMEOUT_S)
         cell = component(new_digest(), 5)
         await self.merged(origin, cell)
-        assert await self.read(other, cell) == Heard(0, 0)
+        assert await self.read(other, cell) == OriginReply(0, 0)
         await other.close()
 
     async def test_a_closed_origin_says_so(self, origin: Origin) -> None:
@@ -167,7 +167,7 @@ class TestRedisOrigin(RemoteOriginContract):
         self, place: RedisPlace, change: object, said: str
     ) -> None:
         assert callable(change)
-        origin = RedisOrigin(change(place.url))
+        origin = RedisOrigin(change(place.url.replace("valkey://", "redis://")))
         with pytest.raises(ConfigurationError, match=said) as refusal:
             await origin.open(REGION, timeout_s=TIMEOUT_S)
         assert "secret-word" not in str(refusal.value)
@@ -176,6 +176,12 @@ class TestRedisOrigin(RemoteOriginContract):
         ):  # the same, met later, is only an origin that does not work
             await origin.pulse(REGION, timeout_s=TIMEOUT_S)
         await origin.close()
+
+
+class TestValkeyOrigin(TestRedisOrigin):
+    @pytest.fixture
+    def place(self, fresh_valkey: ValkeyServer) -> RedisPlace:
+        return RedisPlace(fresh_valkey)
 
 
 @pytest.fixture(scope="module")
@@ -244,7 +250,7 @@ def test_it_works_on_uvloop_too(fresh_redis: RedisServer, tls_server: RedisServe
                 place.kill()
                 place.start_empty()
             await RemoteOriginContract.recovered(origin, cell)
-            assert await origin.read([cell], timeout_s=TIMEOUT_S) == [Heard(3, 3)]
+            assert await origin.read([cell], timeout_s=TIMEOUT_S) == [OriginReply(3, 3)]
         await origin.close()
 
     uvloop.run(main())
@@ -256,7 +262,7 @@ def test_one_origin_serves_event_loops_one_after_the_other(fresh_redis: RedisSer
     origin = RedisOrigin(fresh_redis.url)
     digest = new_digest()
 
-    async def count(own: int) -> list[Heard]:
+    async def count(own: int) -> list[OriginReply]:
         heard = await origin.merge([component(digest, own)], timeout_s=TIMEOUT_S)
         if own == 3:
             await origin.close()
@@ -264,7 +270,7 @@ def test_one_origin_serves_event_loops_one_after_the_other(fresh_redis: RedisSer
 
     answers = [asyncio.run(count(own)) for own in (1, 2, 3)]
     gc.collect()
-    assert answers == [[Heard(1, 0)], [Heard(2, 1)], [Heard(3, 2)]]
+    assert answers == [[OriginReply(1, 0)], [OriginReply(2, 1)], [OriginReply(3, 2)]]
 
 
 # The warning is about threads that the child lacks: the spawner of the test servers has one.
@@ -294,7 +300,7 @@ async def _ask_all(origin: RedisOrigin, cells: list[Component]) -> int:
     """Ask for each cell alone, many times; 0 when every answer was right."""
     for _ in range(20):
         for cell in cells:
-            if await origin.read([cell], timeout_s=TIMEOUT_S) != [Heard(cell.own, cell.own)]:
+            if await origin.read([cell], timeout_s=TIMEOUT_S) != [OriginReply(cell.own, cell.own)]:
                 return 2
     return 0
 

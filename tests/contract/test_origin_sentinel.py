@@ -6,7 +6,7 @@ import pytest
 
 from tests.contract.origin_places import SentinelPlace
 from tidegate.adapters.redis.origin import RedisOrigin
-from tidegate.core.model import Heard
+from tidegate.core.model import OriginReply
 from tidegate.errors import ConfigurationError, DependencyError, DependencyUnavailable
 from tidegate.ports import Origin
 from tidegate.testing import RedisSentinel, RedisServer, wait_until
@@ -42,8 +42,8 @@ class TestRedisSentinelOrigin(RemoteOriginContract):
                 "it has the name, and may have been behind"
             )
             assert not (await node.pulse(REGION, timeout_s=TIMEOUT_S)).was_empty
-        assert await self.merged(here, component(digest, 6, writer="here")) == Heard(14, 5)
-        assert await self.merged(there, component(digest, 9, writer="there")) == Heard(15, 8)
+        assert await self.merged(here, component(digest, 6, writer="here")) == OriginReply(14, 5)
+        assert await self.merged(there, component(digest, 9, writer="there")) == OriginReply(15, 8)
 
     async def test_a_replica_that_was_behind_shows_by_the_component_before_the_merge(
         self, place: SentinelPlace, open_node: OpenNode
@@ -56,13 +56,15 @@ class TestRedisSentinelOrigin(RemoteOriginContract):
         _replicated(place.group)
         replica.save()
         replica.kill()
-        assert await self.merged(here, component(digest, 50, writer="here")) == Heard(58, 5)
+        assert await self.merged(here, component(digest, 50, writer="here")) == OriginReply(58, 5)
         old.kill()
         replica.start()  # with the copy it has saved
         place.group.wait_for_failover(old)
         await self.recovered(here, component(new_digest(), 1))
-        assert await self.read(here, component(digest, writer="here")) == Heard(13, 5), "an older copy"
-        assert await self.merged(here, component(digest, 50, writer="here")) == Heard(58, 5), "and healed"
+        assert await self.read(here, component(digest, writer="here")) == OriginReply(13, 5), "an older copy"
+        assert await self.merged(here, component(digest, 50, writer="here")) == OriginReply(58, 5), (
+            "and healed"
+        )
 
     async def test_a_master_that_stands_still_is_left_for_the_new_one(
         self, place: SentinelPlace, open_node: OpenNode
@@ -77,7 +79,7 @@ class TestRedisSentinelOrigin(RemoteOriginContract):
             await expect_timeout(lambda timeout_s: origin.merge([cell], timeout_s=timeout_s))
             place.group.wait_for_failover(old)
             await self.recovered(origin, cell)
-            assert await self.read(origin, cell) == Heard(5, 5)
+            assert await self.read(origin, cell) == OriginReply(5, 5)
         finally:
             old.thaw()
 
@@ -96,9 +98,11 @@ class TestRedisSentinelOrigin(RemoteOriginContract):
             what="the old master to hear that it is a replica",
         )
         await self.recovered(origin, cell._replace(own=6))
-        assert await self.read(origin, cell) == Heard(6, 6)
+        assert await self.read(origin, cell) == OriginReply(6, 6)
         new = RedisOrigin(place.group.master.url)
-        assert await self.read(new, cell) == Heard(6, 6), "it went to the new master, not to the old one"
+        assert await self.read(new, cell) == OriginReply(6, 6), (
+            "it went to the new master, not to the old one"
+        )
         await new.close()
 
     async def test_a_dead_sentinel_among_them_does_not_matter(self, place: SentinelPlace) -> None:

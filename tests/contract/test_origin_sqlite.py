@@ -10,7 +10,7 @@ import pytest
 
 from tests.contract.origin_places import SetClock
 from tidegate.adapters.sqlite.origin import SQLiteOrigin
-from tidegate.core.model import Heard
+from tidegate.core.model import OriginReply
 from tidegate.errors import ConfigurationError, DependencyError
 from tidegate.ports import Origin
 from tidegate.testing.contracts.origin import (
@@ -85,8 +85,8 @@ class TestSQLiteOrigin(OriginContract):
             with pytest.raises(DependencyError):
                 await origin.merge([cell], timeout_s=0.2)
             assert loop.time() - started < 2
-            assert await self.read(origin, cell) == Heard(3, 3), "a reader does not wait for the writer"
-        assert await self.merged(origin, cell) == Heard(3, 3)
+            assert await self.read(origin, cell) == OriginReply(3, 3), "a reader does not wait for the writer"
+        assert await self.merged(origin, cell) == OriginReply(3, 3)
 
     async def test_processes_that_count_at_the_same_time_lose_nothing(
         self, origin: Origin, place: SQLitePlace
@@ -100,7 +100,7 @@ class TestSQLiteOrigin(OriginContract):
         ]
         assert [await neighbour.wait() for neighbour in neighbours] == [0, 0, 0]
         cells = [component(bytes([index]) * 16, writer=writers[0]) for index in range(10)]
-        assert await origin.read(cells, timeout_s=TIMEOUT_S) == [Heard(150, 50)] * 10
+        assert await origin.read(cells, timeout_s=TIMEOUT_S) == [OriginReply(150, 50)] * 10
 
     async def test_expired_cells_are_deleted_a_few_at_a_time(
         self, origin: Origin, place: SQLitePlace
@@ -123,7 +123,7 @@ class TestSQLiteOrigin(OriginContract):
         await self.merged(here, component(digest, 5, writer="here"))
         place.wipe()
         await self.merged(here, component(digest, 6, writer="here"))
-        assert await self.merged(there, component(digest, 1, writer="there")) == Heard(7, 0)
+        assert await self.merged(there, component(digest, 1, writer="there")) == OriginReply(7, 0)
 
 
 @pytest.mark.parametrize(

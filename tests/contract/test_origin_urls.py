@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from tidegate.adapters.memory import MemoryLedger, MemoryOrigin
 from tidegate.adapters.redis.origin import RedisOrigin
 from tidegate.adapters.redis.settings import parse_settings
+from tidegate.adapters.secrets import mask_url
 from tidegate.adapters.sqlite.origin import SQLiteOrigin
 from tidegate.adapters.urls import (
     REDIS_SCHEMES,
-    masked,
     open_ledger,
     open_origin,
     parse_server_url,
@@ -70,7 +70,7 @@ def test_a_memory_ledger_that_is_opened_by_url_cleans_itself() -> None:
 def test_a_url_that_cannot_work_is_a_configuration_error_that_shows_it(url: str) -> None:
     with pytest.raises(ConfigurationError) as refusal:
         open_origin(url)
-    assert masked(url) in str(refusal.value)
+    assert mask_url(url) in str(refusal.value)
 
 
 @pytest.mark.parametrize("url", ["", "redis://localhost", "mysql", "sqlite://x", "memory://y"])
@@ -106,36 +106,42 @@ def test_no_refusal_shows_a_password(url: str) -> None:
     while chain is not None:
         assert SECRET not in str(chain)
         chain = chain.__cause__
-    assert SECRET not in masked(url)
+    assert SECRET not in mask_url(url)
 
 
 @pytest.mark.parametrize(
     ("url", "shown"),
     [
         ("redis://localhost:6379/0", "redis://localhost:6379/0"),
-        ("redis://:secret@localhost", "redis://:***@localhost"),
-        ("redis://user:secret@localhost/0?prefix=a", "redis://user:***@localhost/0?prefix=a"),
-        ("mysql://user:s@c/r:t@host/db", "mysql://user:***@host/db"),
-        ("redis://token@localhost", "redis://***@localhost"),
+        ("redis://:secret@localhost", "redis://:****@localhost"),
+        ("redis://user:secret@localhost/0?prefix=a", "redis://user:****@localhost/0?prefix=a"),
+        ("mysql://user:s@c/r:t@host/db", "mysql://user:****@host/db"),
+        ("redis://token@localhost", "redis://****@localhost"),
         ("mysql://user@host/db", "mysql://user@host/db"),
         ("postgresql://user@host/db?ssl=require", "postgresql://user@host/db?ssl=require"),
-        ("mysql://user%3Asecret@host/db", "mysql://user:***@host/db"),
-        ("mysql://user:@host/db", "mysql://user:***@host/db"),
-        ("mysql://se/cret@host/db", "mysql://***@host/db"),
-        ("mysql://se@cret@host/db", "mysql://***@host/db"),
-        ("user@host", "***@host"),
-        ("mysql://user@host/db?pwd=secret", "mysql://user@host/db?pwd=***"),
-        ("mysql://user@host/db?PassWord=secret&ssl=require", "mysql://user@host/db?PassWord=***&ssl=require"),
-        ("mysql://user@host/db?password=sec#ret", "mysql://user@host/db?password=***"),
-        ("mysql://user@host/db?ssl=require;password=secret", "mysql://user@host/db?ssl=require;password=***"),
-        ("mysql://user@host/db?p%61ssword=secret", "mysql://user@host/db?p%61ssword=***"),
-        ("mysql://host/db#password=secret", "mysql://host/db#password=***"),
-        ("redis+sentinel://a/s?sentinel_password=x&db=1", "redis+sentinel://a/s?sentinel_password=***&db=1"),
+        ("mysql://user%3Asecret@host/db", "mysql://user:****@host/db"),
+        ("mysql://user:@host/db", "mysql://user:****@host/db"),
+        ("mysql://se/cret@host/db", "mysql://****@host/db"),
+        ("mysql://se@cret@host/db", "mysql://****@host/db"),
+        ("user@host", "****@host"),
+        ("mysql://user@host/db?pwd=secret", "mysql://user@host/db?pwd=****"),
+        (
+            "mysql://user@host/db?PassWord=secret&ssl=require",
+            "mysql://user@host/db?PassWord=****&ssl=require",
+        ),
+        ("mysql://user@host/db?password=sec#ret", "mysql://user@host/db?password=****"),
+        (
+            "mysql://user@host/db?ssl=require;password=secret",
+            "mysql://user@host/db?ssl=require;password=****",
+        ),
+        ("mysql://user@host/db?p%61ssword=secret", "mysql://user@host/db?p%61ssword=****"),
+        ("mysql://host/db#password=secret", "mysql://host/db#password=****"),
+        ("redis+sentinel://a/s?sentinel_password=x&db=1", "redis+sentinel://a/s?sentinel_password=****&db=1"),
         ("sqlite:///file.db", "sqlite:///file.db"),
     ],
 )
 def test_masking_hides_the_secret_and_nothing_else(url: str, shown: str) -> None:
-    assert masked(url) == shown
+    assert mask_url(url) == shown
 
 
 @given(
@@ -143,7 +149,7 @@ def test_masking_hides_the_secret_and_nothing_else(url: str, shown: str) -> None
     scheme=st.sampled_from(sorted(REDIS_SCHEMES)),
 )
 def test_a_password_is_masked_however_it_is_written(password: str, scheme: str) -> None:
-    assert SECRET not in masked(f"{scheme}://user:{password}@localhost:6379/0")
+    assert SECRET not in mask_url(f"{scheme}://user:{password}@localhost:6379/0")
 
 
 def test_all_parts_of_a_url_are_decoded() -> None:

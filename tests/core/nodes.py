@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from operator import itemgetter
 
 from tidegate.core.cells import Cell, Subject
-from tidegate.core.convergence import Convergence
 from tidegate.core.engine import Engine, Need
+from tidegate.core.ledger_sync import LedgerSync, Publication
 from tidegate.core.model import (
     DEGRADED,
     LOCAL,
     ORIGIN,
     Component,
     Decision,
-    Heard,
     LedgerRow,
     Limit,
+    OriginReply,
     Request,
     Tuning,
 )
+from tidegate.core.origin_sync import OriginSync
+from tidegate.core.sweep import Sweep
 
 # No anticipation unless a test asks for it: most tests are about what is known, not about what is probable.
 PLAIN = Tuning(anticipation=False)
@@ -32,22 +35,22 @@ class DictOrigin:
         self.reads = 0
         self.merges = 0
 
-    def read(self, wanted: Sequence[Component]) -> list[Heard]:
+    def read(self, wanted: Sequence[Component]) -> list[OriginReply]:
         self.reads += 1
         answers = []
         for one in wanted:
             held = self.cells.get((one.digest, one.sequence), {})
-            answers.append(Heard(sum(held.values()), held.get(one.writer, 0)))
+            answers.append(OriginReply(sum(held.values()), held.get(one.writer, 0)))
         return answers
 
-    def merge(self, components: Sequence[Component]) -> list[Heard]:
+    def merge(self, components: Sequence[Component]) -> list[OriginReply]:
         self.merges += 1
         answers = []
         for one in components:
             held = self.cells.setdefault((one.digest, one.sequence), {})
             before = held.get(one.writer, 0)
             held[one.writer] = max(before, one.own)
-            answers.append(Heard(sum(held.values()), before))
+            answers.append(OriginReply(sum(held.values()), before))
         return answers
 
     def total(self, digest: bytes, sequence: int) -> int:
@@ -76,7 +79,7 @@ class DictLedger:
 
 
 class Node:
-    """One engine with its convergence, and a driver that does what it is told, at once."""
+    """One engine with its sync objects, and a driver that sends and merges at once."""
 
     def __init__(
         self,
@@ -88,7 +91,9 @@ class Node:
         has_ledger: bool = False,
     ) -> None:
         self.engine = Engine(tuning, node_id=node_id, has_origin=has_origin, has_ledger=has_ledger)
-        self.convergence = Convergence(self.engine, tuning, region)
+        self.sweep = Sweep(self.engine.subjects, self.engine.pending, self.engine.global_view)
+        self.origin_sync = OriginSync(self.engine, self.sweep, tuning)
+        self.ledger_sync = LedgerSync(self.engine, self.sweep, tuning, region)
         self.region = region
 
     def decide(self, limit: Limit, identifier: str, cost: int, now_ms: int, source: int = LOCAL) -> Decision:
@@ -124,37 +129,45 @@ class Node:
     def read(self, needs: Sequence[Need], now_ms: int, origin: DictOrigin | None) -> int:
         for need in needs:
             if origin is None:
-                self.convergence.apply_read_failure(need, now_ms)
+                self.origin_sync.apply_read_failure(need, now_ms)
             else:
-                self.convergence.apply_read(need, origin.read(need.wanted), now_ms)
+                self.origin_sync.apply_read(need, origin.read(need.wanted), now_ms)
         return DEGRADED if origin is None else ORIGIN
 
     def replay(self, origin: DictOrigin, now_ms: int, cells_max: int = 250) -> int:
         """Send everything that is dirty; how many components went."""
         sent = 0
-        while (replay := self.convergence.plan_replay(now_ms, cells_max)) is not None:
+        while (replay := self.origin_sync.plan_replay(now_ms, cells_max)) is not None:
             sent += len(replay.components)
-            self.convergence.apply_replay(replay, origin.merge(replay.components), now_ms)
+            self.origin_sync.apply_replay(replay, origin.merge(replay.components), now_ms)
         return sent
 
-    def sweep(self, slots_max: int = 1000) -> None:
-        while self.convergence.sweep(slots_max):
+    def run_sweep(self, slots_max: int = 1000) -> None:
+        while self.sweep.run(slots_max):
             pass
+
+    def plan_publish(self, now_ms: int, *, pressed_only: bool = False) -> Publication | None:
+        """All rows that are due, sorted; None when there are none."""
+        found: list[tuple[LedgerRow, Subject, Cell]] = []
+        waiting = self.ledger_sync.subjects_waiting(pressed_only=pressed_only)
+        self.ledger_sync.collect_publish(found, now_ms, waiting, pressed_only=pressed_only)
+        found.sort(key=itemgetter(0))
+        return Publication(found) if found else None
 
     def publish(self, ledger: DictLedger, now_ms: int, *, pressed_only: bool = False) -> list[LedgerRow]:
         """One turn of publishing; the rows that went."""
-        publication = self.convergence.plan_publish(now_ms, pressed_only=pressed_only)
+        publication = self.plan_publish(now_ms, pressed_only=pressed_only)
         if publication is None:
             return []
         ledger.publish(publication.rows)
-        self.convergence.apply_publish(publication, 0, len(publication.rows), now_ms)
+        self.ledger_sync.apply_publish(publication, 0, len(publication.rows), now_ms)
         return publication.rows
 
     def import_all(self, ledger: DictLedger, now_ms: int) -> None:
         """A full import."""
-        self.convergence.begin_full_import()
-        self.convergence.apply_import(ledger.rows(), now_ms, full=True)
-        self.convergence.finish_import(now_ms, full=True)
+        self.ledger_sync.begin_full_import()
+        self.ledger_sync.apply_import(ledger.rows(), now_ms, full=True)
+        self.ledger_sync.finish_import(now_ms, full=True)
 
     def subject(self, limit: Limit, identifier: str) -> Subject:
         subject = self.engine.subjects.find(limit.key, identifier)

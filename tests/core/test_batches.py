@@ -278,7 +278,7 @@ def test_anticipation_fails_a_batch_whole_without_making_anybody_strict() -> Non
     at_ms = 600_000
     for grown, later_ms in ((10, 0), (50, 1000)):
         row = LedgerRow("default", "default", "a", 60_000, 10, "iad", grown, 720_000)
-        node.convergence.apply_import([row], at_ms + later_ms)
+        node.ledger_sync.apply_import([row], at_ms + later_ms)
     now_ms = at_ms + 2000
     batch = [Request(limit, "a", 5), Request(limit, "b", 5), Request(limit, "a", 5)]
     decisions = node.limit_many(batch, now_ms)

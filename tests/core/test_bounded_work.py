@@ -98,16 +98,16 @@ def test_expiry_costs_what_it_is_told_to_look_at() -> None:
 
 
 def test_a_replay_costs_what_one_command_carries() -> None:
-    same(lambda count: crowd(count, dirty=True), lambda node: node.convergence.plan_replay(T, 50))
+    same(lambda count: crowd(count, dirty=True), lambda node: node.origin_sync.plan_replay(T, 50))
 
 
 def test_a_sweep_costs_what_one_slice_holds() -> None:
     def healing(count: int) -> Node:
         node = crowd(count)
-        node.convergence.start_heal()
+        node.sweep.start_heal()
         return node
 
-    same(healing, lambda node: node.convergence.sweep(50))
+    same(healing, lambda node: node.sweep.run(50))
 
 
 def test_publishing_costs_what_has_changed() -> None:
@@ -118,22 +118,22 @@ def test_publishing_costs_what_has_changed() -> None:
             node.decide(LIMIT, f"id{i}", 1, T, DEGRADED)
         return node
 
-    same(little_changed, lambda node: node.convergence.plan_publish(T))
+    same(little_changed, lambda node: node.plan_publish(T))
 
 
 def test_a_slice_of_a_publish_turn_costs_what_it_is_told_to_take() -> None:
-    same(crowd, lambda node: node.convergence.collect_publish([], T, 50))
+    same(crowd, lambda node: node.ledger_sync.collect_publish([], T, 50))
 
 
 def test_an_import_costs_what_it_brings() -> None:
     rows = [
         LedgerRow("default", "default", f"id{i}", 60_000, 1000, "iad", 3, 60_000 * 1002) for i in range(20)
     ]
-    same(crowd, lambda node: node.convergence.apply_import(rows, T))
+    same(crowd, lambda node: node.ledger_sync.apply_import(rows, T))
 
 
 def test_a_replay_passes_over_so_many_that_have_aged_and_no_more() -> None:
     same(
         lambda count: crowd(count, dirty=True),
-        lambda node: node.convergence.plan_replay(T + 3_600_000, 50, 100),
+        lambda node: node.origin_sync.plan_replay(T + 3_600_000, 50, 100),
     )

@@ -92,7 +92,7 @@ def test_eviction_and_return_of_subjects_never_lose_counts_at_the_origin(
         now_ms += 10
         if node.limit(LIMIT, identifier, cost, now_ms, origin):
             truth[identifier] += cost
-        if replays or sum(1 for subject in node.engine.subjects.slots if subject and subject.awaiting) == 2:
+        if replays or sum(1 for subject in node.engine.subjects.slots if subject and subject.is_dirty) == 2:
             node.replay(origin, now_ms)
     for node in nodes:
         node.replay(origin, now_ms)
@@ -129,13 +129,13 @@ def test_invariant_09_silent_regions_together_hold_at_most_half_of_the_limit(
     held = 0
     for region in range(regions):
         node = Node(f"n{region}", region=f"r{region}", has_origin=False, has_ledger=True)
-        node.convergence.apply_regions(regions)
+        node.ledger_sync.apply_regions(regions)
         silent = 0
         for _ in range(data.draw(st.integers(0, 8))):
             cost = data.draw(st.integers(1, max(1, quota // 4)))
             if not node.decide(limit, "a", cost, START_MS):
                 break
-            if node.convergence.plan_publish(START_MS) is not None:
+            if node.plan_publish(START_MS) is not None:
                 break
             silent += cost
         held += silent

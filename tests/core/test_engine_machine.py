@@ -16,20 +16,21 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from tests.core import oracle
 from tests.core.nodes import DictLedger, DictOrigin, Node
 from tidegate.core.cells import BLOCKED, CLEAN, PINNED, Cell, Subject
-from tidegate.core.convergence import Publication, Replay
 from tidegate.core.engine import Need
+from tidegate.core.ledger_sync import Publication
 from tidegate.core.model import (
     DEGRADED,
     ORIGIN,
     Component,
     Decision,
-    Heard,
     LedgerRow,
     Limit,
+    OriginReply,
     Request,
     Tuning,
     subject_digest,
 )
+from tidegate.core.origin_sync import Replay
 
 SUBJECTS_MAX = 4
 START_MS = 60_000 * 1_000
@@ -70,16 +71,18 @@ class EngineMachine(RuleBasedStateMachine):
         tuning = Tuning(subjects_max=SUBJECTS_MAX, touch_ms=1, anticipation=False)
         self.node = Node("n1", tuning=tuning, has_ledger=True)
         self.engine = self.node.engine
-        self.convergence = self.node.convergence
+        self.sweep = self.node.sweep
+        self.origin_sync = self.node.origin_sync
+        self.ledger_sync = self.node.ledger_sync
         self.origin = DictOrigin()
         self.ledger = DictLedger()
         self.now_ms = START_MS
         self.latest_ms = START_MS
         self.model: dict[Key, dict[int, ModelCell]] = {}
         self.peers: dict[tuple[bytes, int], int] = {}
-        self.needs: list[tuple[Need, list[Heard]]] = []
+        self.needs: list[tuple[Need, list[OriginReply]]] = []
         self.replays: list[Replay] = []
-        self.answered: list[tuple[Replay, list[Heard]]] = []
+        self.answered: list[tuple[Replay, list[OriginReply]]] = []
         self.publications: list[Publication] = []
         self.seen: dict[int, tuple[Cell, tuple[int, ...]]] = {}
         self.strict: dict[int, tuple[Subject, int]] = {}
@@ -190,7 +193,7 @@ class EngineMachine(RuleBasedStateMachine):
     def a_request_comes(self, identifier: str, limit: Limit, cost: int, read: str) -> None:
         key = (identifier, limit.duration_ms)
         self.begin()
-        dirty = len(self.engine.dirty)
+        dirty = len(self.engine.pending.dirty)
         answer = self.engine.decide(limit, identifier, cost, self.now_ms)
         self.end()
         if isinstance(answer, Need):
@@ -198,7 +201,7 @@ class EngineMachine(RuleBasedStateMachine):
             assert used <= limit.quota, "a local denial needs no read"
             source = self.read(answer, read)
             self.begin()
-            dirty = len(self.engine.dirty)
+            dirty = len(self.engine.pending.dirty)
             decided = self.engine.decide(limit, identifier, cost, self.now_ms, source)
             assert isinstance(decided, Decision)
             answer = decided
@@ -206,7 +209,7 @@ class EngineMachine(RuleBasedStateMachine):
         self.expect(answer, limit, identifier, cost)
         if cost == 0 or not answer:
             # Forgotten subjects may leave the queue meanwhile; nobody comes into it.
-            assert len(self.engine.dirty) <= dirty
+            assert len(self.engine.pending.dirty) <= dirty
         assert self.engine.subjects.count <= SUBJECTS_MAX
 
     def read(self, need: Need, how: str) -> int:
@@ -214,13 +217,13 @@ class EngineMachine(RuleBasedStateMachine):
         if how == "answer":
             self.deliver_read(need, heard)
             return ORIGIN
-        self.convergence.apply_read_failure(need, self.now_ms)
+        self.origin_sync.apply_read_failure(need, self.now_ms)
         if how == "late":
             self.needs.append((need, heard))
         return DEGRADED
 
-    def deliver_read(self, need: Need, heard: list[Heard]) -> None:
-        self.convergence.apply_read(need, heard, self.now_ms)
+    def deliver_read(self, need: Need, heard: list[OriginReply]) -> None:
+        self.origin_sync.apply_read(need, heard, self.now_ms)
         if need.subject.table >= 0:
             key = self.key_of(need.subject)
             for wanted, answer in zip(need.wanted, heard, strict=True):
@@ -234,7 +237,7 @@ class EngineMachine(RuleBasedStateMachine):
         decisions, needs = self.engine.decide_many(requests, self.now_ms)
         if decisions is None:
             for need in needs:
-                self.convergence.apply_read_failure(need, self.now_ms)
+                self.origin_sync.apply_read_failure(need, self.now_ms)
             decisions, _ = self.engine.decide_many(requests, self.now_ms, DEGRADED)
         assert decisions is not None
         whole: dict[Key, int] = {}
@@ -278,7 +281,7 @@ class EngineMachine(RuleBasedStateMachine):
 
     @rule(cells_max=st.integers(1, 3))
     def a_replay_leaves(self, cells_max: int) -> None:
-        replay = self.convergence.plan_replay(self.now_ms, cells_max)
+        replay = self.origin_sync.plan_replay(self.now_ms, cells_max)
         if replay is not None:
             assert all(component.own > 0 for component in replay.components)
             assert {component.writer.partition("~")[0] for component in replay.components} == {"n1"}
@@ -291,7 +294,7 @@ class EngineMachine(RuleBasedStateMachine):
         replay = self.replays[index]
         if fate == "is lost":
             del self.replays[index]
-            self.convergence.fail_replay(replay)
+            self.origin_sync.fail_replay(replay)
             return
         self.answered.append((replay, self.origin.merge(replay.components)))
         if fate == "arrives":
@@ -308,7 +311,7 @@ class EngineMachine(RuleBasedStateMachine):
             if subject.table >= 0 and subject.cell(cell.sequence) is cell:
                 others = answer.total - max(answer.component, sent.own)
                 self.hear(self.key_of(subject), cell.sequence, others, answer.component)
-        self.convergence.apply_replay(replay, heard, self.now_ms)
+        self.origin_sync.apply_replay(replay, heard, self.now_ms)
         if not again:
             del self.answered[index]
 
@@ -319,7 +322,7 @@ class EngineMachine(RuleBasedStateMachine):
 
     @rule(slots=st.integers(1, 4))
     def a_sweep_goes_on(self, slots: int) -> None:
-        self.convergence.sweep(slots)
+        self.sweep.run(slots)
 
     # -- the ledger
 
@@ -336,9 +339,9 @@ class EngineMachine(RuleBasedStateMachine):
         row = LedgerRow("default", "default", identifier, 60_000, sequence, region, regional, expires_at_ms)
         self.begin()
         if full:
-            self.convergence.begin_full_import()
-        self.convergence.apply_import([row], self.now_ms, full=full)
-        self.convergence.finish_import(self.now_ms, full=full)
+            self.ledger_sync.begin_full_import()
+        self.ledger_sync.apply_import([row], self.now_ms, full=full)
+        self.ledger_sync.finish_import(self.now_ms, full=full)
         self.end()
         if region == "fra":
             cell = self.cell((identifier, 60_000), sequence)
@@ -349,10 +352,9 @@ class EngineMachine(RuleBasedStateMachine):
 
     @rule(pressed_only=st.booleans())
     def a_publication_leaves(self, pressed_only: bool) -> None:
-        publication = self.convergence.plan_publish(self.now_ms, pressed_only=pressed_only)
+        publication = self.node.plan_publish(self.now_ms, pressed_only=pressed_only)
         if publication is None:
             return
-        assert publication.rows == sorted(publication.rows)
         for row in publication.rows:
             cell = self.model[row.identifier, row.duration_ms][row.sequence]
             assert row.region == "fra"
@@ -367,16 +369,16 @@ class EngineMachine(RuleBasedStateMachine):
         end = len(publication.rows)
         if fate == "stands":
             self.ledger.publish(publication.rows)
-            self.convergence.apply_publish(publication, 0, end, self.now_ms)
+            self.ledger_sync.apply_publish(publication, 0, end, self.now_ms)
         elif fate == "fails":
-            self.convergence.fail_publish(publication, 0, end)
+            self.ledger_sync.fail_publish(publication, 0, end)
         else:
-            self.convergence.set_aside(publication, 0, self.now_ms)
-            self.convergence.fail_publish(publication, 1, end)
+            self.ledger_sync.set_aside(publication, 0, self.now_ms)
+            self.ledger_sync.fail_publish(publication, 1, end)
 
     @rule(regions=st.integers(1, 12))
     def regions_come_and_go(self, regions: int) -> None:
-        self.convergence.apply_regions(regions)
+        self.ledger_sync.apply_regions(regions)
 
     # -- what must hold at all times
 
@@ -386,24 +388,24 @@ class EngineMachine(RuleBasedStateMachine):
             for cell in subject.cells():
                 expected = self.model.get(key, {}).get(cell.sequence, ModelCell())
                 assert (cell.own, cell.others) == (expected.own, expected.others), (key, cell.sequence)
-                assert cell.shared is not None
-                assert (cell.shared.components or {}) == expected.components
+                components = {} if cell.ledger is None else cell.ledger.components or {}
+                assert components == expected.components
                 assert cell.foreign == sum(expected.components.values())
 
     @invariant()
     def counts_and_deadlines_only_rise_within_a_cell(self) -> None:
         for subject in self.subjects().values():
             for cell in subject.cells():
-                shared = cell.shared
-                assert shared is not None
+                origin, ledger = cell.origin, cell.ledger
+                assert origin is not None
                 now = (
                     cell.own,
                     cell.others,
                     cell.foreign,
-                    shared.fresh_until_ms,
-                    shared.heard_at_ms,
-                    shared.failed_until_ms,
-                    shared.set_aside_until_ms,
+                    origin.fresh_until_ms,
+                    origin.answered_at_ms,
+                    origin.failed_until_ms,
+                    0 if ledger is None else ledger.set_aside_until_ms,
                 )
                 _, before = self.seen.get(id(cell), (cell, now))
                 assert all(later >= earlier for earlier, later in zip(before, now, strict=True))
@@ -433,21 +435,20 @@ class EngineMachine(RuleBasedStateMachine):
         for subject in present.values():
             assert subjects._buckets[subject.bucket][subject.position] is subject
         assert sum(len(bucket) for bucket in subjects._buckets.values()) == subjects.count
-        assert sum(table.count for table in subjects.tables.values()) == subjects.count
+        assert sum(table.count for table in subjects._tables.values()) == subjects.count
         assert sum(len(subject.cells()) for subject in present.values()) == subjects.cells
 
     @invariant()
     def what_is_not_acknowledged_is_pinned_and_on_its_way(self) -> None:
         flying = {id(cell) for replay in self.replays for cell in replay.cells}
         flying |= {id(cell) for replay, _ in self.answered for cell in replay.cells}
-        queued = {id(subject) for subject in self.engine.dirty}
+        queued = {id(subject) for subject in self.engine.pending.dirty}
         for (_, duration_ms), subject in self.subjects().items():
-            assert not subject.awaiting or (id(subject) in queued and subject.queue == PINNED)
+            assert not subject.is_dirty or (id(subject) in queued and subject.queue == PINNED)
             for cell in subject.cells():
-                shared = cell.shared
                 is_live = (cell.sequence + 3) * duration_ms > self.latest_ms
-                if is_live and shared is not None and cell.own > shared.acked:
-                    assert subject.awaiting or id(cell) in flying
+                if is_live and cell.is_unreplayed():
+                    assert subject.is_dirty or id(cell) in flying
                     assert subject.queue == PINNED
 
 

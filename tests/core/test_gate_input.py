@@ -118,7 +118,12 @@ def test_an_identifier_that_is_empty_too_long_or_no_str_is_refused(
     for _ in range(2):
         refused("identifier", value, lambda: gate.limit(LIMIT, value))
         refused("identifier", value, lambda: gate.ask(LIMIT, value, 1, None))
-    assert (engine.subjects.count, engine.allowed, engine.denied, len(engine.subjects.tables)) == (0, 0, 0, 0)
+    assert (engine.subjects.count, engine.allowed, engine.denied, len(engine.subjects._tables)) == (
+        0,
+        0,
+        0,
+        0,
+    )
 
 
 @pytest.mark.parametrize("value", [*NOT_INTS, -1, -(2**70)])
@@ -317,7 +322,7 @@ def test_the_driver_is_woken_outside_the_lock_when_a_decision_leaves_work() -> N
 
     def wake() -> None:
         woken.append(tuple(held))
-        engine.signals = False
+        engine.pending.is_urgent = False
 
     def settle(limit: Limit, identifier: str, cost: int, now_ms: int, need: Need) -> Decision:
         assert not held
@@ -347,7 +352,7 @@ def test_a_batch_from_memory_is_decided_and_wakes_the_driver() -> None:
     def settle(limit: Limit, identifier: str, cost: int, now_ms: int, need: Need) -> Decision:
         raise AssertionError("nothing is read without an origin")
 
-    door = Gate(engine, lambda: NOW_MS * 10**6, lambda: woken.append(engine.signals), settle)
+    door = Gate(engine, lambda: NOW_MS * 10**6, lambda: woken.append(engine.pending.is_urgent), settle)
     decisions = door.attempt_many([(hourly, "c", 2), (hourly, "c", hourly.quota - 2)], NOW_MS)
     assert decisions is not None and [decision.effective for decision in decisions] == [2, hourly.quota]
     assert woken == [True], "a spent limit is news to the other regions"

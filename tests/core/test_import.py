@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from tests.core.nodes import DictLedger, DictOrigin, Node
 from tidegate.core.engine import COLD
-from tidegate.core.model import Heard, LedgerRow, Limit, Tuning
+from tidegate.core.model import LedgerRow, Limit, OriginReply, Tuning
 
 MINUTE = 60_000
 T = MINUTE * 1000 + 30_000
@@ -30,36 +30,36 @@ def region_of_one(tuning: Tuning | None = None) -> Node:
 def test_foreign_components_are_summed_and_each_only_rises() -> None:
     node = region_of_one()
     for region, regional in (("iad", 5), ("syd", 7), ("iad", 3), ("iad", 9), ("syd", 7)):
-        node.convergence.apply_import([row(regional, region)], T)
+        node.ledger_sync.apply_import([row(regional, region)], T)
     assert node.decide(LIMIT, "a", 0, T).effective == 9 + 7
     cell = node.cell(LIMIT, "a", 1000)
     assert (cell.own, cell.others, cell.foreign) == (0, 0, 16)
-    assert cell.shared is not None and cell.shared.components == {"iad": 9, "syd": 7}
+    assert cell.ledger is not None and cell.ledger.components == {"iad": 9, "syd": 7}
 
 
 def test_imports_of_the_window_before_are_carried() -> None:
     node = region_of_one()
-    node.convergence.apply_import([row(40, sequence=999)], T)
+    node.ledger_sync.apply_import([row(40, sequence=999)], T)
     assert node.decide(LIMIT, "a", 0, T).effective == 20
 
 
 def test_cells_that_are_not_known_yet_are_created_and_counted() -> None:
     node = region_of_one()
-    node.convergence.apply_import([row(5), row(6, sequence=999), row(7, identifier="b")], T)
-    assert node.convergence.cells_imported == 3
-    assert node.convergence.rows_imported == 3
-    node.convergence.apply_import([row(9)], T)
-    assert (node.convergence.cells_imported, node.convergence.rows_imported) == (3, 4)
+    node.ledger_sync.apply_import([row(5), row(6, sequence=999), row(7, identifier="b")], T)
+    assert node.ledger_sync.cells_imported == 3
+    assert node.ledger_sync.rows_imported == 3
+    node.ledger_sync.apply_import([row(9)], T)
+    assert (node.ledger_sync.cells_imported, node.ledger_sync.rows_imported) == (3, 4)
 
 
 def test_expired_rows_and_rows_of_short_windows_are_ignored() -> None:
     node = region_of_one()
     short = LedgerRow("default", "default", "a", 59_999, 1000, "iad", 5, 10**15)
-    node.convergence.apply_import([row(5, sequence=998), row(5, sequence=1), short], T)
+    node.ledger_sync.apply_import([row(5, sequence=998), row(5, sequence=1), short], T)
     assert node.engine.subjects.count == 0
-    node.convergence.apply_import([row(5, sequence=999)], MINUTE * 1001)
+    node.ledger_sync.apply_import([row(5, sequence=999)], MINUTE * 1001)
     assert node.engine.subjects.count == 0, "it expired this very millisecond"
-    node.convergence.apply_import([row(5, sequence=999)], MINUTE * 1001 - 1)
+    node.ledger_sync.apply_import([row(5, sequence=999)], MINUTE * 1001 - 1)
     assert node.engine.subjects.count == 1
 
 
@@ -68,7 +68,7 @@ def test_a_row_from_a_clock_that_runs_ahead_waits_for_its_time_and_pushes_nothin
     for now_ms, cost in ((T - MINUTE, 40), (T, 10)):
         node.limit(LIMIT, "a", cost, now_ms, origin)
         node.replay(origin, now_ms)
-    node.convergence.apply_import([row(90, sequence=1002)], T)
+    node.ledger_sync.apply_import([row(90, sequence=1002)], T)
     assert node.decide(LIMIT, "a", 0, T).effective == 10 + 20
     assert node.limit(LIMIT, "a", 0, T + 2 * MINUTE, origin).effective == 90
 
@@ -79,10 +79,10 @@ def test_a_row_from_a_clock_that_runs_ahead_waits_for_its_time_and_pushes_nothin
 def test_an_own_row_raises_the_regions_count_as_a_lower_bound() -> None:
     node = region_of_one()
     node.decide(LIMIT, "a", 10, T)
-    node.convergence.apply_import([row(30, "fra")], T)
+    node.ledger_sync.apply_import([row(30, "fra")], T)
     cell = node.cell(LIMIT, "a", 1000)
     assert (cell.own, cell.others, cell.foreign) == (10, 20, 0)
-    node.convergence.apply_import([row(25, "fra")], T)
+    node.ledger_sync.apply_import([row(25, "fra")], T)
     assert cell.regional() == 30
     node.decide(LIMIT, "a", 1, T)
     assert cell.regional() == 31
@@ -90,7 +90,7 @@ def test_an_own_row_raises_the_regions_count_as_a_lower_bound() -> None:
 
 def test_a_region_that_lost_everything_but_the_ledger_gets_its_counts_back() -> None:
     node = Node("after-the-restart", has_ledger=True)
-    node.convergence.apply_import([row(80, "fra")], T)
+    node.ledger_sync.apply_import([row(80, "fra")], T)
     decision = node.limit(LIMIT, "a", 30, T, DictOrigin())
     assert not decision and decision.effective == 110
 
@@ -107,7 +107,7 @@ def test_an_own_row_counts_no_unit_twice_that_the_origin_brings_too() -> None:
 
 def test_own_rows_make_nothing_fresh() -> None:
     node = Node(has_ledger=True)
-    node.convergence.apply_import([row(3, "fra")], T)
+    node.ledger_sync.apply_import([row(3, "fra")], T)
     assert node.need(LIMIT, "a", 1, T).reason == COLD
 
 
@@ -121,12 +121,12 @@ def test_a_wiped_ledger_is_published_again_after_a_full_import() -> None:
     node.decide(LIMIT, "silent", 1, T)
     node.publish(ledger, T)
     node.import_all(ledger, T)
-    node.sweep(2)
-    assert node.engine.changed == [], "what never was in the ledger was not lost there either"
+    node.run_sweep(2)
+    assert node.engine.pending.changed == [], "what never was in the ledger was not lost there either"
     full = dict(ledger.counts)
     ledger.counts.clear()
     node.import_all(ledger, T + 1_000)
-    node.sweep(2)
+    node.run_sweep(2)
     node.publish(ledger, T + 1_000)
     assert ledger.counts == full
 
@@ -134,20 +134,20 @@ def test_a_wiped_ledger_is_published_again_after_a_full_import() -> None:
 def test_a_row_that_goes_out_during_a_full_import_is_not_mistaken_for_a_lost_one() -> None:
     node, ledger = region_of_one(), DictLedger()
     node.decide(LIMIT, "a", 50, T)
-    node.convergence.begin_full_import()
+    node.ledger_sync.begin_full_import()
     node.publish(ledger, T)
-    node.convergence.finish_import(T, full=True)
-    node.sweep()
-    assert node.convergence.plan_publish(T) is None
+    node.ledger_sync.finish_import(T, full=True)
+    node.run_sweep()
+    assert node.plan_publish(T) is None
 
 
 def test_an_incremental_import_that_brings_no_own_row_is_no_sign_of_a_wipe() -> None:
     node, ledger = region_of_one(), DictLedger()
     node.decide(LIMIT, "a", 50, T)
     node.publish(ledger, T)
-    node.convergence.apply_import([row(5)], T)
-    node.convergence.finish_import(T)
-    assert not node.convergence.sweeping
+    node.ledger_sync.apply_import([row(5)], T)
+    node.ledger_sync.finish_import(T)
+    assert not node.sweep.is_active
 
 
 def test_an_empty_ledger_is_no_loss_when_nothing_was_published_or_all_has_expired() -> None:
@@ -157,7 +157,7 @@ def test_an_empty_ledger_is_no_loss_when_nothing_was_published_or_all_has_expire
         if published:
             node.publish(DictLedger(), T)
         node.import_all(DictLedger(), now_ms)
-        assert not node.convergence.sweeping
+        assert not node.sweep.is_active
 
 
 def test_a_ledger_restored_from_an_older_copy_gets_the_newer_counts_again() -> None:
@@ -181,7 +181,7 @@ def test_a_row_that_an_older_copy_does_not_have_is_published_again() -> None:
     node.publish(ledger, T)
     ledger.counts = older
     node.import_all(ledger, T)
-    node.sweep()
+    node.run_sweep()
     assert [(one.identifier, one.regional) for one in node.publish(ledger, T)] == [("b", 30)]
 
 
@@ -191,8 +191,8 @@ def test_a_row_that_an_older_copy_does_not_have_is_published_again() -> None:
 def growing(node: Node, *sightings: tuple[int, int]) -> None:
     """(at_ms, count of iad) as the imports saw it."""
     for at_ms, regional in sightings:
-        node.convergence.apply_import([row(regional)], at_ms)
-        node.convergence.finish_import(at_ms)
+        node.ledger_sync.apply_import([row(regional)], at_ms)
+        node.ledger_sync.finish_import(at_ms)
 
 
 def test_between_imports_a_decision_adds_what_has_probably_grown() -> None:
@@ -210,7 +210,7 @@ def test_between_imports_a_decision_adds_what_has_probably_grown() -> None:
 def test_a_denial_that_only_anticipation_caused_makes_nobody_strict() -> None:
     node = Node(has_ledger=True, tuning=Tuning())
     need = node.need(LIMIT, "a", 0, T)
-    node.convergence.apply_read(need, [Heard(0, 0), Heard(0, 0)], T)
+    node.origin_sync.apply_read(need, [OriginReply(0, 0), OriginReply(0, 0)], T)
     growing(node, (T, 10), (T + 1_000, 90))
     assert not node.decide(LIMIT, "a", 5, T + 1_500)
     assert node.subject(LIMIT, "a").strict_until_ms == 0
@@ -224,7 +224,7 @@ def test_anticipation_is_neither_stored_nor_published() -> None:
     node.decide(LIMIT, "a", 5, T + 2_000)
     cell = node.cell(LIMIT, "a", 1000)
     assert (cell.own, cell.others, cell.foreign) == (5, 0, 50)
-    publication = node.convergence.plan_publish(T + 2_000)
+    publication = node.plan_publish(T + 2_000)
     assert publication is not None and [one.regional for one in publication.rows] == [5]
 
 
@@ -250,8 +250,8 @@ def test_what_is_anticipated_is_capped_at_two_import_intervals() -> None:
 def test_the_age_of_a_row_counts_in_what_is_anticipated() -> None:
     node = region_of_one(Tuning())
     growing(node, (T, 10))
-    node.convergence.apply_import([row(50)], T + 1_000, lag_ms={"iad": 500})
-    node.convergence.finish_import(T + 1_000)
+    node.ledger_sync.apply_import([row(50)], T + 1_000, lag_ms={"iad": 500})
+    node.ledger_sync.finish_import(T + 1_000)
     # 40 a second, seen in a row that was half a second old: 20 more are probably there already.
     assert not node.decide(LIMIT, "a", 31, T + 1_000)
     assert node.decide(LIMIT, "a", 30, T + 1_000)

@@ -15,7 +15,7 @@ from tests.core.nodes import DictLedger, DictOrigin, Node
 from tests.core.worlds import IDENTIFIERS, REGIONS, Event, World, run, schedules
 from tidegate.core.cells import Cell
 from tidegate.core.engine import Need
-from tidegate.core.model import DEGRADED, Decision, Heard, LedgerRow, Limit, Request, Tuning
+from tidegate.core.model import DEGRADED, Decision, LedgerRow, Limit, OriginReply, Request, Tuning
 
 LIMIT = Limit(50, duration_ms=60_000, namespace="default")
 T = 60_000 * 1000
@@ -37,21 +37,21 @@ def test_invariant_01_a_request_never_waits_for_cross_region_state(
     """Without an origin every answer comes at once, and with a fresh one too, whatever the ledger does."""
     regional = Node(has_origin=False, has_ledger=True)
     fresh = Node(has_ledger=True)
-    fresh.convergence.apply_read(fresh.need(LIMIT, "a", 0, T), [Heard(0, 0), Heard(0, 0)], T)
+    fresh.origin_sync.apply_read(fresh.need(LIMIT, "a", 0, T), [OriginReply(0, 0), OriginReply(0, 0)], T)
     for event in events:
         for node in (regional, fresh):
             if isinstance(event, LedgerRow):
-                node.convergence.apply_import([event], T)
-                node.convergence.finish_import(T)
+                node.ledger_sync.apply_import([event], T)
+                node.ledger_sync.finish_import(T)
             elif event is None:
-                node.convergence.plan_publish(T)  # and nobody ever says whether it arrived
+                node.plan_publish(T)  # and nobody ever says whether it arrived
             else:
                 answer = node.engine.decide(LIMIT, "a", event, T)
                 if isinstance(answer, Need):
                     # Only a denial of its own asks for anything, and only for this region's origin.
                     assert node is fresh and answer.reason == "strict"
                     assert [wanted.writer for wanted in answer.wanted] == ["n1"]
-                    node.convergence.apply_read(answer, [Heard(0, 0)], T)
+                    node.origin_sync.apply_read(answer, [OriginReply(0, 0)], T)
                     node.decide(LIMIT, "a", event, T, 1)
         decisions, _ = regional.engine.decide_many([Request(LIMIT, "a", 1)], T)
         assert decisions is not None
@@ -83,33 +83,33 @@ def test_invariant_02_counts_components_and_deadlines_only_rise_within_a_cell(
             case "decide":
                 node.limit(LIMIT, "a", much, now_ms, origin if much % 2 else None)
             case "read" if isinstance(need, Need):
-                heard = [Heard(much, 0)] * len(need.wanted)
-                node.convergence.apply_read(need, heard, now_ms)
+                heard = [OriginReply(much, 0)] * len(need.wanted)
+                node.origin_sync.apply_read(need, heard, now_ms)
             case "fail" if isinstance(need, Need):
-                node.convergence.apply_read_failure(need, now_ms)
+                node.origin_sync.apply_read_failure(need, now_ms)
             case "replay":
                 node.replay(origin, now_ms)
             case "import":
                 row = LedgerRow("default", "default", "a", 60_000, 1000, "iad", much, T + 120_000)
-                node.convergence.apply_import([row, row._replace(region="fra")], now_ms)
+                node.ledger_sync.apply_import([row, row._replace(region="fra")], now_ms)
             case "publish":
                 node.publish(ledger, now_ms)
             case "refuse":
-                if (publication := node.convergence.plan_publish(now_ms)) is not None:
-                    node.convergence.set_aside(publication, 0, now_ms)
+                if (publication := node.plan_publish(now_ms)) is not None:
+                    node.ledger_sync.set_aside(publication, 0, now_ms)
             case "wipe":
                 origin.cells.clear()
             case _:
-                node.sweep()
+                node.run_sweep()
         subject = node.subject(LIMIT, "a")
         assert subject.strict_until_ms >= strict_until_ms
         strict_until_ms = subject.strict_until_ms
         for cell in subject.cells():
-            shared = cell.shared
-            assert shared is not None
-            now = [cell.own, cell.others, cell.foreign, shared.fresh_until_ms, shared.failed_until_ms]
-            now += [shared.heard_at_ms, shared.set_aside_until_ms]
-            components = dict(shared.components or {})
+            of_origin, of_ledger = cell.origin, cell.ledger
+            assert of_origin is not None and of_ledger is not None
+            now = [cell.own, cell.others, cell.foreign, of_origin.fresh_until_ms, of_origin.failed_until_ms]
+            now += [of_origin.answered_at_ms, of_ledger.set_aside_until_ms]
+            components = dict(of_ledger.components or {})
             _, counts, parts = before.get(id(cell), (cell, now, components))
             assert all(later >= earlier for earlier, later in zip(counts, now, strict=True))
             assert all(components[region] >= count for region, count in parts.items())
@@ -135,7 +135,7 @@ def test_invariant_03_a_node_writes_only_its_own_component_and_a_region_only_its
         for held in origin.cells.values():
             assert set(held) <= names[region]
     for node in world.nodes:
-        publication = node.convergence.plan_publish(world.now_ms)
+        publication = node.plan_publish(world.now_ms)
         if publication is not None:
             assert {row.region for row in publication.rows} == {node.region}
 
@@ -152,7 +152,7 @@ def test_invariant_04_imported_counts_are_never_published(schedule: list[Event])
     for _ in range(3):
         for node in world.nodes:
             node.import_all(world.ledger, world.now_ms)
-            node.sweep()
+            node.run_sweep()
             node.publish(world.ledger, world.now_ms)
     for (_, _, identifier, _, sequence, region), row in world.ledger.counts.items():
         assert row.regional <= world.truth[region, identifier, sequence]
@@ -182,12 +182,12 @@ def test_invariant_10_aged_out_cells_influence_nothing(
     now_ms = T + (latest + later) * 60_000 + elapsed_ms
     sequence = now_ms // 60_000
     old = LedgerRow("default", "default", "a", 60_000, sequence - 2, "iad", 40, sequence * 60_000)
-    node.convergence.apply_import([old], now_ms)
+    node.ledger_sync.apply_import([old], now_ms)
 
-    replay = node.convergence.plan_replay(now_ms, 100)
+    replay = node.origin_sync.plan_replay(now_ms, 100)
     for component in [] if replay is None else replay.components:
         assert component.sequence >= sequence - 2 and component.expires_at_ms > now_ms
-    publication = node.convergence.plan_publish(now_ms)
+    publication = node.plan_publish(now_ms)
     for row in [] if publication is None else publication.rows:
         assert row.sequence >= sequence - 1 and row.expires_at_ms > now_ms
     for identifier in IDENTIFIERS:

@@ -6,8 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.core.nodes import DictOrigin, Node
-from tidegate.core.cells import BLOCKED, CLEAN, PINNED, Table
+from tidegate.core.cells import BLOCKED, CLEAN, PINNED
 from tidegate.core.model import DEGRADED, ORIGIN, Limit, Tuning
+from tidegate.core.table import Table
 
 SECOND = Limit(10, duration_ms=1_000, namespace="default")
 MINUTE = Limit(10, duration_ms=60_000, namespace="default")
@@ -165,7 +166,7 @@ def test_a_cell_is_kept_until_three_durations_after_its_start() -> None:
     node.engine.subjects.expire(T + 4 * 60_000 - 1, 100)
     kept = sorted(cell.sequence - sequence for cell in node.subject(MINUTE, "a").cells())
     assert kept == [1, 3]
-    replay = node.convergence.plan_replay(T + 4 * 60_000 - 1, 10)
+    replay = node.origin_sync.plan_replay(T + 4 * 60_000 - 1, 10)
     assert replay is not None
     assert sorted(component.sequence - sequence for component in replay.components) == [1, 3]
 
@@ -253,7 +254,7 @@ def test_a_table_that_grows_large_is_split_and_keeps_everything() -> None:
     many = Table.SPLIT_AT + 500
     for i in range(many):
         node.decide(DAY, f"id{i}", i % 10, T)
-    table = node.engine.subjects.tables[DAY.key]
+    table = node.engine.subjects._tables[DAY.key]
     assert (table.count, len(table.shards)) == (many, Table.SHARDS)
     assert all(node.decide(DAY, f"id{i}", 0, T).effective == i % 10 for i in range(many))
     assert node.engine.subjects.count == many
@@ -274,7 +275,7 @@ def test_tables_are_freed_when_empty_and_their_numbers_are_used_again() -> None:
     for i in range(20):
         node.decide(Limit(10, duration_ms=86_400_000, namespace=f"ns{i}"), "a", 1, T + i)
     subjects = node.engine.subjects
-    assert list(subjects.tables) == [("default", "ns19", 86_400_000)]
+    assert list(subjects._tables) == [("default", "ns19", 86_400_000)]
     assert len(subjects._numbered) <= 2
 
 
@@ -338,6 +339,6 @@ def test_a_spray_while_the_origin_is_down_fills_no_queue() -> None:
     for number in range(20_000):
         node.engine.decide(DAY, f"spray {number}", 3, T + number, DEGRADED)
     assert node.engine.subjects.count == 100
-    assert len(node.engine.dirty) < 1_000
-    assert len(node.engine.changed) < 1_000
-    assert len(node.engine.pressed) < 1_000
+    assert len(node.engine.pending.dirty) < 1_000
+    assert len(node.engine.pending.changed) < 1_000
+    assert len(node.engine.pending.pressed) < 1_000

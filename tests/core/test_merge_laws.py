@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.core.nodes import DictOrigin, Node
-from tidegate.core.convergence import Replay
 from tidegate.core.engine import Need
-from tidegate.core.model import DEGRADED, Component, Heard, LedgerRow, Limit
+from tidegate.core.model import DEGRADED, Component, LedgerRow, Limit, OriginReply
+from tidegate.core.origin_sync import Replay
 
 LIMIT = Limit(1_000_000, duration_ms=60_000, namespace="default")
 T = 60_000 * 1000
@@ -60,22 +60,22 @@ def with_answers_in_flight(script: list[tuple[int, int, int, bool]]) -> tuple[No
             one = answer.wanted[0]
             origin.merge([Component(one.digest, one.sequence, "peer", peers, one.expires_at_ms)])
         if replays:
-            replay = node.convergence.plan_replay(now_ms, 100)
+            replay = node.origin_sync.plan_replay(now_ms, 100)
             assert replay is not None
             deliveries.append(replay_delivery(replay, origin.merge(replay.components), now_ms + 9))
     return node, deliveries
 
 
-def read_delivery(need: Need, heard: list[Heard], now_ms: int) -> Delivery:
-    return lambda node: node.convergence.apply_read(need, heard, now_ms)
+def read_delivery(need: Need, heard: list[OriginReply], now_ms: int) -> Delivery:
+    return lambda node: node.origin_sync.apply_read(need, heard, now_ms)
 
 
-def replay_delivery(replay: Replay, heard: list[Heard], now_ms: int) -> Delivery:
-    return lambda node: node.convergence.apply_replay(replay, heard, now_ms)
+def replay_delivery(replay: Replay, heard: list[OriginReply], now_ms: int) -> Delivery:
+    return lambda node: node.origin_sync.apply_replay(replay, heard, now_ms)
 
 
 def import_delivery(row: LedgerRow) -> Delivery:
-    return lambda node: node.convergence.apply_import([row], T + 30_000)
+    return lambda node: node.ledger_sync.apply_import([row], T + 30_000)
 
 
 def state(node: Node) -> dict[tuple[str, int], tuple[object, ...]]:
@@ -85,25 +85,25 @@ def state(node: Node) -> dict[tuple[str, int], tuple[object, ...]]:
         if subject is None:
             continue
         for cell in subject.cells():
-            shared = cell.shared
-            assert shared is not None
+            origin, ledger = cell.origin, cell.ledger
+            assert origin is not None and ledger is not None
             if cell.total() == 0:
                 continue
             found[subject.identifier, cell.sequence] = (
                 cell.own,
                 cell.others,
                 cell.foreign,
-                dict(shared.components or {}),
-                shared.published,
-                shared.acked,
+                dict(ledger.components or {}),
+                ledger.published,
+                origin.acked,
             )
             if cell.own:
                 # How fresh the others are decides nothing: one that was empty when it was heard is not remembered,
                 # and one that an import makes is as fresh as the one before it was by then.
                 found[f"{subject.identifier} deadlines", cell.sequence] = (
-                    shared.heard_at_ms,
-                    shared.fresh_until_ms,
-                    shared.failed_until_ms,
+                    origin.answered_at_ms,
+                    origin.fresh_until_ms,
+                    origin.failed_until_ms,
                 )
     return found
 
@@ -127,7 +127,7 @@ def test_invariant_05_any_order_and_any_repetition_of_deliveries_gives_the_same_
 
     assert state(other) == state(one)
     for node in (one, other):
-        assert not node.convergence.sweeping, "an answer that was overtaken is no evidence of a wiped origin"
+        assert not node.sweep.is_active, "an answer that was overtaken is no evidence of a wiped origin"
 
 
 @given(st.data(), rows, rows)
@@ -135,9 +135,9 @@ def test_imports_in_one_piece_or_in_many_are_the_same(
     data: st.DataObject, first: list[LedgerRow], second: list[LedgerRow]
 ) -> None:
     whole, pieces = Node(has_ledger=True), Node(has_ledger=True)
-    whole.convergence.apply_import(first + second, T)
+    whole.ledger_sync.apply_import(first + second, T)
     for row in data.draw(st.permutations(first + second + first)):
-        pieces.convergence.apply_import([row], T)
+        pieces.ledger_sync.apply_import([row], T)
     assert state(pieces) == state(whole)
 
 
@@ -146,5 +146,5 @@ def test_a_view_never_falls_whatever_an_origin_says(totals: list[int]) -> None:
     node = Node()
     need = node.need(LIMIT, "a", 0, T)
     for heard_so_far, total in enumerate(totals, 1):
-        node.convergence.apply_read(need, [Heard(total, 0), Heard(0, 0)], T)
+        node.origin_sync.apply_read(need, [OriginReply(total, 0), OriginReply(0, 0)], T)
         assert node.cell(LIMIT, "a", 1000).others == max(totals[:heard_so_far])

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from tests.core.nodes import PLAIN, DictLedger, DictOrigin, Node
 from tidegate.core.cells import Cell, Subject
-from tidegate.core.convergence import Publication
-from tidegate.core.model import Heard, LedgerRow, Limit, Request, Tuning
+from tidegate.core.ledger_sync import Publication
+from tidegate.core.model import LedgerRow, Limit, OriginReply, Request, Tuning
 from tidegate.core.windows import publish_threshold
 
 MINUTE = 60_000
@@ -22,8 +22,8 @@ LIMIT = Limit(100, duration_ms=MINUTE, namespace="default")
 def regional_node(region: str = "fra", regions: int = 1, tuning: Tuning = PLAIN) -> Node:
     """A region of one node, without an origin."""
     node = Node(region=region, has_origin=False, has_ledger=True, tuning=tuning)
-    node.convergence.apply_regions(regions)
-    node.sweep()
+    node.ledger_sync.apply_regions(regions)
+    node.run_sweep()
     return node
 
 
@@ -34,13 +34,13 @@ def foreign_row(regional: int, sequence: int = 1000, region: str = "iad", identi
 
 
 def planned(node: Node, now_ms: int = T, *, pressed_only: bool = False) -> Publication:
-    publication = node.convergence.plan_publish(now_ms, pressed_only=pressed_only)
+    publication = node.plan_publish(now_ms, pressed_only=pressed_only)
     assert publication is not None
     return publication
 
 
 def nothing_to_publish(node: Node, now_ms: int = T, *, pressed_only: bool = False) -> bool:
-    return node.convergence.plan_publish(now_ms, pressed_only=pressed_only) is None
+    return node.plan_publish(now_ms, pressed_only=pressed_only) is None
 
 
 # -- the filters
@@ -50,7 +50,7 @@ def test_a_row_carries_the_subject_the_regional_count_and_its_expiry() -> None:
     node, origin = Node(region="fra", has_ledger=True), DictOrigin()
     limit = Limit(100, duration_ms=MINUTE, namespace="mail", workspace="ws")
     need = node.need(limit, "a", 1, T)
-    node.convergence.apply_read(need, [Heard(30, 0), Heard(0, 0)], T)
+    node.origin_sync.apply_read(need, [OriginReply(30, 0), OriginReply(0, 0)], T)
     node.limit(limit, "a", 12, T, origin)
     row = LedgerRow("ws", "mail", "a", MINUTE, 1000, "fra", 42, MINUTE * 1002)
     assert planned(node).rows == [row]
@@ -95,7 +95,7 @@ def test_once_another_region_has_published_the_cell_every_change_matters() -> No
     node, ledger = regional_node(), DictLedger()
     node.decide(LIMIT, "a", 1, T)
     assert nothing_to_publish(node)
-    node.convergence.apply_import([foreign_row(5)], T)
+    node.ledger_sync.apply_import([foreign_row(5)], T)
     assert [row.regional for row in node.publish(ledger, T)] == [1]
     node.decide(LIMIT, "a", 1, T)
     assert [row.regional for row in node.publish(ledger, T)] == [2]
@@ -121,7 +121,7 @@ def test_the_lowest_limit_that_a_cell_is_asked_for_with_gives_its_threshold() ->
         node.decide(high, "a", 30, T)
         assert nothing_to_publish(node), "30 of 1000 are not worth a row"
         ask(node)
-        publication = node.convergence.plan_publish(T)
+        publication = node.plan_publish(T)
         assert publication is not None, f"30 of 50 are, also when the lower limit was only {how}"
 
 
@@ -129,17 +129,17 @@ def test_more_regions_lower_the_threshold_of_cells_that_were_silent() -> None:
     node = regional_node(regions=1)
     node.decide(LIMIT, "a", 10, T)
     assert nothing_to_publish(node)
-    node.convergence.apply_regions(10)
-    assert node.convergence.sweeping
-    node.sweep(1)
+    node.ledger_sync.apply_regions(10)
+    assert node.sweep.is_active
+    node.run_sweep(1)
     assert [row.regional for row in planned(node).rows] == [10]
 
 
 def test_fewer_regions_need_no_sweep_and_none_at_all_count_as_one() -> None:
     node = regional_node(regions=5)
-    node.convergence.apply_regions(0)
-    assert not node.convergence.sweeping
-    assert node.engine.regions == 1
+    node.ledger_sync.apply_regions(0)
+    assert not node.sweep.is_active
+    assert node.engine.global_view.regions == 1
 
 
 def test_cost_zero_and_denials_are_never_published() -> None:
@@ -147,14 +147,14 @@ def test_cost_zero_and_denials_are_never_published() -> None:
     for _ in range(5):
         node.decide(LIMIT, "a", 0, T)
         node.decide(LIMIT, "a", 101, T)
-    assert node.engine.changed == [] and node.engine.pressed == []
+    assert node.engine.pending.changed == [] and node.engine.pending.pressed == []
     assert nothing_to_publish(node)
 
 
 def test_what_is_heard_of_other_nodes_is_published_by_a_node_that_was_asked() -> None:
     node = Node(has_ledger=True)
     need = node.need(LIMIT, "a", 0, T)
-    node.convergence.apply_read(need, [Heard(70, 0), Heard(0, 0)], T)
+    node.origin_sync.apply_read(need, [OriginReply(70, 0), OriginReply(0, 0)], T)
     assert nothing_to_publish(node), "nobody has asked this node, so it knows no limit"
     node.decide(LIMIT, "a", 0, T)
     assert [row.regional for row in planned(node).rows] == [70]
@@ -176,14 +176,16 @@ def test_what_is_heard_of_other_nodes_is_published_by_a_node_that_was_asked() ->
         max_size=12,
     )
 )
-def test_rows_go_out_in_unique_key_order(asked: list[tuple[str, str, str, int, int]]) -> None:
+def test_every_row_of_a_publication_goes_with_its_subject_and_cell(
+    asked: list[tuple[str, str, str, int, int]],
+) -> None:
     node = regional_node()
     for workspace, namespace, identifier, duration_ms, later_ms in asked:
         limit = Limit(1_000, duration_ms=duration_ms, namespace=namespace, workspace=workspace)
         node.decide(limit, identifier, 300, T + later_ms)
     publication = planned(node, T + 60_000)
     keys = [row[:5] for row in publication.rows]
-    assert keys == sorted(set(keys))
+    assert len(keys) == len(set(keys)) > 0
     for row, subject, cell in zip(publication.rows, publication.subjects, publication.cells, strict=True):
         assert (row.identifier, row.sequence) == (subject.identifier, cell.sequence)
 
@@ -196,19 +198,18 @@ def test_a_turn_in_slices_takes_what_a_turn_at_once_takes(
     for node in (at_once, in_slices):
         for i in range(count):
             node.decide(LIMIT, f"id{i}", 30 if i % 3 else 1, T)
-    expected = at_once.convergence.plan_publish(T, pressed_only=pressed_only)
+    expected = at_once.plan_publish(T, pressed_only=pressed_only)
     runs: list[list[tuple[LedgerRow, Subject, Cell]]] = []
-    waiting = in_slices.convergence.subjects_waiting(pressed_only=pressed_only)
+    waiting = in_slices.ledger_sync.subjects_waiting(pressed_only=pressed_only)
     for start in range(0, waiting, slice_size):
         runs.append([])
-        in_slices.convergence.collect_publish(
+        in_slices.ledger_sync.collect_publish(
             runs[-1], T, min(slice_size, waiting - start), pressed_only=pressed_only
         )
-        rows = [row for row, _, _ in runs[-1]]
-        assert len(rows) <= slice_size and rows == sorted(rows)
+        assert len(runs[-1]) <= slice_size
     collected = sorted(row for run in runs for row, _, _ in run)
     assert collected == ([] if expected is None else expected.rows)
-    assert in_slices.convergence.subjects_waiting(pressed_only=pressed_only) == 0
+    assert in_slices.ledger_sync.subjects_waiting(pressed_only=pressed_only) == 0
 
 
 def test_a_refused_row_waits_for_the_next_turn_not_for_the_end_of_this_one() -> None:
@@ -216,14 +217,14 @@ def test_a_refused_row_waits_for_the_next_turn_not_for_the_end_of_this_one() -> 
     for identifier in ("bad", "good"):
         node.decide(LIMIT, identifier, 50, T)
     publication = planned(node)
-    node.convergence.set_aside(publication, 0, T)
-    node.convergence.fail_publish(publication, 1, 2)
-    assert node.convergence.subjects_waiting() == 2
+    node.ledger_sync.set_aside(publication, 0, T)
+    node.ledger_sync.fail_publish(publication, 1, 2)
+    assert node.ledger_sync.subjects_waiting() == 2
     run: list[tuple[LedgerRow, Subject, Cell]] = []
     for _ in range(2):
-        node.convergence.collect_publish(run, T, 1)
+        node.ledger_sync.collect_publish(run, T, 1)
     assert [row.identifier for row, _, _ in run] == ["good"]
-    assert node.convergence.subjects_waiting() == 1, "it came back, for later"
+    assert node.ledger_sync.subjects_waiting() == 1, "it came back, for later"
 
 
 def test_each_chunk_is_accounted_for_by_itself() -> None:
@@ -231,9 +232,9 @@ def test_each_chunk_is_accounted_for_by_itself() -> None:
     for i in range(6):
         node.decide(LIMIT, f"id{i}", 50, T)
     publication = planned(node)
-    node.convergence.apply_publish(publication, 0, 2, T)
-    node.convergence.fail_publish(publication, 2, 4)
-    node.convergence.apply_publish(publication, 4, 6, T)
+    node.ledger_sync.apply_publish(publication, 0, 2, T)
+    node.ledger_sync.fail_publish(publication, 2, 4)
+    node.ledger_sync.apply_publish(publication, 4, 6, T)
     assert [row.identifier for row in planned(node).rows] == ["id2", "id3"]
 
 
@@ -242,7 +243,7 @@ def test_growth_while_a_row_is_on_its_way_waits_for_the_next_turn() -> None:
     node.decide(LIMIT, "a", 50, T)
     publication = planned(node)
     node.decide(LIMIT, "a", 5, T)
-    node.convergence.apply_publish(publication, 0, 1, T)
+    node.ledger_sync.apply_publish(publication, 0, 1, T)
     assert [row.regional for row in planned(node).rows] == [55]
 
 
@@ -270,9 +271,9 @@ def test_a_cell_presses_when_it_has_grown_by_its_part_of_the_headroom() -> None:
     node, ledger = regional_node(), DictLedger()
     pressed = []
     for cost in (19, 5):
-        node.engine.signals = False
+        node.engine.pending.is_urgent = False
         node.decide(LIMIT, "a", cost, T)
-        pressed.append((node.convergence.has_pressed, node.engine.signals))
+        pressed.append((bool(node.engine.pending.pressed), node.engine.pending.is_urgent))
     assert pressed == [(False, False), (True, True)], (
         "above its threshold it presses, and the driver is woken"
     )
@@ -288,7 +289,7 @@ def test_the_part_of_the_headroom_is_shared_among_the_regions_seen_on_the_cell()
     node, ledger = regional_node(), DictLedger()
     rows = [foreign_row(10, region=region) for region in ("iad", "syd", "gru")]
     node.decide(LIMIT, "a", 6, T)
-    node.convergence.apply_import(rows, T)
+    node.ledger_sync.apply_import(rows, T)
     assert [row.regional for row in node.publish(ledger, T, pressed_only=True)] == [6]
     # 100 - 36 = 64 are left, four regions are seen: a step is 64 // 16.
     node.decide(LIMIT, "a", 3, T)
@@ -331,9 +332,9 @@ def test_a_full_cell_presses_with_every_unit() -> None:
 def test_imports_are_fast_while_cells_above_their_threshold_grow() -> None:
     node = regional_node()
     node.decide(LIMIT, "a", 10, T)
-    assert nothing_to_publish(node) and node.convergence.hot_until_ms == 0
+    assert nothing_to_publish(node) and node.ledger_sync.hot_until_ms == 0
     node.decide(LIMIT, "a", 10, T)
-    assert planned(node).rows and node.convergence.hot_until_ms == T + 10_000
+    assert planned(node).rows and node.ledger_sync.hot_until_ms == T + 10_000
 
 
 # -- refusals
@@ -346,8 +347,8 @@ def test_a_refused_row_waits_longer_each_time_and_holds_nobody_else_up() -> None
     node.decide(hour, "bad", 50, at_ms)
     node.decide(hour, "good", 50, at_ms)
     publication = planned(node, at_ms)
-    node.convergence.set_aside(publication, 0, at_ms)
-    node.convergence.apply_publish(publication, 1, 2, at_ms)
+    node.ledger_sync.set_aside(publication, 0, at_ms)
+    node.ledger_sync.apply_publish(publication, 1, 2, at_ms)
     for wait_ms in (60_000, 120_000, 240_000):
         node.decide(hour, "bad", 1, at_ms)
         assert nothing_to_publish(node, at_ms + wait_ms - 1)
@@ -355,18 +356,18 @@ def test_a_refused_row_waits_longer_each_time_and_holds_nobody_else_up() -> None
         at_ms += wait_ms
         publication = planned(node, at_ms)
         assert [row.identifier for row in publication.rows] == ["bad"]
-        node.convergence.set_aside(publication, 0, at_ms)
-    assert node.convergence.rows_set_aside == 4
+        node.ledger_sync.set_aside(publication, 0, at_ms)
+    assert node.ledger_sync.rows_set_aside == 4
 
 
 def test_a_row_that_was_refused_and_then_stands_starts_anew() -> None:
     node = regional_node()
     node.decide(LIMIT, "a", 50, T)
-    node.convergence.set_aside(planned(node), 0, T - 100_000)
+    node.ledger_sync.set_aside(planned(node), 0, T - 100_000)
     publication = planned(node)
-    node.convergence.apply_publish(publication, 0, 1, T)
+    node.ledger_sync.apply_publish(publication, 0, 1, T)
     node.decide(LIMIT, "a", 1, T)
-    node.convergence.set_aside(planned(node), 0, T)
+    node.ledger_sync.set_aside(planned(node), 0, T)
     assert nothing_to_publish(node, T + 59_999)
 
 
@@ -374,11 +375,11 @@ def test_the_time_of_the_next_try_never_falls() -> None:
     node = regional_node()
     node.decide(LIMIT, "a", 50, T)
     publication = planned(node)
-    node.convergence.set_aside(publication, 0, T)
-    node.convergence.apply_publish(publication, 0, 1, T)
-    node.convergence.set_aside(publication, 0, T - 10_000)
-    shared = node.cell(LIMIT, "a", 1000).shared
-    assert shared is not None and shared.set_aside_until_ms == T + 60_000
+    node.ledger_sync.set_aside(publication, 0, T)
+    node.ledger_sync.apply_publish(publication, 0, 1, T)
+    node.ledger_sync.set_aside(publication, 0, T - 10_000)
+    ledger = node.cell(LIMIT, "a", 1000).ledger
+    assert ledger is not None and ledger.set_aside_until_ms == T + 60_000
 
 
 def test_rows_of_subjects_that_were_forgotten_meanwhile_are_nobodys_business() -> None:
@@ -387,7 +388,7 @@ def test_rows_of_subjects_that_were_forgotten_meanwhile_are_nobodys_business() -
     publication = planned(node)
     node.decide(LIMIT, "b", 1, T)
     assert not node.knows(LIMIT, "a")
-    node.convergence.fail_publish(publication, 0, 1)
-    node.convergence.set_aside(publication, 0, T)
-    node.convergence.apply_publish(publication, 0, 1, T)
+    node.ledger_sync.fail_publish(publication, 0, 1)
+    node.ledger_sync.set_aside(publication, 0, T)
+    node.ledger_sync.apply_publish(publication, 0, 1, T)
     assert nothing_to_publish(node)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from tests.core.nodes import DictOrigin, Node
 from tidegate.core.engine import COLD, STALE, STRICT, Need
-from tidegate.core.model import DEGRADED, ORIGIN, Decision, Heard, LedgerRow, Limit, Tuning
+from tidegate.core.model import DEGRADED, ORIGIN, Decision, LedgerRow, Limit, OriginReply, Tuning
 
 MINUTE = Limit(10, duration_ms=60_000, namespace="default")
 # In the middle of a minute, far from any boundary.
@@ -22,7 +22,7 @@ def warmed(limit: Limit = MINUTE, at_ms: int = T, others: int = 0) -> Node:
     """A node that has heard of "a", at `at_ms`."""
     node = Node()
     need = node.need(limit, "a", 0, at_ms)
-    node.convergence.apply_read(need, [Heard(others, 0), Heard(0, 0)], at_ms)
+    node.origin_sync.apply_read(need, [OriginReply(others, 0), OriginReply(0, 0)], at_ms)
     return node
 
 
@@ -44,13 +44,13 @@ def test_asking_for_a_read_counts_nothing() -> None:
     for _ in range(5):
         node.need(MINUTE, "a", 1, T)
     assert node.cell(MINUTE, "a", SEQUENCE).own == 0
-    assert (node.engine.allowed, node.engine.denied, node.engine.dirty) == (0, 0, [])
+    assert (node.engine.allowed, node.engine.denied, node.engine.pending.dirty) == (0, 0, [])
 
 
 def test_what_was_read_is_weighed_and_the_decision_says_where_it_comes_from() -> None:
     node = Node()
     need = node.need(MINUTE, "a", 1, T)
-    node.convergence.apply_read(need, [Heard(3, 0), Heard(8, 0)], T + 20)
+    node.origin_sync.apply_read(need, [OriginReply(3, 0), OriginReply(8, 0)], T + 20)
     decision = node.decide(MINUTE, "a", 1, T, ORIGIN)
     assert decision.effective == 3 + 4 + 1
     assert (decision.source, decision.regional_age_ms, decision.global_age_ms) == ("origin", 0, None)
@@ -88,9 +88,9 @@ def test_an_acknowledged_replay_makes_its_cell_fresh_as_a_read_does() -> None:
 def test_a_failed_replay_makes_nothing_fresh() -> None:
     node = warmed()
     node.decide(MINUTE, "a", 1, T)
-    replay = node.convergence.plan_replay(T + 4_000, 10)
+    replay = node.origin_sync.plan_replay(T + 4_000, 10)
     assert replay is not None
-    node.convergence.fail_replay(replay)
+    node.origin_sync.fail_replay(replay)
     assert node.need(MINUTE, "a", 1, T + 5_000).reason == STALE
 
 
@@ -100,7 +100,7 @@ def test_an_import_does_not_make_a_cell_fresh() -> None:
         LedgerRow("default", "default", "a", 60_000, SEQUENCE, region, 3, 60_000 * 1002)
         for region in ("fra", "iad")
     ]
-    node.convergence.apply_import(rows, T)
+    node.ledger_sync.apply_import(rows, T)
     assert node.need(MINUTE, "a", 1, T).reason == COLD
 
 
@@ -134,7 +134,7 @@ def test_a_denied_subject_is_strict_until_one_duration_has_passed() -> None:
     # Strict although fresh, across the rollover at T + 2000, up to the denial plus one duration.
     need = node.need(limit, "a", 0, T + 1_950)
     assert need.reason == STRICT
-    node.convergence.apply_read(need, origin.read(need.wanted), T + 1_950)
+    node.origin_sync.apply_read(need, origin.read(need.wanted), T + 1_950)
     assert node.need(limit, "a", 0, T + 2_099).reason == STRICT
     assert node.decide(limit, "a", 0, T + 2_100)
 
@@ -145,7 +145,7 @@ def test_strict_refreshes_the_current_cell_only_and_for_every_decision() -> None
     for later_ms in (1, 2):
         need = node.need(MINUTE, "a", 1, T + later_ms)
         assert (need.reason, [cell.sequence for cell in need.cells]) == (STRICT, [SEQUENCE])
-        node.convergence.apply_read(need, [Heard(9, 0)], T + later_ms)
+        node.origin_sync.apply_read(need, [OriginReply(9, 0)], T + later_ms)
     assert node.decide(MINUTE, "a", 1, T + 2, ORIGIN).source == "origin"
 
 
@@ -178,7 +178,7 @@ def test_strictness_is_one_subjects_own() -> None:
     node = warmed(others=10)
     assert not node.decide(MINUTE, "a", 1, T)
     need = node.need(MINUTE, "b", 1, T)
-    node.convergence.apply_read(need, [Heard(0, 0), Heard(0, 0)], T)
+    node.origin_sync.apply_read(need, [OriginReply(0, 0), OriginReply(0, 0)], T)
     assert node.decide(MINUTE, "b", 1, T + 1)
 
 
@@ -223,9 +223,9 @@ def test_a_cell_that_an_import_made_first_has_the_same_grace() -> None:
     node = Node(has_ledger=True)
     start_ms = 60_000 * (SEQUENCE + 1)
     need = node.need(MINUTE, "a", 0, start_ms - 10)
-    node.convergence.apply_read(need, [Heard(0, 0), Heard(0, 0)], start_ms - 10)
+    node.origin_sync.apply_read(need, [OriginReply(0, 0), OriginReply(0, 0)], start_ms - 10)
     row = LedgerRow("default", "default", "a", 60_000, SEQUENCE + 1, "iad", 3, 60_000 * (SEQUENCE + 3))
-    node.convergence.apply_import([row], start_ms + 100)
+    node.ledger_sync.apply_import([row], start_ms + 100)
     assert node.decide(MINUTE, "a", 1, start_ms + 999).effective == 4
     assert node.need(MINUTE, "a", 1, start_ms + 1_000).reason == STALE
 
@@ -236,7 +236,7 @@ def test_a_cell_that_an_import_made_first_has_the_same_grace() -> None:
 def test_after_a_failed_read_memory_decides_and_the_next_try_waits_300_ms() -> None:
     node = Node()
     need = node.need(MINUTE, "a", 1, T)
-    node.convergence.apply_read_failure(need, T + 300)
+    node.origin_sync.apply_read_failure(need, T + 300)
     decision = node.decide(MINUTE, "a", 1, T, DEGRADED)
     assert (decision.allowed, decision.source, decision.regional_age_ms) == (True, "degraded", None)
     assert node.decide(MINUTE, "a", 1, T + 599).source == "degraded"
@@ -247,7 +247,7 @@ def test_after_a_failed_read_memory_decides_and_the_next_try_waits_300_ms() -> N
 def test_a_failed_read_of_a_strict_subject_pauses_strict_reads_too() -> None:
     node = warmed(others=9)
     assert not node.decide(MINUTE, "a", 2, T)
-    node.convergence.apply_read_failure(node.need(MINUTE, "a", 1, T + 10), T + 10)
+    node.origin_sync.apply_read_failure(node.need(MINUTE, "a", 1, T + 10), T + 10)
     assert node.decide(MINUTE, "a", 0, T + 309).source == "degraded"
     assert node.need(MINUTE, "a", 0, T + 310).reason == STRICT
 
@@ -255,21 +255,21 @@ def test_a_failed_read_of_a_strict_subject_pauses_strict_reads_too() -> None:
 def test_a_failed_read_shortens_no_freshness_and_adds_none() -> None:
     node = warmed()
     need = node.need(MINUTE, "a", 1, T + 5_000)
-    node.convergence.apply_read_failure(need, T + 5_000)
-    node.convergence.apply_read_failure(need, T + 4_000)
+    node.origin_sync.apply_read_failure(need, T + 5_000)
+    node.origin_sync.apply_read_failure(need, T + 4_000)
     assert node.decide(MINUTE, "a", 0, T + 5_299).source == "degraded"
     assert node.need(MINUTE, "a", 0, T + 5_300).reason == STALE
 
     fresh = warmed()
     late_failure = Need(STALE, fresh.subject(MINUTE, "a"), [fresh.cell(MINUTE, "a", SEQUENCE)], [])
-    fresh.convergence.apply_read_failure(late_failure, T)
+    fresh.origin_sync.apply_read_failure(late_failure, T)
     assert fresh.need(MINUTE, "a", 0, T + 5_000).reason == STALE
 
 
 def test_the_pause_after_a_failed_read_survives_a_rollover() -> None:
     second = Limit(10, duration_ms=1_000, namespace="default")
     node = Node()
-    node.convergence.apply_read_failure(node.need(second, "a", 1, T + 900), T + 900)
+    node.origin_sync.apply_read_failure(node.need(second, "a", 1, T + 900), T + 900)
     decision = node.decide(second, "a", 1, T + 1_199)
     assert decision.source == "degraded"
     assert node.need(second, "a", 1, T + 1_200).reason == COLD
@@ -296,7 +296,7 @@ def test_a_dead_origin_is_asked_at_most_once_in_300_ms_for_one_subject(
         answer = node.engine.decide(second, "a", 2_000 if denied else 1, now_ms)
         if isinstance(answer, Need):
             asked.append(now_ms)
-            node.convergence.apply_read_failure(answer, now_ms)
+            node.origin_sync.apply_read_failure(answer, now_ms)
         else:
             assert answer.allowed != denied
             assert denied or answer.source == "degraded"
@@ -309,10 +309,10 @@ def test_a_dead_origin_is_asked_at_most_once_in_300_ms_for_one_subject(
 def test_the_global_age_is_that_of_the_last_complete_import() -> None:
     node = Node(has_origin=False, has_ledger=True)
     assert node.decide(MINUTE, "a", 1, T).global_age_ms is None
-    node.convergence.finish_import(T - 250)
+    node.ledger_sync.finish_import(T - 250)
     assert node.decide(MINUTE, "a", 1, T).global_age_ms == 250
     assert node.decide(MINUTE, "a", 100, T).global_age_ms == 250, "a denial tells it too"
-    node.convergence.finish_import(T - 300)
+    node.ledger_sync.finish_import(T - 300)
     assert node.decide(MINUTE, "a", 1, T).global_age_ms == 250, "an older answer makes nothing older"
     assert node.decide(MINUTE, "a", 1, T - 1_000).global_age_ms == 0, "no age is negative"
 
@@ -322,14 +322,14 @@ def test_the_spans_come_from_the_tuning(fresh_ms: int, grace_ms: int, retry_ms: 
     tuning = Tuning(fresh_ms=fresh_ms, rollover_grace_ms=grace_ms, read_retry_ms=retry_ms)
     node = Node(tuning=tuning)
     start_ms = 60_000 * (SEQUENCE + 1)
-    node.convergence.apply_read(
-        node.need(MINUTE, "a", 0, start_ms - 2), [Heard(0, 0), Heard(0, 0)], start_ms - 2
+    node.origin_sync.apply_read(
+        node.need(MINUTE, "a", 0, start_ms - 2), [OriginReply(0, 0), OriginReply(0, 0)], start_ms - 2
     )
     assert node.decide(MINUTE, "a", 0, start_ms + grace_ms - 1)
     need = node.need(MINUTE, "a", 0, start_ms + grace_ms)
-    node.convergence.apply_read_failure(need, start_ms + grace_ms)
+    node.origin_sync.apply_read_failure(need, start_ms + grace_ms)
     assert node.decide(MINUTE, "a", 0, start_ms + grace_ms + retry_ms - 1)
     need = node.need(MINUTE, "a", 0, start_ms + grace_ms + retry_ms)
-    node.convergence.apply_read(need, [Heard(0, 0), Heard(0, 0)], start_ms + 100)
+    node.origin_sync.apply_read(need, [OriginReply(0, 0), OriginReply(0, 0)], start_ms + 100)
     assert isinstance(node.engine.decide(MINUTE, "a", 0, start_ms + 100 + fresh_ms - 1), Decision)
     assert isinstance(node.engine.decide(MINUTE, "a", 0, start_ms + 100 + fresh_ms), Need)

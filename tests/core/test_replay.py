@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from tests.core.nodes import DictOrigin, Node
 from tidegate.core.cells import CLEAN, PINNED
-from tidegate.core.convergence import Replay
-from tidegate.core.model import DEGRADED, LOCAL, ORIGIN, Heard, Limit, Tuning, subject_digest
+from tidegate.core.model import DEGRADED, LOCAL, ORIGIN, Limit, OriginReply, Tuning, subject_digest
+from tidegate.core.origin_sync import Replay
 
 LIMIT = Limit(1_000, duration_ms=60_000, namespace="default")
 T = 60_000 * 1000 + 30_000
@@ -17,7 +17,7 @@ DIGEST = subject_digest("default", "default", "a", 60_000)
 
 
 def planned(node: Node, now_ms: int = T, cells_max: int = 250) -> Replay:
-    replay = node.convergence.plan_replay(now_ms, cells_max)
+    replay = node.origin_sync.plan_replay(now_ms, cells_max)
     assert replay is not None
     return replay
 
@@ -32,16 +32,16 @@ def test_many_requests_cost_one_component() -> None:
     replay = planned(node)
     assert [(c.digest, c.sequence, c.writer, c.own) for c in replay.components] == [(DIGEST, 1000, "n7", 100)]
     assert replay.components[0].expires_at_ms == 60_000 * 1003
-    assert node.convergence.plan_replay(T, 250) is None, "it is on its way"
+    assert node.origin_sync.plan_replay(T, 250) is None, "it is on its way"
 
 
 def test_the_first_dirty_cell_wakes_the_driver_and_the_others_travel_along() -> None:
     node, origin = Node(), DictOrigin()
     woken = []
     for cost in (0, 1, 1):
-        node.engine.signals = False
+        node.engine.pending.is_urgent = False
         node.limit(LIMIT, "a", cost, T, origin)
-        woken.append((node.engine.signals, node.convergence.has_dirty))
+        woken.append((node.engine.pending.is_urgent, bool(node.engine.pending.dirty)))
     assert woken == [(False, False), (True, True), (False, True)]
 
 
@@ -50,8 +50,8 @@ def test_cost_zero_and_denials_are_never_replayed() -> None:
     for identifier in ("a", "b"):
         node.limit(LIMIT, identifier, 0, T, origin)
         node.limit(LIMIT, identifier, 5_000, T, origin)
-    assert node.engine.dirty == []
-    assert node.convergence.plan_replay(T, 250) is None
+    assert node.engine.pending.dirty == []
+    assert node.origin_sync.plan_replay(T, 250) is None
     assert origin.cells == {}
 
 
@@ -60,7 +60,7 @@ def test_dirty_cells_leave_in_the_order_in_which_they_became_dirty_in_bounded_co
     for i in range(10):
         node.limit(LIMIT, f"id{i}", 1, T, origin)
     sizes, order = [], []
-    while (replay := node.convergence.plan_replay(T, 4)) is not None:
+    while (replay := node.origin_sync.plan_replay(T, 4)) is not None:
         sizes.append(len(replay.components))
         order += [subject.identifier for subject in replay.subjects]
     assert sizes == [4, 4, 2]
@@ -77,7 +77,7 @@ def test_all_unacknowledged_cells_of_a_subject_travel_together() -> None:
 def test_aged_out_cells_are_not_replayed_and_hold_nothing_in_memory() -> None:
     node = Node()
     node.limit(LIMIT, "a", 1, T)
-    assert node.convergence.plan_replay(60_000 * 1003, 10) is None
+    assert node.origin_sync.plan_replay(60_000 * 1003, 10) is None
     assert node.subject(LIMIT, "a").queue == CLEAN
     node.limit(LIMIT, "b", 1, T)
     assert [c.sequence for c in planned(node, 60_000 * 1003 - 1).components] == [1000]
@@ -104,9 +104,9 @@ def test_counts_that_are_on_their_way_are_neither_forgotten_nor_counted_twice() 
     answers = origin.merge(in_flight.components)
     node.decide(LIMIT, "a", 2, T)
     need = node.need(LIMIT, "a", 0, T + 6_000)
-    node.convergence.apply_read(need, origin.read(need.wanted), T + 6_000)
+    node.origin_sync.apply_read(need, origin.read(need.wanted), T + 6_000)
     assert node.cell(LIMIT, "a", 1000).total() == 7
-    node.convergence.apply_replay(in_flight, answers, T)
+    node.origin_sync.apply_replay(in_flight, answers, T)
     assert node.cell(LIMIT, "a", 1000).total() == 7
     assert [c.own for c in planned(node).components] == [7]
 
@@ -116,7 +116,7 @@ def test_a_replay_that_timed_out_but_arrived_is_harmless_when_sent_again() -> No
     node.limit(LIMIT, "a", 5, T, origin)
     lost_answer = planned(node)
     origin.merge(lost_answer.components)
-    node.convergence.fail_replay(lost_answer)
+    node.origin_sync.fail_replay(lost_answer)
     assert node.replay(origin, T) == 1
     assert origin.total(DIGEST, 1000) == 5
     assert node.cell(LIMIT, "a", 1000).total() == 5
@@ -126,7 +126,7 @@ def test_what_is_not_acknowledged_stays_for_as_long_as_the_outage_lasts() -> Non
     node, origin = Node(), DictOrigin()
     node.limit(LIMIT, "a", 1, T, origin)
     for i in range(50):
-        node.convergence.fail_replay(planned(node))
+        node.origin_sync.fail_replay(planned(node))
         node.limit(LIMIT, "a", 1, T + i * 400)
     assert node.replay(origin, T + 20_000) == 1
     assert origin.total(DIGEST, 1000) == 51
@@ -138,12 +138,12 @@ def test_at_rest_the_origin_holds_exactly_what_was_accepted(events: list[str]) -
     node, origin = Node(), DictOrigin()
     accepted = 0
     flying: list[Replay] = []
-    answers: list[tuple[Replay, list[Heard]]] = []
+    answers: list[tuple[Replay, list[OriginReply]]] = []
     for event in events:
         if event == "accept":
             node.decide(LIMIT, "a", 1, T, DEGRADED)
             accepted += 1
-            replay = node.convergence.plan_replay(T, 10)
+            replay = node.origin_sync.plan_replay(T, 10)
             if replay is not None:
                 flying.append(replay)
         elif event == "arrive" and flying:
@@ -151,14 +151,14 @@ def test_at_rest_the_origin_holds_exactly_what_was_accepted(events: list[str]) -
             answers.append((replay, origin.merge(replay.components)))
         elif event == "answer" and answers:
             replay, heard = answers.pop(0)
-            node.convergence.apply_replay(replay, heard, T)
+            node.origin_sync.apply_replay(replay, heard, T)
         elif event == "fail" and flying:
-            node.convergence.fail_replay(flying.pop(0))
+            node.origin_sync.fail_replay(flying.pop(0))
     for replay, heard in answers:
-        node.convergence.apply_replay(replay, heard, T)
+        node.origin_sync.apply_replay(replay, heard, T)
     for replay in flying:
-        node.convergence.fail_replay(replay)
-    assert not node.convergence.sweeping, "overtaking is no sign of a wipe"
+        node.origin_sync.fail_replay(replay)
+    assert not node.sweep.is_active, "overtaking is no sign of a wipe"
     node.replay(origin, T)
     assert origin.total(DIGEST, 1000) == accepted
     if accepted:
@@ -199,13 +199,13 @@ def test_a_wiped_origin_is_noticed_by_a_replay_and_everything_is_merged_again() 
     origin.cells.clear()
     node.limit(LIMIT, "id0", 1, T, origin)
     node.replay(origin, T)
-    assert node.convergence.sweeping
-    node.sweep(7)
+    assert node.sweep.is_active
+    node.run_sweep(7)
     node.replay(origin, T)
     full[subject_digest("default", "default", "id0", 60_000), 1000]["n1"] += 1
     assert origin.cells == full
-    assert node.convergence.heals == 20
-    assert not node.convergence.sweeping
+    assert node.sweep.heals == 20
+    assert not node.sweep.is_active
 
 
 def test_a_wiped_origin_is_noticed_by_a_read() -> None:
@@ -214,7 +214,7 @@ def test_a_wiped_origin_is_noticed_by_a_read() -> None:
     node.replay(origin, T)
     origin.cells.clear()
     node.limit(LIMIT, "a", 0, T + 6_000, origin)
-    assert node.convergence.sweeping and node.convergence.has_dirty
+    assert node.sweep.is_active and node.engine.pending.dirty
     node.replay(origin, T + 6_000)
     assert origin.total(DIGEST, 1000) == 5
 
@@ -233,7 +233,7 @@ def test_a_failover_to_an_older_copy_heals_and_views_never_fall() -> None:
     for one in (node, peer):
         one.limit(LIMIT, "a", 0, T + 6_000, origin)
         assert one.cell(LIMIT, "a", 1000).total() >= 12
-        one.sweep()
+        one.run_sweep()
         one.replay(origin, T + 6_000)
     assert origin.total(DIGEST, 1000) == 13
 
@@ -245,8 +245,8 @@ def test_a_replay_on_its_way_during_the_wipe_is_no_reason_to_forget_what_it_brou
     node.limit(LIMIT, "a", 2, T, origin)
     in_flight = planned(node)
     origin.cells.clear()
-    node.convergence.apply_replay(in_flight, origin.merge(in_flight.components), T)
-    node.sweep()
+    node.origin_sync.apply_replay(in_flight, origin.merge(in_flight.components), T)
+    node.run_sweep()
     node.replay(origin, T)
     assert origin.total(DIGEST, 1000) == 7
 
@@ -269,17 +269,17 @@ def test_a_sweep_goes_in_slices_and_can_be_joined_by_another() -> None:
     for i in range(10):
         node.limit(LIMIT, f"id{i}", 1, T, origin)
     node.replay(origin, T)
-    node.convergence.start_heal()
-    assert node.convergence.sweep(4)
-    assert len(node.engine.dirty) == 4
-    assert node.convergence.sweep(4)
-    node.convergence.start_heal()
+    node.sweep.start_heal()
+    assert node.sweep.run(4)
+    assert len(node.engine.pending.dirty) == 4
+    assert node.sweep.run(4)
+    node.sweep.start_heal()
     slices = 0
-    while node.convergence.sweep(4):
+    while node.sweep.run(4):
         slices += 1
     assert slices == 2
-    assert len(node.engine.dirty) == 10
-    assert not node.convergence.sweep(4)
+    assert len(node.engine.pending.dirty) == 10
+    assert not node.sweep.run(4)
 
 
 # -- two lives of one subject
@@ -305,8 +305,8 @@ def test_a_replay_of_an_earlier_life_that_arrives_late_still_counts() -> None:
     assert node.engine.subjects.evicted_unreplayed == 1
     node.limit(LIMIT, "a", 5, T, origin)
     node.replay(origin, T)
-    node.convergence.apply_replay(late, origin.merge(late.components), T)
-    node.convergence.fail_replay(late)
+    node.origin_sync.apply_replay(late, origin.merge(late.components), T)
+    node.origin_sync.fail_replay(late)
     node.replay(origin, T)
     assert origin.total(DIGEST, 1000) == 15
 

@@ -10,10 +10,11 @@ from typing import NoReturn
 import pytest
 
 from tests.core.nodes import DictOrigin
-from tidegate.core.convergence import Convergence
 from tidegate.core.engine import Engine, Need
 from tidegate.core.gate import Gate
 from tidegate.core.model import DEGRADED, ORIGIN, Decision, Limit, Request, Tuning
+from tidegate.core.origin_sync import OriginSync
+from tidegate.core.sweep import Sweep
 
 THREADS = 8
 NOW_MS = 1_700_000_000_000
@@ -119,14 +120,15 @@ def test_threads_on_many_subjects_under_a_tight_memory_bound_keep_it_and_themsel
     subjects = engine.subjects
     remembered = [subject for subject in subjects.slots if subject is not None]
     assert subjects.count == len(remembered) <= 50
-    assert subjects.count == sum(table.count for table in subjects.tables.values())
+    assert subjects.count == sum(table.count for table in subjects._tables.values())
     assert len(subjects.slots) <= 51
 
 
 def test_threads_that_replay_and_read_meanwhile_lose_no_accepted_unit() -> None:
     """What drivers do: decisions on some threads, reads where wanted, replays on another, one origin behind."""
     engine = Engine(Tuning(fresh_ms=2), node_id="n1", has_origin=True)
-    convergence = Convergence(engine, Tuning(fresh_ms=2), "fra")
+    sweep = Sweep(engine.subjects, engine.pending, engine.global_view)
+    origin_sync = OriginSync(engine, sweep, Tuning(fresh_ms=2))
     origin = DictOrigin()
     origin_lock = threading.Lock()
     limit = Limit(3_000, duration_ms=60_000, namespace="default")
@@ -135,7 +137,7 @@ def test_threads_that_replay_and_read_meanwhile_lose_no_accepted_unit() -> None:
         with origin_lock:
             heard = origin.read(need.wanted)
         with gate:
-            convergence.apply_read(need, heard, now_ms)
+            origin_sync.apply_read(need, heard, now_ms)
         answer = gate.decide(limit, identifier, cost, now_ms, ORIGIN)
         assert isinstance(answer, Decision)
         return answer
@@ -144,13 +146,13 @@ def test_threads_that_replay_and_read_meanwhile_lose_no_accepted_unit() -> None:
 
     def replay_once() -> int:
         with gate:
-            replay = convergence.plan_replay(NOW_MS, 10)
+            replay = origin_sync.plan_replay(NOW_MS, 10)
         if replay is None:
             return 0
         with origin_lock:
             heard = origin.merge(replay.components)
         with gate:
-            convergence.apply_replay(replay, heard, NOW_MS)
+            origin_sync.apply_replay(replay, heard, NOW_MS)
         return len(heard)
 
     def work(number: int) -> int:
@@ -163,6 +165,6 @@ def test_threads_that_replay_and_read_meanwhile_lose_no_accepted_unit() -> None:
     while replay_once():
         pass
     assert [sum(held.values()) for held in origin.cells.values()] == [3_000]
-    assert not convergence.sweeping
+    assert not sweep.is_active
     answer = gate.decide(limit, "a", 0, NOW_MS, DEGRADED)
     assert isinstance(answer, Decision) and answer.effective == 3_000

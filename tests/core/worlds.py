@@ -9,8 +9,8 @@ from typing import NamedTuple
 from hypothesis import strategies as st
 
 from tests.core.nodes import PLAIN, DictLedger, DictOrigin, Node
-from tidegate.core.convergence import Replay
-from tidegate.core.model import Heard, LedgerRow, Limit, Tuning
+from tidegate.core.model import LedgerRow, Limit, OriginReply, Tuning
+from tidegate.core.origin_sync import Replay
 from tidegate.core.windows import publish_threshold
 
 LIMIT = Limit(60, duration_ms=60_000, namespace="default")
@@ -38,13 +38,13 @@ class World:
         self.copies = {region: self.origins[region].copy() for region in REGIONS}
         self.ledger_copy: dict[tuple[str, str, str, int, int, str], LedgerRow] = {}
         self.flying: list[tuple[Node, Replay]] = []
-        self.answers: list[tuple[Node, Replay, list[Heard]]] = []
+        self.answers: list[tuple[Node, Replay, list[OriginReply]]] = []
 
     def start(self, region: str) -> Node:
         self.started += 1
         node = Node(f"{region}-{self.started}", region=region, tuning=self.tuning, has_ledger=True)
-        node.convergence.apply_regions(len(REGIONS))
-        node.sweep()
+        node.ledger_sync.apply_regions(len(REGIONS))
+        node.run_sweep()
         return node
 
     # -- what happens
@@ -55,7 +55,7 @@ class World:
             self.truth[node.region, identifier, self.now_ms // 60_000] += cost
 
     def replay(self, node: Node) -> None:
-        replay = node.convergence.plan_replay(self.now_ms, 2)
+        replay = node.origin_sync.plan_replay(self.now_ms, 2)
         if replay is not None:
             self.flying.append((node, replay))
 
@@ -65,23 +65,23 @@ class World:
             if self.origin_is_up[node.region]:
                 self.answers.append((node, replay, self.origins[node.region].merge(replay.components)))
             else:
-                node.convergence.fail_replay(replay)
+                node.origin_sync.fail_replay(replay)
 
     def answer(self, index: int, lost: bool) -> None:
         if self.answers:
             node, replay, heard = self.answers.pop(index % len(self.answers))
             if lost:
-                node.convergence.fail_replay(replay)
+                node.origin_sync.fail_replay(replay)
             else:
-                node.convergence.apply_replay(replay, heard, self.now_ms)
+                node.origin_sync.apply_replay(replay, heard, self.now_ms)
 
     def publish(self, node: Node, pressed_only: bool) -> None:
         if self.ledger_is_up:
             node.publish(self.ledger, self.now_ms, pressed_only=pressed_only)
             return
-        publication = node.convergence.plan_publish(self.now_ms, pressed_only=pressed_only)
+        publication = node.plan_publish(self.now_ms, pressed_only=pressed_only)
         if publication is not None:
-            node.convergence.fail_publish(publication, 0, len(publication.rows))
+            node.ledger_sync.fail_publish(publication, 0, len(publication.rows))
 
     def import_(self, node: Node) -> None:
         if self.ledger_is_up:
@@ -120,7 +120,7 @@ class World:
                 origin = self.origins[node.region]
                 for identifier in IDENTIFIERS:
                     node.limit(ANY, identifier, 0, self.now_ms, origin)
-                node.sweep(2)
+                node.run_sweep(2)
                 node.replay(origin, self.now_ms)
                 node.publish(self.ledger, self.now_ms)
                 node.import_all(self.ledger, self.now_ms)

@@ -101,7 +101,7 @@ async def test_an_origin_that_is_down_at_the_start_is_no_error_and_heals_later()
     assert (await node.limiter.peek(MILLION_AN_HOUR, "x")).source == "degraded"
     health = {line.name: line for line in node.limiter.health()}
     assert not health["origin"].ok
-    assert "told to fail" in health["origin"].detail
+    assert "injected failure" in health["origin"].detail
     await asyncio.sleep(20)
     assert node.origin.count("merge") == 0, "an origin that was never met is not written to"
     node.faults.heal()

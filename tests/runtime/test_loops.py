@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.runtime.world import on_virtual_time
-from tidegate import Tuning
-from tidegate.runtime.loops import Backoff, Metronome, wait_for_event
+from tidegate.adapters.backoff import Backoff
+from tidegate.runtime.loops import Metronome, wait_for_event
 
 
 @given(seed=st.integers(), start_s=st.floats(0, 1e6), delays_s=st.lists(st.floats(0, 30), max_size=50))
@@ -51,13 +51,12 @@ def test_each_cycle_has_a_jitter_of_its_own() -> None:
 def test_backoff_doubles_up_to_its_ceiling_with_jitter_and_forgets_after_a_success(
     seed: int, failures: int
 ) -> None:
-    tuning = Tuning()
-    backoff = Backoff(tuning, Random(seed))
+    backoff = Backoff(0.1, 5.0, Random(seed))
     for failure in range(failures):
-        ceiling_s = min(tuning.backoff_last_ms, tuning.backoff_first_ms * 2**failure) / 1000
+        ceiling_s = min(5.0, 0.1 * 2**failure)
         assert ceiling_s / 2 <= backoff.pause_s() <= ceiling_s
     backoff.succeeded()
-    assert backoff.pause_s() <= tuning.backoff_first_ms / 1000
+    assert backoff.pause_s() <= 0.1
 
 
 @on_virtual_time

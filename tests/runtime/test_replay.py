@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 
 from tests.runtime.world import HUNDRED_A_MINUTE, MILLION_AN_HOUR, Region, clock, on_virtual_time, turns
 from tidegate import Limit, Tuning
+from tidegate.adapters.backoff import Backoff
 from tidegate.adapters.memory import MemoryOrigin
-from tidegate.core.model import Component, Heard
-from tidegate.runtime.loops import Backoff
-from tidegate.runtime.replay import BREATHS, SLICE_CELLS
+from tidegate.core.model import Component, OriginReply
+from tidegate.runtime.replay import SLICE_CELLS, YIELDS
 from tidegate.testing.faults import TrackingOrigin
 from tidegate.testing.limiters import make_async_limiter
 
@@ -114,7 +114,7 @@ async def test_failed_cells_are_sent_again_with_backoff_until_they_are_told() ->
 
 
 def test_two_nodes_do_not_come_back_in_step() -> None:
-    pauses = {Backoff(Tuning(), Random(seed)).pause_s() for seed in range(50)}
+    pauses = {Backoff(0.1, 5.0, Random(seed)).pause_s() for seed in range(50)}
     assert len(pauses) > 40
 
 
@@ -324,7 +324,7 @@ async def test_between_two_full_commands_the_loop_gets_its_turns() -> None:
             since = 0
     assert sizes(node.origin.arguments("merge")) == [1, 10, 10, 10, 10]
     assert gaps[0] < 10, "one that is not full is followed at once"
-    assert all(gap >= BREATHS for gap in gaps[1:])
+    assert all(gap >= YIELDS for gap in gaps[1:])
     await region.stop()
 
 
@@ -333,7 +333,7 @@ class SlowOrigin(MemoryOrigin):
 
     merge_s = 0.0
 
-    async def merge(self, components: Sequence[Component], *, timeout_s: float) -> list[Heard]:
+    async def merge(self, components: Sequence[Component], *, timeout_s: float) -> list[OriginReply]:
         await asyncio.sleep(self.merge_s)
         return await super().merge(components, timeout_s=timeout_s)
 

@@ -22,8 +22,7 @@ from typing import Any, NamedTuple, Self
 
 from tidegate.adapters.catalogs import open_catalog
 from tidegate.ports import Catalog, KeyRow, WorkspaceRow
-from tidegate.server.auth import digest_of, hint_of, new_key
-from tidegate.server.permissions import ALL
+from tidegate.server.catalog.keys import ALL, digest_of, hint_of, new_key
 
 TIMEOUT_S = 30.0
 # The longest window that a request may ask for: no test meets its end by accident.
@@ -243,7 +242,7 @@ class TidegateServer:
         return socket.create_connection((self.host, self.port), timeout=TIMEOUT_S)
 
     def metrics(self) -> dict[str, float]:
-        """Series by their text: `tidegate_subjects`, `tidegate_decisions_total{outcome="passed",source="local"}`."""
+        """Series by their text: `tidegate_subjects`, `tidegate_decisions_total{outcome="allowed",source="local"}`."""
         lines = self.get("/metrics").body.decode().removesuffix("\n").split("\n")
         return {
             name: float(value)

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from tests.server.harness import Reply, TidegateServer, Workspace, eventually
-from tidegate.server.auth import new_key
+from tidegate.server.catalog.keys import new_key
 
 BODY: dict[str, Any] = {"namespace": "api", "identifier": "user", "limit": 10, "duration": 60_000}
 OPERATIONS = ["limit", "multiLimit", "setOverride", "getOverride", "listOverrides", "deleteOverride"]

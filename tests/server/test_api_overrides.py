@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from tests.server.harness import MONTH_MS, TIMEOUT_S, Reply, TidegateServer, Workspace, eventually
-from tidegate.server.permissions import override_urn
+from tidegate.server.catalog.keys import override_urn
 
 INT64_MAX = 2**63 - 1
 

@@ -5,17 +5,9 @@ import re
 import pytest
 
 from tidegate.ports import KeyRow, WorkspaceRow
-from tidegate.server import auth
-from tidegate.server.auth import Authenticator, digest_of, hint_of, new_key
-from tidegate.server.catalog import CatalogView
-from tidegate.server.messages import Head, Operation
-from tidegate.server.problems import KEY_NOT_FOUND, Refusal
-
-
-def head(authorization: bytes) -> Head:
-    made = Head(Operation("test", lambda _head, _body: (200, b"", b"")))
-    made.authorization = authorization
-    return made
+from tidegate.server.catalog import view as view_module
+from tidegate.server.catalog.keys import digest_of, hint_of, new_key
+from tidegate.server.catalog.view import Callers, CatalogView
 
 
 def add_key(view: CatalogView, key: str, version: int, **changes: object) -> None:
@@ -46,41 +38,62 @@ def test_a_digest_tells_nothing_of_its_key_and_a_hint_little() -> None:
     assert len(hint_of(key)) == 7
 
 
-def test_a_caller_is_remembered_with_the_head_until_something_changes(view: CatalogView) -> None:
+def test_a_caller_is_remembered_by_its_credentials_until_something_changes(view: CatalogView) -> None:
     add_key(view, "tg_k", 2)
-    authenticator = Authenticator(view)
-    request = head(b"Bearer tg_k")
-    caller = authenticator.caller(request, 0)
+    callers = Callers(view)
+    assert callers.recall(b"Bearer tg_k") is None
+    caller = callers.find(b"Bearer tg_k", b"tg_k")
     assert caller is not None
-    request.authorization = None  # not even looked at
-    assert authenticator.caller(request, 0) is caller
-    add_key(view, "tg_k", 3, enabled=False)
-    request.authorization = b"Bearer tg_k"
-    with pytest.raises(Refusal) as refused:
-        authenticator.caller(request, 0)
-    assert refused.value.problem.title == "Key is disabled"
+    assert callers.recall(b"Bearer tg_k") is caller
+    assert callers.recall(b"Bearer  tg_k") is None
+    assert callers.recall(None) is None
+    view.put_workspace(WorkspaceRow("w", "w", True, 5, 1_000, 3))
+    assert callers.recall(b"Bearer tg_k") is None
+    again = callers.find(b"Bearer tg_k", b"tg_k")
+    assert again is not None
+    assert (caller.is_metered, again.is_metered) == (False, True)
+
+
+@pytest.mark.parametrize("what", ["key", "workspace"])
+def test_a_disabled_caller_is_found_and_not_remembered(view: CatalogView, what: str) -> None:
+    add_key(view, "tg_k", 2, enabled=what != "key")
+    view.put_workspace(WorkspaceRow("w", "w", what != "workspace", None, None, 3))
+    callers = Callers(view)
+    caller = callers.find(b"Bearer tg_k", b"tg_k")
+    assert caller is not None
+    assert (caller.is_enabled, caller.workspace.is_enabled) == (what != "key", what != "workspace")
+    assert callers.recall(b"Bearer tg_k") is None
+
+
+def test_spellings_of_one_header_do_not_fill_the_memory(
+    view: CatalogView, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(view_module, "FOUND_MAX", 10)
+    add_key(view, "tg_k", 2)
+    callers = Callers(view)
+    for spaces in range(100):
+        assert callers.find(b"Bearer" + b" " * spaces + b"tg_k", b"tg_k") is not None
+        assert len(callers._found) <= 10
 
 
 def test_an_unknown_key_is_worth_one_question_until_any_key_changes(view: CatalogView) -> None:
-    authenticator = Authenticator(view)
-    request = head(b"Bearer tg_new")
-    assert authenticator.caller(request, 0) is None, "ask the database"
-    authenticator.remember_unknown(request)
-    with pytest.raises(Refusal) as refused:
-        authenticator.caller(request, 0)
-    assert refused.value.problem is KEY_NOT_FOUND
+    callers = Callers(view)
+    assert callers.find(b"Bearer tg_new", b"tg_new") is None
+    assert not callers.is_negative_cached(b"tg_new"), "ask the database"
+    callers.remember_missing(b"tg_new")
+    assert callers.is_negative_cached(b"tg_new")
     add_key(view, "tg_other", 5)
-    assert authenticator.caller(request, 0) is None, "something has changed: ask again"
+    assert not callers.is_negative_cached(b"tg_new"), "something has changed: ask again"
     add_key(view, "tg_new", 6)
-    assert authenticator.caller(request, 0) is not None
+    assert callers.find(b"Bearer tg_new", b"tg_new") is not None
 
 
 def test_sprayed_keys_do_not_fill_the_memory(view: CatalogView, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(auth, "UNKNOWN_MAX", 100)
-    authenticator = Authenticator(view)
+    monkeypatch.setattr(view_module, "MISSING_MAX", 100)
+    callers = Callers(view)
     for number in range(1_000):
-        authenticator.remember_unknown(head(b"Bearer tg_%d" % number))
-    known = [number for number in range(1_000) if authenticator.is_known_unknown(digest_of(f"tg_{number}"))]
+        callers.remember_missing(b"tg_%d" % number)
+    known = [number for number in range(1_000) if callers.is_negative_cached(b"tg_%d" % number)]
     assert 100 <= len(known) <= 200
     assert known[-1] == 999, "the latest are known"
 

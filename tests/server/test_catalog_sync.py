@@ -11,13 +11,10 @@ from tidegate.adapters.catalogs import open_catalog
 from tidegate.adapters.migrations import migrate
 from tidegate.errors import DependencyUnavailable
 from tidegate.ports import Catalog, KeyRow, NamespaceRow, OverrideRow, WorkspaceRow
-from tidegate.server import catalog_sync
-from tidegate.server.auth import digest_of
-from tidegate.server.catalog import CatalogView, WorkspaceView
-from tidegate.server.catalog_sync import CatalogSync
-from tidegate.server.ids import IdSource, namespace_id
-from tidegate.server.problems import Refusal
-from tidegate.server.snapshot import SnapshotFile
+from tidegate.server.catalog import sync as catalog_sync
+from tidegate.server.catalog.keys import IdSource, digest_of, namespace_id
+from tidegate.server.catalog.sync import CatalogFull, CatalogSync, SnapshotFile
+from tidegate.server.catalog.view import CatalogView, WorkspaceView
 
 TIMEOUT_S = 10.0
 NOW_MS = 1_800_000_000_000
@@ -225,15 +222,15 @@ async def test_a_node_that_slept_while_marks_were_purged_reads_everything(databa
     for name in ("revoked", "kept"):
         await database.inner.put_key(key_row(name), timeout_s=TIMEOUT_S)
     await sleeper.start()
-    assert sleeper.view.caller(digest_of("revoked")) is not None
+    assert sleeper.view.key(digest_of("revoked")) is not None
     await other.delete_override(namespace, "a")
     await database.inner.put_key(key_row("revoked")._replace(revoked_at_ms=1), timeout_s=TIMEOUT_S)
     await database.inner.put_key(key_row("kept"), timeout_s=TIMEOUT_S)
     await purge_all(database)
     await sleeper.run_once()
     assert sleeper.reloads == 2
-    assert sleeper.view.caller(digest_of("revoked")) is None, "the mark was never seen, and is not needed"
-    assert sleeper.view.caller(digest_of("kept")) is not None
+    assert sleeper.view.key(digest_of("revoked")) is None, "the mark was never seen, and is not needed"
+    assert sleeper.view.key(digest_of("kept")) is not None
     assert workspace_of(sleeper).namespaces["one"].matcher.find("a") is None
 
 
@@ -315,11 +312,11 @@ async def test_a_workspace_and_a_namespace_have_ceilings(
     await sync.start()
     namespace = await sync.create_namespace(workspace_of(sync), "one")
     await sync.create_namespace(workspace_of(sync), "two")
-    with pytest.raises(Refusal, match="2 namespaces"):
+    with pytest.raises(CatalogFull, match="2 namespaces"):
         await sync.create_namespace(workspace_of(sync), "three")
     await sync.set_override(namespace, "a", 1, 1_000)
     await sync.set_override(namespace, "a", 2, 1_000)
-    with pytest.raises(Refusal, match="1 overrides"):
+    with pytest.raises(CatalogFull, match="1 overrides"):
         await sync.set_override(namespace, "b", 1, 1_000)
 
 

@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tidegate.ports import CatalogChanges, KeyRow, NamespaceRow, OverrideRow, WorkspaceRow
-from tidegate.server.catalog import CatalogView, NamespaceView
-from tidegate.server.overrides import Override
+from tidegate.server.catalog.overrides import Override
+from tidegate.server.catalog.view import CatalogView, NamespaceView
 
 Row = WorkspaceRow | KeyRow | NamespaceRow | OverrideRow
 
@@ -67,7 +67,7 @@ def summary(view: CatalogView) -> Any:
             }
             for workspace_id, each in view.workspaces.items()
         },
-        [view.caller(row.digest) is not None for row in sorted(exported.keys)],
+        [view.key(row.digest) is not None for row in sorted(exported.keys)],
     )
 
 

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from tidegate.core.model import Tuning
 from tidegate.errors import ConfigurationError
-from tidegate.server import config as config_module
-from tidegate.server.config import SETTINGS, ConfigFaults, Fault, ServerConfig, Setting, split_listen
-from tidegate.server.config_load import load
+from tidegate.server.process import config as config_module
+from tidegate.server.process.config import SETTINGS, ConfigFaults, Fault, ServerConfig, Setting, split_listen
+from tidegate.server.process.config_load import load
 
 SECRET = "S3cretHunter2"
 
@@ -333,11 +333,14 @@ def test_test_mode_is_off_and_warns_when_it_is_on() -> None:
 
 def test_every_setting_has_an_effect() -> None:
     """Each is read by name somewhere in the server, outside of the modules that define and load it."""
-    folder = Path(config_module.__file__).parent
+    folder = Path(config_module.__file__).parents[1]
     sources = "\n".join(
-        file.read_text(encoding="utf-8") for file in folder.glob("*.py") if not file.name.startswith("config")
+        file.read_text(encoding="utf-8")
+        for file in folder.rglob("*.py")
+        if not file.name.startswith("config")
     )
     by_property = {"listen": ("host", "port"), "ledger": ("ledger", "catalog_url"), "origin": ("origin_url",)}
+    by_property["region"] = ("region_name",)
     for setting in SETTINGS:
         # The log's format is applied by `tidegate serve` before there is a server.
         if setting.path != "log.format":

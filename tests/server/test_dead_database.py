@@ -12,7 +12,7 @@ import pytest
 
 from tests.server.harness import TIMEOUT_S, TidegateServer, eventually
 from tidegate.adapters.migrations import migrate
-from tidegate.server.ids import namespace_id
+from tidegate.server.catalog.keys import namespace_id
 from tidegate.testing.servers import MariaDBServer
 
 SNAPSHOT = "catalog.snapshot"
@@ -29,7 +29,8 @@ def fleet_node(ledger: str, folder: Path, *more: str) -> TidegateServer:
 
 
 def is_degraded(server: TidegateServer) -> bool:
-    return server.get("/readyz").body.startswith(b"degraded")
+    """The part that keys, namespaces and overrides come from: the limiter may find its own part down before that."""
+    return b"\ndegraded: catalog" in server.get("/readyz").body
 
 
 def test_known_keys_namespaces_and_overrides_outlive_the_database(
@@ -50,7 +51,6 @@ def test_known_keys_namespaces_and_overrides_outlive_the_database(
         mariadb_server.kill()
         eventually(lambda: is_degraded(server), "the node notices")
         assert server.get("/readyz").status == 200, "degraded is not dead"
-        assert "degraded: catalog" in server.get("/readyz").body.decode()
         assert workspace.limit("api", limit=100).status == 200
         assert workspace.limit("api", "vip_1").data["overrideId"] == override_id
         assert workspace.call("listOverrides", {"namespace": "api"}).status == 200

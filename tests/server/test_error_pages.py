@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from tests.server.harness import TidegateServer, Workspace
-from tidegate.server import docs_page, problems
-from tidegate.server.auth import new_key
-from tidegate.server.problems import DOCUMENTATION, PROBLEMS, Problem, problems_by_suffix
+from tidegate.server.api import pages, problems
+from tidegate.server.api.problems import BY_STATUS, DOCUMENTATION, PROBLEMS, Problem, problems_by_suffix
+from tidegate.server.catalog.keys import new_key
 
 REFERENCE = Path(__file__).parents[2] / "docs" / "reference" / "errors.md"
 SUFFIXES = list(problems_by_suffix())
@@ -83,24 +83,24 @@ def test_the_table_holds_nothing_that_is_never_sent() -> None:
     )
     server_source = "".join(
         file.read_text(encoding="utf-8")
-        for file in sorted(Path(problems.__file__).parent.glob("*.py"))
+        for file in sorted(Path(problems.__file__).parents[1].rglob("*.py"))
         if file.name != "problems.py"
     )
     for name, value in vars(problems).items():
         if isinstance(value, Problem):
-            assert re.search(rf"\b(Refusal|_stop|_refuse)\(\s*{name}\b", server_source), (
-                f"nothing sends {name}"
-            )
+            status = value.status if BY_STATUS.get(value.status) is value else "never"
+            sends = rf"\b(Refusal\(\s*{name}|(Rejection|_stop|_refuser|refuse)\(\s*{status})\b"
+            assert re.search(sends, server_source), f"nothing sends {name}"
 
 
 def test_the_page_about_the_api_leads_to_the_page_about_its_errors(server: TidegateServer) -> None:
-    assert f'href="{docs_page.ERRORS_PATH}"' in server.get("/docs").body.decode()
+    assert f'href="{pages.ERRORS_PATH[1:]}"' in server.get("/docs").body.decode()
     assert server.get("/docs/errors/unkey/no/such_error").status == 404
 
 
 def test_a_page_about_errors_escapes_what_it_shows() -> None:
     problem = Problem(400, "<b>", "unkey/x/y", "<script>", "`a<b`")
-    page = docs_page.render_errors("<i>", {problem.suffix: [problem]}).decode()
+    page = pages.render_errors("<i>", {problem.suffix: [problem]}, "/docs/errors/unkey/x/y").decode()
     for sent in ("<b>", "<script>", "<i>", "a<b"):
         assert sent not in page
     assert "<code>a&lt;b</code>" in page

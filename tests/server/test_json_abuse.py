@@ -6,8 +6,8 @@ from collections.abc import Callable
 import pytest
 
 from tests.server.harness import Reply, TidegateServer, Workspace
-from tidegate.server.problems import Refusal
-from tidegate.server.schema import decode_limit, decode_multi_limit
+from tidegate.server.api.problems import Refusal
+from tidegate.server.api.schema import decode_limit, decode_multi_limit
 
 VALID = b'{"namespace":"api","identifier":"user","limit":10,"duration":60000}'
 

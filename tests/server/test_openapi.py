@@ -9,8 +9,8 @@ import jsonschema_rs
 import pytest
 
 from tests.server.harness import TidegateServer, Workspace
-from tidegate.server import docs_page, openapi
-from tidegate.server.problems import PROBLEMS
+from tidegate.server.api import openapi, pages
+from tidegate.server.api.problems import PROBLEMS
 
 # The API answers 400, not 401, to a request without an Authorization header: clients in the field expect that.
 NOT_OUR_CONTRACT = "missing_required_header,ignored_auth"
@@ -106,7 +106,7 @@ def test_the_bounds_in_the_document_are_those_of_the_api_page() -> None:
 def test_the_page_is_made_of_the_document_and_escapes_it() -> None:
     document = openapi.document()
     document["info"]["description"] = "<script>alert(1)</script>"
-    page = docs_page.render(document).decode()
+    page = pages.render_docs(document).decode()
     assert "<script>" not in page
     assert "&lt;script&gt;" in page
     for operation in openapi.OPERATIONS:

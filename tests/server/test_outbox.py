@@ -6,13 +6,13 @@ from typing import cast
 
 import pytest
 
-from tidegate.server.config import HttpConfig
-from tidegate.server.http import HttpConnection
-from tidegate.server.ids import IdSource
-from tidegate.server.listener import HttpServer
-from tidegate.server.messages import Head, Route, Router
-from tidegate.server.outbox import WAITING_MAX, Outbox
-from tidegate.server.problems import Answer, error_answer
+from tidegate.server.api.problems import refuser
+from tidegate.server.catalog.keys import IdSource
+from tidegate.server.http1.bounds import HttpConfig
+from tidegate.server.http1.connection import HttpConnection
+from tidegate.server.http1.listener import HttpServer
+from tidegate.server.http1.schedule import WAITING_MAX, Outbox
+from tidegate.server.messages import Answer, Head, Route, Router
 
 REQUEST = b"GET /echo HTTP/1.1\r\nHost: x\r\n\r\n"
 LAST_REQUEST = b"GET /echo HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
@@ -70,11 +70,10 @@ def echo(_head: Head, body: bytes) -> Answer:
 
 
 def http_server() -> HttpServer:
-    router = Router(
-        [Route("GET", "/echo", "echo", echo)],
-        lambda head, refusal: error_answer(refusal, "x", head.accept),
-    )
-    return HttpServer(router, HttpConfig(), IdSource(), wall_time=lambda: 1.7e9)
+    new_id = IdSource().take
+    refuse = refuser(new_id)
+    router = Router([Route("GET", "/echo", "echo", echo)], refuse)
+    return HttpServer(router, HttpConfig(), refuse, new_id, wall_time=lambda: 1.7e9)
 
 
 def connected(server: HttpServer) -> tuple[HttpConnection, Transport]:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from tidegate.server.overrides import Override, OverrideMatcher, matches, specificity
+from tidegate.server.catalog.overrides import Override, OverrideMatcher, matches, specificity
 
 # Few letters, so that patterns and identifiers meet; every character that a regular expression treats specially.
 ALPHABET = "ab*\n.^$+?{}[]()|\\"

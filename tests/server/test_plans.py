@@ -7,10 +7,10 @@ from hypothesis import strategies as st
 
 from tidegate.core.header_fields import policy_name, policy_value
 from tidegate.core.model import LOCAL, Decision, make_limit
-from tidegate.ports import NamespaceRow, WorkspaceRow
-from tidegate.server.catalog import NamespaceView, WorkspaceView
-from tidegate.server.overrides import Override
-from tidegate.server.plans import Plan, allowed_line, denied_line
+from tidegate.ports import NamespaceRow
+from tidegate.server.api.operations import Plan, allowed_line, denied_line
+from tidegate.server.catalog.overrides import Override
+from tidegate.server.catalog.view import NamespaceView
 
 INT64_MAX = 2**63 - 1
 
@@ -37,13 +37,12 @@ def decisions(draw: st.DrawFn, quota: int, duration_ms: int) -> tuple[Decision, 
 def test_an_answer_says_what_was_decided_in_body_and_header(
     data: st.DataObject, name: str, quota: int
 ) -> None:
-    workspace = WorkspaceView(WorkspaceRow("ws_1", "w", True, None, None))
     namespace = NamespaceView(NamespaceRow("rlns_1", "ws_1", name, 0, None))
     duration_ms = data.draw(durations)
-    plan = Plan(workspace, namespace, quota, duration_ms)
+    override = data.draw(st.sampled_from([None, Override("rlor_1", "x", quota, duration_ms)]))
+    plan = Plan("ws_1", namespace, quota, duration_ms, override)
     for decision, now_ms in data.draw(st.lists(decisions(quota, duration_ms), max_size=5)):
-        override = data.draw(st.sampled_from([None, Override("rlor_1", "x", quota, duration_ms)]))
-        status, lines, body = plan.answer("abc", override, decision, now_ms, b"x: y\r\n")
+        status, lines, body = plan.answer("abc", decision, now_ms, b"x: y\r\n")
         said: dict[str, object] = {
             "success": decision.allowed,
             "limit": quota,

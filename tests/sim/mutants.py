@@ -1,8 +1,8 @@
-"""Deliberately broken variants of Tidegate, to prove that the simulator notices.
+"""Deliberately broken variants of Tidegate, to prove that the simulator finds them.
 
 Each mutant breaks one rule of the design by replacing one function. `python -m tests.sim.mutants NAME`, with src/ on
-the path, breaks it, runs worlds and scenarios until somebody complains, and prints who did. It is a process of its
-own because the core must be interpreted to be broken, and must not stay broken.
+the path, applies it, runs simulations and scenarios until one fails, and prints which. It needs a process of its own,
+because functions can only be replaced in an interpreted core, and must not stay replaced.
 """
 
 from __future__ import annotations
@@ -13,12 +13,14 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from tidegate.adapters.memory import MemoryLedger, MemoryOrigin
-from tidegate.core import convergence, engine
+from tidegate.core import ledger_sync, pending, windows
 from tidegate.core.cells import PINNED, Subject
-from tidegate.core.convergence import Convergence, Publication
-from tidegate.core.engine import Engine
-from tidegate.core.model import Component, Decision, Heard, LedgerRow, Limit
+from tidegate.core.engine import FITS, Engine
+from tidegate.core.ledger_sync import LedgerSync, Publication
+from tidegate.core.model import Component, Decision, LedgerRow, Limit, OriginReply
+from tidegate.core.origin_sync import OriginSync
 from tidegate.core.subjects import Subjects
+from tidegate.core.sweep import Sweep
 from tidegate.runtime.importer import ImportLoop
 from tidegate.runtime.limiter import AsyncLimiter
 from tidegate.runtime.node import Node
@@ -28,9 +30,9 @@ from tidegate.runtime.replay import ReplayLoop
 from tidegate.sim.plan import draw_plan
 from tidegate.sim.scenario_files import bundled_files, load_file
 from tidegate.sim.scenario_runner import run_scenario
-from tidegate.sim.world import run_world
+from tidegate.sim.simulation import run_plan
 
-# A mutant must be found within so many worlds, or by a bundled scenario.
+# A mutant must be found by one of these seeds, or by a bundled scenario.
 SEEDS: Final = range(1, 121)
 
 MUTANTS: Final[dict[str, Callable[[], None]]] = {}
@@ -42,7 +44,7 @@ def mutant(breaks: Callable[[], None]) -> Callable[[], None]:
 
 
 def replace(owner: Any, name: str, make: Callable[[Any], Any]) -> None:
-    """Put `make(original)` in the place of a function."""
+    """Replace a function with `make(original)`."""
     setattr(owner, name, make(getattr(owner, name)))
 
 
@@ -52,13 +54,13 @@ def replace(owner: Any, name: str, make: Callable[[Any], Any]) -> None:
 @mutant
 def a_retry_counts_twice() -> None:
     def make(_original: Any) -> Any:
-        def merge_nowait(self: MemoryOrigin, components: Sequence[Component]) -> list[Heard]:
+        def merge_nowait(self: MemoryOrigin, components: Sequence[Component]) -> list[OriginReply]:
             held = self.read_nowait(components)
             more = [
                 one._replace(own=one.own + known.component)
                 for one, known in zip(components, held, strict=True)
             ]
-            result: list[Heard] = _original(self, more)
+            result: list[OriginReply] = _original(self, more)
             return result
 
         return merge_nowait
@@ -69,13 +71,13 @@ def a_retry_counts_twice() -> None:
 @mutant
 def the_last_message_wins_at_the_origin() -> None:
     def make(original: Any) -> Any:
-        def merge_nowait(self: MemoryOrigin, components: Sequence[Component]) -> list[Heard]:
+        def merge_nowait(self: MemoryOrigin, components: Sequence[Component]) -> list[OriginReply]:
             for one in components:
-                cell = self._store.cells.get((one.digest, one.sequence))
+                cell = self._store.find((one.digest, one.sequence))
                 if cell is not None and one.own < cell.components.get(one.writer, 0):
                     cell.total += one.own - cell.components[one.writer]
                     cell.components[one.writer] = one.own
-            result: list[Heard] = original(self, components)
+            result: list[OriginReply] = original(self, components)
             return result
 
         return merge_nowait
@@ -109,18 +111,18 @@ def a_restarted_node_keeps_its_old_id() -> None:
 
 @mutant
 def a_wiped_origin_is_not_noticed() -> None:
-    replace(Convergence, "_check", lambda _original: lambda _self, *_args: None)
-    replace(Convergence, "start_heal", lambda _original: lambda _self: None)
+    replace(OriginSync, "_detect_loss", lambda _original: lambda _self, *_args: None)
+    replace(Sweep, "start_heal", lambda _original: lambda _self: None)
 
 
 @mutant
-def a_pulse_never_looks_for_a_wipe_and_answers_are_not_compared() -> None:
-    replace(Convergence, "_check", lambda _original: lambda _self, *_args: None)
+def a_pulse_never_checks_for_a_wipe_and_replies_are_not_compared() -> None:
+    replace(OriginSync, "_detect_loss", lambda _original: lambda _self, *_args: None)
 
     def make(original: Any) -> Any:
         async def run_once(self: PulseLoop) -> None:
             self._on_wiped = lambda: None
-            self._convergence = _Deaf()  # type: ignore[assignment]  # a mutant breaks types as well
+            self._sweep = _NoSweep()  # type: ignore[assignment]  # a mutant breaks types as well
             await original(self)
 
         return run_once
@@ -128,9 +130,9 @@ def a_pulse_never_looks_for_a_wipe_and_answers_are_not_compared() -> None:
     replace(PulseLoop, "run_once", make)
 
 
-class _Deaf:
+class _NoSweep:
     def start_heal(self) -> None:
-        """Says yes and does nothing."""
+        """Does nothing."""
 
 
 # -- replay
@@ -138,57 +140,57 @@ class _Deaf:
 
 @mutant
 def unreplayed_work_is_forgotten_after_a_failure() -> None:
-    replace(Convergence, "fail_replay", lambda _original: lambda _self, _replay: None)
+    replace(OriginSync, "fail_replay", lambda _original: lambda _self, _replay: None)
 
 
 @mutant
 def counts_are_acknowledged_when_they_are_sent() -> None:
     def make(original: Any) -> Any:
-        def plan_replay(self: Convergence, *args: Any) -> Any:
+        def plan_replay(self: OriginSync, *args: Any) -> Any:
             plan = original(self, *args)
             for cell in () if plan is None else plan.cells:
-                cell.shared.acked = cell.own
+                cell.origin.acked = cell.own
             return plan
 
         return plan_replay
 
-    replace(Convergence, "plan_replay", make)
+    replace(OriginSync, "plan_replay", make)
 
 
 @mutant
 def own_counts_come_back_as_others() -> None:
     def make(original: Any) -> Any:
-        def apply_replay(self: Convergence, plan: Any, heard: Sequence[Heard], now_ms: int) -> None:
-            original(self, plan, heard, now_ms)
-            for cell, answer in zip(plan.cells, heard, strict=True):
-                cell.others = max(cell.others, answer.total)
+        def apply_replay(self: OriginSync, plan: Any, replies: Sequence[OriginReply], now_ms: int) -> None:
+            original(self, plan, replies, now_ms)
+            for cell, reply in zip(plan.cells, replies, strict=True):
+                cell.others = max(cell.others, reply.total)
 
         return apply_replay
 
-    replace(Convergence, "apply_replay", make)
+    replace(OriginSync, "apply_replay", make)
 
 
 @mutant
 def others_are_replaced_instead_of_raised() -> None:
     def make(original: Any) -> Any:
-        def hear(self: Convergence, subject: Subject, cell: Any, others: int, now_ms: int) -> None:
+        def merge_others(self: OriginSync, subject: Subject, cell: Any, others: int, now_ms: int) -> None:
             original(self, subject, cell, others, now_ms)
             cell.others = max(0, others)
 
-        return hear
+        return merge_others
 
-    replace(Convergence, "_hear", make)
+    replace(OriginSync, "_merge_others", make)
 
 
 @mutant
 def own_counts_are_maxed_with_the_total_instead_of_added() -> None:
     def make(original: Any) -> Any:
-        def hear(self: Convergence, subject: Subject, cell: Any, others: int, now_ms: int) -> None:
+        def merge_others(self: OriginSync, subject: Subject, cell: Any, others: int, now_ms: int) -> None:
             original(self, subject, cell, max(0, others - cell.own), now_ms)
 
-        return hear
+        return merge_others
 
-    replace(Convergence, "_hear", make)
+    replace(OriginSync, "_merge_others", make)
 
 
 @mutant
@@ -208,7 +210,7 @@ def the_replay_loop_waits_before_it_sends() -> None:
 def a_graceful_stop_flushes_nothing() -> None:
     def make(_original: Any) -> Any:
         async def flush(self: Node) -> bool:
-            self._engine.dirty.clear()
+            self._engine.pending.dirty.clear()
             return True
 
         return flush
@@ -221,22 +223,20 @@ def a_graceful_stop_flushes_nothing() -> None:
 
 @mutant
 def the_previous_cell_weighs_nothing() -> None:
-    replace(engine, "carried", lambda _original: lambda *_args: 0)
+    replace(windows, "carried", lambda _original: lambda *_args: 0)
 
 
 @mutant
 def carried_is_rounded_up() -> None:
-    replace(engine, "carried", lambda original: lambda *args: original(*args) + 1)
+    replace(windows, "carried", lambda original: lambda *args: original(*args) + 1)
 
 
 @mutant
 def a_denied_request_is_counted() -> None:
     def make(original: Any) -> Any:
-        def deny(
-            self: Engine, subject: Subject, current: Any, before: int, limit: Limit, cost: int, *rest: Any
-        ) -> Any:
-            answer = original(self, subject, current, before, limit, cost, *rest)
-            current.own += cost
+        def deny(self: Engine, item: Any) -> Any:
+            answer = original(self, item)
+            item.cell.own += item.demand
             return answer
 
         return deny
@@ -275,13 +275,11 @@ def one_more_than_the_limit_passes() -> None:
 @mutant
 def a_failed_batch_keeps_the_items_that_fit() -> None:
     def make(original: Any) -> Any:
-        def answer(self: Engine, items: Any, *rest: Any) -> list[Decision]:
-            decisions: list[Decision] = original(self, items, *rest)
-            if not all(decisions):
-                for item, decision in zip(items, decisions, strict=True):
-                    if decision.allowed:
-                        item.cell.own += item.cost
-            return decisions
+        def answer(self: Engine, item: Any, verdict: int) -> Decision:
+            decision: Decision = original(self, item, verdict)
+            if decision.allowed and verdict != FITS:
+                item.cell.own += item.cost
+            return decision
 
         return answer
 
@@ -291,15 +289,16 @@ def a_failed_batch_keeps_the_items_that_fit() -> None:
 @mutant
 def a_batch_commits_only_its_first_item() -> None:
     def make(original: Any) -> Any:
-        def answer(self: Engine, items: Any, *rest: Any) -> list[Decision]:
-            decisions: list[Decision] = original(self, items, *rest)
-            if all(decisions) and len(items) > 1:
-                items[-1].cell.own -= items[-1].cost
-            return decisions
+        def judge_all(self: Engine, items: Any) -> int:
+            verdict: int = original(self, items)
+            if verdict == FITS:
+                for item in items[1:]:
+                    item.cell.own -= item.cost
+            return verdict
 
-        return answer
+        return judge_all
 
-    replace(Engine, "_answer", make)
+    replace(Engine, "_judge_all", make)
 
 
 # -- freshness
@@ -308,22 +307,22 @@ def a_batch_commits_only_its_first_item() -> None:
 @mutant
 def strict_mode_is_lost_at_rollover() -> None:
     def make(original: Any) -> Any:
-        def new_cell(self: Engine, subject: Subject, *rest: Any) -> Any:
+        def new_cell(self: Subjects, subject: Subject, *rest: Any) -> Any:
             subject.strict_until_ms = 0
             return original(self, subject, *rest)
 
         return new_cell
 
-    replace(Engine, "new_cell", make)
+    replace(Subjects, "new_cell", make)
 
 
 @mutant
-def a_denial_makes_nobody_strict() -> None:
+def a_denial_sets_no_strict_deadline() -> None:
     def make(original: Any) -> Any:
-        def deny(self: Engine, subject: Subject, *rest: Any) -> Any:
-            until_ms = subject.strict_until_ms
-            answer = original(self, subject, *rest)
-            subject.strict_until_ms = until_ms
+        def deny(self: Engine, item: Any) -> Any:
+            until_ms = item.subject.strict_until_ms
+            answer = original(self, item)
+            item.subject.strict_until_ms = until_ms
             return answer
 
         return deny
@@ -334,41 +333,41 @@ def a_denial_makes_nobody_strict() -> None:
 @mutant
 def a_failed_read_makes_the_cell_fresh() -> None:
     def make(_original: Any) -> Any:
-        def apply_read_failure(self: Convergence, need: Any, now_ms: int) -> None:
+        def apply_read_failure(self: OriginSync, need: Any, now_ms: int) -> None:
             for cell in need.cells:
-                cell.shared.fresh_until_ms = now_ms + self._tuning.fresh_ms
+                cell.origin.fresh_until_ms = now_ms + self._fresh_ms
 
         return apply_read_failure
 
-    replace(Convergence, "apply_read_failure", make)
+    replace(OriginSync, "apply_read_failure", make)
 
 
 @mutant
 def an_import_makes_the_cell_fresh() -> None:
     def make(original: Any) -> Any:
-        def import_cell(self: Convergence, row: LedgerRow, now_ms: int) -> Any:
+        def import_cell(self: LedgerSync, row: LedgerRow, now_ms: int) -> Any:
             subject, cell = original(self, row, now_ms)
-            cell.shared.fresh_until_ms = now_ms + self._tuning.fresh_ms
+            cell.origin.fresh_until_ms = now_ms + self._tuning.fresh_ms
             return subject, cell
 
         return import_cell
 
-    replace(Convergence, "_import_cell", make)
+    replace(LedgerSync, "_import_cell", make)
 
 
 @mutant
 def memory_is_trusted_twice_as_long() -> None:
     def make(original: Any) -> Any:
-        def hear(self: Convergence, subject: Subject, cell: Any, others: int, now_ms: int) -> None:
-            original(self, subject, cell, others, now_ms + self._tuning.fresh_ms)
+        def merge_others(self: OriginSync, subject: Subject, cell: Any, others: int, now_ms: int) -> None:
+            original(self, subject, cell, others, now_ms + self._fresh_ms)
 
-        return hear
+        return merge_others
 
-    replace(Convergence, "_hear", make)
+    replace(OriginSync, "_merge_others", make)
 
 
 @mutant
-def a_client_that_leaves_cancels_the_read_of_others() -> None:
+def a_client_that_disconnects_cancels_the_read_of_others() -> None:
     def make(_original: Any) -> Any:
         async def fetch(self: Reads, needs: Sequence[Any]) -> bool:
             heard = True
@@ -397,7 +396,7 @@ def a_request_waits_for_the_ledger() -> None:
 
 
 @mutant
-def a_read_may_take_as_long_as_it_likes() -> None:
+def a_read_may_take_ten_times_its_timeout() -> None:
     def make(original: Any) -> Any:
         def init(self: Reads, *args: Any, **kwargs: Any) -> None:
             original(self, *args, **kwargs)
@@ -414,18 +413,18 @@ def a_read_may_take_as_long_as_it_likes() -> None:
 @mutant
 def foreign_counts_are_published() -> None:
     def make(original: Any) -> Any:
-        def row(self: Convergence, subject: Subject, cell: Any, *rest: Any) -> LedgerRow | None:
+        def row(self: LedgerSync, subject: Subject, cell: Any, *rest: Any) -> LedgerRow | None:
             found: LedgerRow | None = original(self, subject, cell, *rest)
             return found and found._replace(regional=found.regional + cell.foreign)
 
         return row
 
-    replace(Convergence, "_row", make)
+    replace(LedgerSync, "_row", make)
 
 
 @mutant
 def a_failed_chunk_is_dropped() -> None:
-    replace(Convergence, "fail_publish", lambda _original: lambda _self, *_args: None)
+    replace(LedgerSync, "fail_publish", lambda _original: lambda _self, *_args: None)
 
 
 @mutant
@@ -434,22 +433,8 @@ def published_is_committed_before_the_chunk_succeeded() -> None:
         def init(self: Publication, found: Any) -> None:
             original(self, found)
             for row, cell in zip(self.rows, self.cells, strict=True):
-                assert cell.shared is not None
-                cell.shared.published = row.regional
-
-        return init
-
-    replace(Publication, "__init__", make)
-
-
-@mutant
-def rows_go_out_unsorted() -> None:
-    def make(original: Any) -> Any:
-        def init(self: Publication, found: Any) -> None:
-            original(self, found)
-            self.rows.reverse()
-            self.subjects.reverse()
-            self.cells.reverse()
+                assert cell.ledger is not None
+                cell.ledger.published = row.regional
 
         return init
 
@@ -459,49 +444,25 @@ def rows_go_out_unsorted() -> None:
 @mutant
 def short_windows_are_published() -> None:
     def make(original: Any) -> Any:
-        def init(self: Engine, *args: Any, **kwargs: Any) -> None:
-            original(self, *args, **kwargs)
+        def init(self: Subjects, tuning: Any, **kwargs: Any) -> None:
+            original(self, tuning, **kwargs)
             object.__setattr__(self, "_ledger_duration_ms_min", 0)
 
         return init
 
-    replace(Engine, "__init__", make)
-
-    def make_row(original: Any) -> Any:
-        def row(self: Convergence, *args: Any) -> LedgerRow | None:
-            tuning = self._tuning
-            self._tuning = _Shortened(tuning)  # type: ignore[misc,assignment]  # a mutant breaks types as well
-            try:
-                found: LedgerRow | None = original(self, *args)
-            finally:
-                self._tuning = tuning  # type: ignore[misc]  # put back what was there
-            return found
-
-        return row
-
-    replace(Convergence, "_row", make_row)
-
-
-class _Shortened:
-    ledger_duration_ms_min = 0
-
-    def __init__(self, tuning: Any) -> None:
-        self._original = tuning
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._original, name)
+    replace(Subjects, "__init__", make)
 
 
 @mutant
 def the_threshold_does_not_know_the_regions() -> None:
-    for module in (engine, convergence):
+    for module in (pending, ledger_sync):
         replace(module, "publish_threshold", lambda original: lambda limit, _regions: original(limit, 1))
 
 
 @mutant
 def other_regions_publishing_changes_nothing() -> None:
     def make(original: Any) -> Any:
-        def row(self: Convergence, subject: Subject, cell: Any, *rest: Any) -> LedgerRow | None:
+        def row(self: LedgerSync, subject: Subject, cell: Any, *rest: Any) -> LedgerRow | None:
             foreign, cell.foreign = cell.foreign, 0
             found: LedgerRow | None = original(self, subject, cell, *rest)
             cell.foreign = foreign
@@ -509,7 +470,7 @@ def other_regions_publishing_changes_nothing() -> None:
 
         return row
 
-    replace(Convergence, "_row", make)
+    replace(LedgerSync, "_row", make)
 
 
 # -- import
@@ -519,28 +480,26 @@ def other_regions_publishing_changes_nothing() -> None:
 def imported_rows_are_added_each_time() -> None:
     def make(original: Any) -> Any:
         def apply_foreign_row(
-            self: Convergence, subject: Subject, cell: Any, shared: Any, row: LedgerRow, *rest: Any
+            self: LedgerSync, subject: Subject, cell: Any, ledger: Any, row: LedgerRow, *rest: Any
         ) -> None:
-            known = 0 if shared.components is None else shared.components.get(row.region, 0)
-            original(self, subject, cell, shared, row._replace(regional=row.regional + known), *rest)
+            known = 0 if ledger.components is None else ledger.components.get(row.region, 0)
+            original(self, subject, cell, ledger, row._replace(regional=row.regional + known), *rest)
 
         return apply_foreign_row
 
-    replace(Convergence, "_apply_foreign_row", make)
+    replace(LedgerSync, "_apply_foreign_row", make)
 
 
 @mutant
 def foreign_is_the_largest_region_instead_of_the_sum() -> None:
     def make(original: Any) -> Any:
-        def apply_foreign_row(
-            self: Convergence, subject: Subject, cell: Any, shared: Any, *rest: Any
-        ) -> None:
-            original(self, subject, cell, shared, *rest)
-            cell.foreign = max(shared.components.values(), default=0)
+        def apply_foreign_row(self: LedgerSync, subject: Subject, cell: Any, ledger: Any, *rest: Any) -> None:
+            original(self, subject, cell, ledger, *rest)
+            cell.foreign = max(ledger.components.values(), default=0)
 
         return apply_foreign_row
 
-    replace(Convergence, "_apply_foreign_row", make)
+    replace(LedgerSync, "_apply_foreign_row", make)
 
 
 @mutant
@@ -562,27 +521,27 @@ def a_late_lower_row_replaces_a_higher_one() -> None:
 def the_own_row_counts_as_foreign() -> None:
     def make(_original: Any) -> Any:
         def apply_own_row(
-            self: Convergence, subject: Subject, cell: Any, shared: Any, row: LedgerRow, *_rest: Any
+            self: LedgerSync, subject: Subject, cell: Any, ledger: Any, row: LedgerRow, *_rest: Any
         ) -> None:
-            self._apply_foreign_row(subject, cell, shared, row, 0, 0)
+            self._apply_foreign_row(subject, cell, ledger, row, 0, 0)
 
         return apply_own_row
 
-    replace(Convergence, "_apply_own_row", make)
+    replace(LedgerSync, "_apply_own_row", make)
 
 
 @mutant
 def the_own_row_is_taken_for_own_counts() -> None:
     def make(original: Any) -> Any:
         def apply_own_row(
-            self: Convergence, subject: Subject, cell: Any, shared: Any, row: LedgerRow, *rest: Any
+            self: LedgerSync, subject: Subject, cell: Any, ledger: Any, row: LedgerRow, *rest: Any
         ) -> None:
-            original(self, subject, cell, shared, row, *rest)
+            original(self, subject, cell, ledger, row, *rest)
             cell.own = max(cell.own, row.regional)
 
         return apply_own_row
 
-    replace(Convergence, "_apply_own_row", make)
+    replace(LedgerSync, "_apply_own_row", make)
 
 
 @mutant
@@ -616,10 +575,8 @@ def what_is_anticipated_is_stored() -> None:
     def make(original: Any) -> Any:
         def decide(self: Engine, limit: Limit, identifier: str, cost: int, now_ms: int, *rest: Any) -> Any:
             subject = self.subjects.find((limit.workspace, limit.namespace, limit.duration_ms), identifier)
-            if subject is not None and subject.current.shared is not None and self._anticipates:
-                subject.current.foreign += subject.current.shared.anticipated(
-                    now_ms, self.anticipation_ms_max, self.growth_since_ms
-                )
+            if subject is not None and subject.current.ledger is not None:
+                subject.current.foreign += self._probable(subject.current.ledger, now_ms)
             return original(self, limit, identifier, cost, now_ms, *rest)
 
         return decide
@@ -630,12 +587,12 @@ def what_is_anticipated_is_stored() -> None:
 @mutant
 def rows_are_imported_after_they_expired() -> None:
     def make(original: Any) -> Any:
-        def apply_import(self: Convergence, rows: Sequence[LedgerRow], _now_ms: int, **kwargs: Any) -> None:
+        def apply_import(self: LedgerSync, rows: Sequence[LedgerRow], _now_ms: int, **kwargs: Any) -> None:
             original(self, rows, 0, **kwargs)
 
         return apply_import
 
-    replace(Convergence, "apply_import", make)
+    replace(LedgerSync, "apply_import", make)
     replace(
         MemoryLedger,
         "changes_nowait",
@@ -666,13 +623,13 @@ def nothing_is_ever_forgotten() -> None:
     replace(Subjects, "expire", lambda _original: lambda _self, *_args: False)
 
 
-# -- the hunt
+# -- the search
 
 
-def hunt() -> str | None:
-    """Who notices: a world, or a scenario; None if nobody does."""
+def search() -> str | None:
+    """The seed or the scenario that fails, or None."""
     for seed in SEEDS:
-        report = run_world(draw_plan(seed))
+        report = run_plan(draw_plan(seed))
         if not report.ok:
             return f"seed {seed}: {report.violations[0]}"
     for file in bundled_files():
@@ -685,7 +642,7 @@ def hunt() -> str | None:
 
 def main(name: str) -> int:
     MUTANTS[name]()
-    found = hunt()
+    found = search()
     sys.stdout.write(f"{name}: {found or 'NOT FOUND'}\n")
     return 0 if found else 1
 

@@ -8,12 +8,12 @@ import pytest
 from click.testing import CliRunner
 
 from tidegate.sim.accuracy import GROUPS, Case, cases, measure, table
+from tidegate.sim.baselines import admitted_by_log, admitted_by_perfect_counter
 from tidegate.sim.capacity import FleetCost, extrapolated, measure_fleet
 from tidegate.sim.capacity import table as fleet_table
 from tidegate.sim.commands import simulate
-from tidegate.sim.fairground import Offer
+from tidegate.sim.fleet import Offer
 from tidegate.sim.plots import plot_accuracy, plot_fleet
-from tidegate.sim.references import admitted_by_log, admitted_by_perfect_counter
 
 CASES = {case.name: case for case in cases()}
 SEEDS = (1, 2, 3)
@@ -39,12 +39,12 @@ def test_an_even_spreader_at_20_per_second_in_ten_regions_gets_at_most_5_percent
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", SEEDS)
 def test_an_even_spreader_at_100_per_second_in_ten_regions_gets_at_most_10_percent_more(seed: int) -> None:
-    # It is over after a second; ten are enough to see that nothing is let in later.
+    # The limit is used up after a second; ten are enough to see that nothing is admitted later.
     case = CASES["10 regions × 100/s"]
     measured = measure(replace(case, windows=0.15, seed=seed))
     assert measured.of_limit <= 1.10
     assert min(measured.plain_first_window.values()) > 3 * case.limit, (
-        "the plain scheme lets in several times the limit"
+        "the plain scheme admits several times the limit"
     )
 
 
@@ -55,7 +55,7 @@ def test_anticipation_costs_less_than_one_percent_when_foreign_traffic_stops(eac
     assert measured.under_percent < 1
 
 
-def test_each_mechanism_buys_something() -> None:
+def test_each_mechanism_improves_accuracy() -> None:
     full = replace(CASES["10 regions × 20/s"], windows=0.5)
     bare = replace(CASES["and without pressure"], windows=0.5)
     assert measure(bare).of_limit > measure(full).of_limit + 0.3
@@ -83,16 +83,16 @@ def test_every_group_has_cases_and_names_are_unique() -> None:
     assert len(CASES) == len(cases())
 
 
-def test_the_references_agree_on_a_simple_story() -> None:
+def test_the_baselines_on_a_simple_series_of_requests() -> None:
     offers = [Offer(0, 0)] * 5 + [Offer(30_000_000, 0)] * 5 + [Offer(90_000_000, 0)] * 5
-    # At 90 s the first cell still weighs half of 3 for the counter, and nothing is left of it in the log.
+    # At 90 s the counter still counts half of the 3 in the first cell; the log has dropped them.
     counter = admitted_by_perfect_counter(offers, 3, 60_000, 0)
     assert [sum(counter[0:5]), sum(counter[5:10]), sum(counter[10:15])] == [3, 0, 2]
     log = admitted_by_log(offers, 3, 60_000)
     assert [sum(log[0:5]), sum(log[5:10]), sum(log[10:15])] == [3, 0, 3]
 
 
-def test_results_are_shown_as_a_table_and_as_plots(tmp_path: Path) -> None:
+def test_results_can_be_printed_as_a_table_and_plotted(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib", reason="plots need the extra `plot`")
     results = [
         measure(Case("regions", f"{regions} regions", regions=regions, limit=20, windows=0.2, per_second=4))
@@ -132,7 +132,7 @@ def test_a_fleet_too_large_to_run_is_computed_by_the_growth_between_two(
     assert computed.nodes == 3_300
     assert computed.requests_per_s == pytest.approx(100 * reference.requests_per_s, rel=0.01)
     assert computed.origin_commands_per_s == reference.origin_commands_per_s, (
-        "what did not grow does not grow"
+        "a rate that did not grow stays the same"
     )
     assert list(fleet_table([reference, computed]))[-1].split() == ["measured", "computed"]
     pytest.importorskip("matplotlib", reason="plots need the extra `plot`")

@@ -25,8 +25,13 @@ REQUEST = {
 
 
 def written(path: Path, *steps: dict[str, Any], **scenario: object) -> Path:
-    story = {"name": "a story", "why": "", "nodes": [{"id": "a1", "region": "a"}], "steps": list(steps)}
-    path.write_text(json.dumps({"schema": 1, "scenarios": [story | scenario]}))
+    described = {
+        "name": "a scenario",
+        "why": "",
+        "nodes": [{"id": "a1", "region": "a"}],
+        "steps": list(steps),
+    }
+    path.write_text(json.dumps({"schema": 1, "scenarios": [described | scenario]}))
     return path
 
 
@@ -50,17 +55,17 @@ def test_every_operation_is_used_by_a_bundled_scenario() -> None:
     assert {step.op for scenario in BUNDLED for step in scenario.steps} == set(OPERATIONS)
 
 
-def test_a_failed_expectation_is_told_with_path_wanted_and_got(tmp_path: Path) -> None:
+def test_a_failed_expectation_is_reported_with_path_wanted_and_got(tmp_path: Path) -> None:
     step = {"t_ms": T_MS, "node": "a1", "op": "limit", **REQUEST, "expect": {"success": True, "remaining": 3}}
     file = written(tmp_path / "wrong.json", step)
     result = simulated(file)
     assert result.exit_code == 1
-    assert "FAILED  a story" in result.output
+    assert "FAILED  a scenario" in result.output
     assert "step 1 (limit).remaining: wanted 3, got 9" in result.output
     assert result.output.splitlines()[-1] == "0 passed, 1 failed"
 
 
-def test_the_closing_line_counts_and_the_exit_code_is_zero_when_all_passed(tmp_path: Path) -> None:
+def test_the_last_line_has_the_totals_and_the_exit_code_is_zero_if_all_passed(tmp_path: Path) -> None:
     step = {
         "t_ms": T_MS,
         "node": "a1",
@@ -71,10 +76,10 @@ def test_the_closing_line_counts_and_the_exit_code_is_zero_when_all_passed(tmp_p
     file = written(tmp_path / "right.json", step)
     result = simulated(file, file)
     assert result.exit_code == 0
-    assert result.output.splitlines() == ["ok      a story", "ok      a story", "2 passed, 0 failed"]
+    assert result.output.splitlines() == ["ok      a scenario", "ok      a scenario", "2 passed, 0 failed"]
 
 
-def test_json_says_the_same_as_data(tmp_path: Path) -> None:
+def test_json_has_the_same_results(tmp_path: Path) -> None:
     step = {"t_ms": T_MS, "node": "a1", "op": "limit", **REQUEST, "expect": {"current": {"any": [2, 3]}}}
     result = simulated(written(tmp_path / "wrong.json", step), "--json")
     assert result.exit_code == 1
@@ -89,12 +94,12 @@ LIMIT = {"t_ms": T_MS, "node": "a1", "op": "limit", **REQUEST}
 
 
 @pytest.mark.parametrize(
-    ("step", "told"),
+    ("step", "expected"),
     [
-        ({**LIMIT, "op": "limt"}, "op 'limt' is not known"),
+        ({**LIMIT, "op": "limt"}, "op 'limt' is unknown"),
         ({**LIMIT, "node": "b1"}, "there is no node 'b1'"),
-        ({**LIMIT, "t_ms": "now"}, "t_ms must be a whole number"),
-        ({**LIMIT, "expct": {}}, "field 'expct' is not known"),
+        ({**LIMIT, "t_ms": "now"}, "t_ms must be an integer"),
+        ({**LIMIT, "expct": {}}, "unknown field 'expct'"),
         ({**LIMIT, "expect_rows": []}, "cannot have expect_rows"),
         ({key: value for key, value in LIMIT.items() if key != "limit"}, "needs limit"),
         ({"op": "batch", "node": "a1", "requests": [{}]}, "requests[0] needs duration_ms"),
@@ -103,58 +108,58 @@ LIMIT = {"t_ms": T_MS, "node": "a1", "op": "limit", **REQUEST}
         ({"op": "peek_origin", "region": 5, **REQUEST, "sequence": 1}, "region must be a string"),
     ],
 )
-def test_a_malformed_step_is_refused_with_file_scenario_and_step(
-    tmp_path: Path, step: dict[str, Any], told: str
+def test_a_malformed_step_is_an_error_that_names_file_scenario_and_step(
+    tmp_path: Path, step: dict[str, Any], expected: str
 ) -> None:
     file = written(tmp_path / "bad.json", {"op": "tick"}, step)
     with pytest.raises(MalformedScenario) as caught:
         load_file(file)
     message = str(caught.value)
-    assert str(file) in message and "'a story'" in message and "step 2" in message and told in message
+    assert str(file) in message and "'a scenario'" in message and "step 2" in message and expected in message
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "message"),
     [
         ("{", "is not JSON"),
         ("[]", "a scenario file is"),
-        ('{"schema": 2, "scenarios": []}', "schema 2 is not known"),
+        ('{"schema": 2, "scenarios": []}', "schema 2 is unknown"),
         ('{"schema": 1, "scenarios": {}}', "scenarios must be a list"),
         ('{"schema": 1, "scenarios": [{}]}', "needs a name"),
-        ('{"schema": 1, "scenarios": [{"name": "x", "kind": "y"}]}', "kind 'y' is not known"),
+        ('{"schema": 1, "scenarios": [{"name": "x", "kind": "y"}]}', "kind 'y' is unknown"),
         ('{"schema": 1, "scenarios": [{"name": "x", "tuning": {"freshness": 1}}]}', "tuning has no field"),
         (
             '{"schema": 1, "scenarios": [{"name": "x", "tuning": {"fresh_ms": true}}]}',
-            "must be a whole number",
+            "must be an integer",
         ),
         ('{"schema": 1, "scenarios": [{"name": "x", "nodes": [{"id": "a"}], "steps": []}]}', "a node is"),
         ('{"schema": 1, "scenarios": [{"name": "x", "kind": "load"}]}', "a load needs nodes_count"),
     ],
 )
-def test_a_malformed_file_is_refused(tmp_path: Path, text: str, told: str) -> None:
+def test_a_malformed_file_is_an_error(tmp_path: Path, text: str, message: str) -> None:
     file = tmp_path / "bad.json"
     file.write_text(text)
-    with pytest.raises(MalformedScenario, match=told):
+    with pytest.raises(MalformedScenario, match=message):
         load_file(file)
 
 
-def test_a_missing_file_is_refused(tmp_path: Path) -> None:
+def test_a_missing_file_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(MalformedScenario, match="cannot be read"):
         load_file(tmp_path / "absent.json")
 
 
-def test_an_unexpected_error_is_a_difference_and_an_expected_one_that_does_not_come_too(
+def test_an_unexpected_error_and_a_missing_expected_error_are_differences(
     tmp_path: Path,
 ) -> None:
     file = written(tmp_path / "errors.json", {**LIMIT, "limit": 0}, {**LIMIT, "expect_error": True})
-    told = [str(difference) for difference in run_scenario(load_file(file)[0]).differences]
-    assert told == [
+    found = [str(difference) for difference in run_scenario(load_file(file)[0]).differences]
+    assert found == [
         "step 1 (limit): wanted 'a decision', got 'error: quota: got 0, expected at least 1'",
         "step 2 (limit) error: wanted True, got False",
     ]
 
 
-def test_the_same_scenario_runs_the_same_way_again() -> None:
+def test_the_same_scenario_gives_the_same_result_twice() -> None:
     load = next(scenario for scenario in BUNDLED if scenario.load is not None)
     assert run_scenario(load).differences == run_scenario(load).differences == []
 

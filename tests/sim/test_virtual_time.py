@@ -5,35 +5,35 @@ import logging
 
 import pytest
 
-from tidegate.sim.virtual_time import StandStill, VirtualClock, VirtualLoop, owned_context, recorded_errors
+from tidegate.sim.virtual_time import LoopStalled, VirtualClock, VirtualLoop, owned_context, recorded_errors
 from tidegate.testing.clock import ManualClock
 
 
-def test_a_sleep_of_a_day_takes_no_time_and_all_of_it() -> None:
+def test_a_sleep_of_a_day_advances_virtual_time_by_a_day() -> None:
     loop = VirtualLoop()
     loop.run_until_complete(asyncio.sleep(86_400))
     assert loop.time() == 86_400
     loop.close()
 
 
-def test_a_loop_that_waits_for_nothing_says_so() -> None:
+def test_a_loop_in_which_every_task_waits_without_a_timer_is_stalled() -> None:
     loop = VirtualLoop()
     waiting = loop.create_task(asyncio.Event().wait())
-    with pytest.raises(StandStill):
+    with pytest.raises(LoopStalled):
         loop.run_until_complete(waiting)
     waiting.cancel()
     loop.run_until_complete(asyncio.sleep(0))
     loop.close()
 
 
-def test_a_task_that_never_lets_time_pass_is_noticed() -> None:
+def test_a_loop_in_which_time_never_advances_is_stalled() -> None:
     loop = VirtualLoop()
 
     def spin() -> None:
         loop.call_soon(spin)
 
     spin()
-    with pytest.raises(StandStill):
+    with pytest.raises(LoopStalled):
         loop.run_until_complete(asyncio.sleep(1))
     loop.close()
 
@@ -87,7 +87,7 @@ def test_a_paused_process_does_nothing_until_it_is_resumed() -> None:
     loop.close()
 
 
-def test_what_a_process_starts_dies_with_it() -> None:
+def test_killing_a_process_cancels_the_tasks_it_started() -> None:
     loop = VirtualLoop()
     ends: list[str] = []
 
@@ -113,14 +113,14 @@ def test_what_a_process_starts_dies_with_it() -> None:
     loop.close()
 
 
-def test_errors_of_the_library_are_recorded_and_lesser_complaints_are_not() -> None:
+def test_errors_of_the_library_are_recorded_and_warnings_are_not() -> None:
     with recorded_errors() as errors:
         logging.getLogger("tidegate.runtime").warning("the origin is down")
         logging.getLogger("tidegate.runtime").error("a loop ended")
     assert errors == ["a loop ended"]
 
 
-def test_a_manual_clock_moves_only_when_told() -> None:
+def test_a_manual_clock_moves_only_when_set_or_advanced() -> None:
     clock = ManualClock(5)
     assert clock.now_ms() == 5
     assert clock.advance(10) == clock.now_ms() == 15

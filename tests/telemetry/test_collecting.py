@@ -8,7 +8,7 @@ from prometheus_client.parser import text_string_to_metric_families
 import tidegate.telemetry
 from tidegate import AsyncLimiter, Limit, Limiter
 from tidegate.adapters.memory import MemoryLedger, MemoryOrigin
-from tidegate.core.model import Component, Heard
+from tidegate.core.model import Component, OriginReply
 from tidegate.errors import DependencyUnavailable
 from tidegate.telemetry import Collector, collect, render
 from tidegate.telemetry.metrics import METRICS, Snapshot, metric
@@ -62,7 +62,7 @@ def test_an_embedded_limiter_counts_its_decisions() -> None:
     assert snapshot.values["origin_errors_total", ("cold", "timeout")] == 0
 
 
-async def test_a_node_of_a_fleet_tells_of_its_origin_and_ledger() -> None:
+async def test_a_node_of_a_fleet_has_metrics_of_its_origin_and_ledger() -> None:
     async with AsyncLimiter(region="fra", origin=MemoryOrigin(), ledger=MemoryLedger()) as limiter:
         for _ in range(2):
             await limiter.limit(EMAILS, "alice")
@@ -75,12 +75,12 @@ async def test_a_node_of_a_fleet_tells_of_its_origin_and_ledger() -> None:
     assert {labels for name, labels in snapshot.values if name == "breaker_state"}
     named = {name for name, _ in [*snapshot.values, *snapshot.histograms]}
     missing = {entry.name for entry in METRICS} - named - NOT_OF_A_LIMITER
-    # Only told once there is another region, or a pulse of the origin.
+    # Present only after there is another region, or a pulse of the origin.
     assert missing <= {"global_lag_seconds", "clock_offset_seconds"}
 
 
 @pytest.mark.parametrize("ahead_ms", [-250, 0, 250])
-async def test_the_clock_offset_tells_how_far_this_node_is_ahead_of_its_origin(ahead_ms: int) -> None:
+async def test_the_clock_offset_is_how_far_this_node_is_ahead_of_its_origin(ahead_ms: int) -> None:
     mine, theirs = ManualClock(NOON_MS + ahead_ms), ManualClock(NOON_MS)
     async with make_async_limiter(region="fra", origin=MemoryOrigin(clock=theirs), clock=mine) as limiter:
         node = limiter._parts.node
@@ -90,7 +90,7 @@ async def test_the_clock_offset_tells_how_far_this_node_is_ahead_of_its_origin(a
 
 
 class DownOrigin(MemoryOrigin):
-    async def read(self, wanted: Sequence[Component], *, timeout_s: float) -> list[Heard]:
+    async def read(self, wanted: Sequence[Component], *, timeout_s: float) -> list[OriginReply]:
         raise DependencyUnavailable("down")
 
 
@@ -104,7 +104,7 @@ async def test_a_decision_without_its_origin_is_local_and_the_error_is_counted()
     assert snapshot.values["origin_errors_total", ("cold", "other")] == 1
 
 
-def test_the_page_of_a_limiter_is_read_by_prometheus() -> None:
+def test_prometheus_can_parse_the_page_of_a_limiter() -> None:
     with Limiter() as limiter:
         limiter.limit(EMAILS, "alice", now_ms=NOON_MS)
         page = render([collect(limiter)])
@@ -115,7 +115,7 @@ def test_the_page_of_a_limiter_is_read_by_prometheus() -> None:
     assert allowed["allowed", "local"] == 1
 
 
-def test_what_the_package_offers_is_there() -> None:
+def test_the_names_of_the_package_can_be_imported() -> None:
     assert tidegate.telemetry.__all__ == ["Collector", "collect", "render"]
     assert Collector is tidegate.telemetry.Collector
     with pytest.raises(AttributeError, match="nothing"):

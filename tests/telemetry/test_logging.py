@@ -126,13 +126,13 @@ def test_no_secret_is_written(
     assert SECRET not in "".join(capsys.readouterr())
 
 
-def test_a_secret_without_a_pattern_is_masked_when_it_was_named() -> None:
+def test_a_secret_without_a_pattern_is_masked_if_it_was_given() -> None:
     book = Book(TextFormatter(), ("correct horse",))
     book.logger.warning("the password is correct%%20horse, that is %s", "correct horse")
     assert "horse" not in book.text
 
 
-def test_the_log_tells_what_went_wrong_apart_from_the_secret() -> None:
+def test_the_rest_of_a_message_with_a_secret_stays_readable() -> None:
     book = Book(JSONFormatter())
     _log_nested(book.logger)
     exception = json.loads(book.text)["exception"]
@@ -140,7 +140,7 @@ def test_the_log_tells_what_went_wrong_apart_from_the_secret() -> None:
     assert "ValueError: inner mysql://root:****@db/tidegate" in exception
 
 
-def test_a_json_line_holds_time_level_logger_message_and_extra_fields() -> None:
+def test_a_json_line_has_time_level_logger_message_and_extra_fields() -> None:
     book = Book(JSONFormatter())
     book.logger.warning("origin %s", "slow", extra={"latency_ms": 12.5, "op": "cold", "cells": (1, 2, 3)})
     fields = json.loads(book.text)
@@ -189,7 +189,7 @@ def test_a_value_cannot_forge_a_line(formatter: type[logging.Formatter]) -> None
     assert "\x1b" not in book.text
 
 
-def test_no_line_of_an_exception_passes_for_a_record() -> None:
+def test_no_line_of_an_exception_looks_like_a_record() -> None:
     book = Book(TextFormatter())
     book.logger.error("failed", exc_info=ValueError("x\n2026-01-01T00:00:00.000Z INFO forged"))
     assert len(book.lines) > 1
@@ -208,7 +208,7 @@ def process_logging() -> Iterator[None]:
     own.setLevel(own_level)
 
 
-def test_serving_writes_its_own_records_from_its_level_on_and_others_from_warning_on(
+def test_own_records_are_written_from_the_level_on_and_others_from_warning_on(
     process_logging: None,
 ) -> None:
     stream = io.StringIO()
@@ -243,7 +243,8 @@ def test_uncaught_exceptions_and_warnings_are_logged_masked(process_logging: Non
 
 def test_importing_tidegate_configures_no_logging() -> None:
     program = (
-        "import logging, tidegate, tidegate.telemetry.logging, tidegate.telemetry.prometheus, tidegate.server.config\n"
+        "import logging, tidegate, tidegate.server.process.config\n"
+        "import tidegate.telemetry.logging, tidegate.telemetry.prometheus\n"
         "assert not logging.getLogger().handlers and not logging.getLogger('tidegate').handlers\n"
         "assert logging.getLogger('tidegate').level == logging.NOTSET"
     )

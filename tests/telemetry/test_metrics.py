@@ -75,7 +75,7 @@ def test_every_label_has_few_known_values_or_comes_from_the_fleet_or_is_a_top_k(
             assert bounded, entry.name
 
 
-def test_counters_add_up_over_workers_and_gauges_do_what_they_mean() -> None:
+def test_counters_of_workers_are_added_and_gauges_are_merged_as_declared() -> None:
     one = Snapshot(
         "a", {("decisions_total", ("allowed", "local")): 3, ("regions", ()): 2, ("subjects", ()): 10}
     )
@@ -102,14 +102,14 @@ def test_counters_add_up_over_workers_and_gauges_do_what_they_mean() -> None:
     }
 
 
-def test_histograms_add_up_bucket_by_bucket() -> None:
+def test_histograms_are_added_bucket_by_bucket() -> None:
     key: Key = ("loop_stall_seconds", ())
     one = Snapshot("a", {}, {key: HistogramValue((1.0, 2.0), (1, 0, 4), 9.5)})
     two = Snapshot("b", {}, {key: HistogramValue((1.0, 2.0), (0, 2, 1), 6.0)})
     assert merge([one, two]).histograms == {key: HistogramValue((1.0, 2.0), (1, 2, 5), 15.5)}
 
 
-def test_histograms_with_other_buckets_are_refused() -> None:
+def test_adding_histograms_with_different_buckets_is_an_error() -> None:
     key: Key = ("loop_stall_seconds", ())
     one = Snapshot("a", {}, {key: HistogramValue((1.0,), (1, 0), 1.0)})
     two = Snapshot("b", {}, {key: HistogramValue((2.0,), (1, 0), 1.0)})
@@ -134,14 +134,14 @@ snapshots = st.builds(
 
 
 @given(snapshots)
-def test_a_snapshot_survives_the_way_to_another_process(snapshot: Snapshot) -> None:
+def test_a_snapshot_is_the_same_after_encoding_and_decoding(snapshot: Snapshot) -> None:
     assert Snapshot.from_json(snapshot.to_json()) == snapshot
 
 
 @pytest.mark.parametrize(
     "data", [b"", b"{}", b"[]", b"nonsense", b'{"node":1,"values":[[1]],"histograms":[]}', b"[" * 99_999]
 )
-def test_what_is_no_snapshot_is_a_value_error(data: bytes) -> None:
+def test_decoding_anything_else_is_a_value_error(data: bytes) -> None:
     with pytest.raises(ValueError, match=r".*"):
         Snapshot.from_json(data)
 

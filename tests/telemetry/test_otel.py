@@ -31,7 +31,7 @@ class Recording:
         return {span.name: span for span in self.exporter.get_finished_spans()}
 
 
-async def test_a_traced_origin_answers_as_before_and_leaves_spans_without_identifiers() -> None:
+async def test_a_traced_origin_replies_as_before_and_creates_spans_without_identifiers() -> None:
     recording = Recording()
     origin: Origin = traced_origin(MemoryOrigin(), recording.tracer)
     digest = subject_digest("w", "n", "alice", 60_000)
@@ -46,7 +46,7 @@ async def test_a_traced_origin_answers_as_before_and_leaves_spans_without_identi
     assert dict(recording.spans["tidegate.origin.merge"].attributes or {}) == {"cells": 1}
 
 
-async def test_a_traced_ledger_answers_as_before_and_counts_rows() -> None:
+async def test_a_traced_ledger_replies_as_before_and_counts_rows() -> None:
     recording = Recording()
     ledger: Ledger = traced_ledger(MemoryLedger(), recording.tracer)
     row = LedgerRow("w", "n", "alice", 60_000, 5, "fra", 3, 420_000)
@@ -63,7 +63,7 @@ async def test_a_traced_ledger_answers_as_before_and_counts_rows() -> None:
     assert dict(recording.spans["tidegate.ledger.import"].attributes or {}) == {"full": 1, "rows": 1}
 
 
-async def test_a_failure_passes_through_and_marks_the_span() -> None:
+async def test_an_error_is_raised_and_recorded_in_the_span() -> None:
     class Down(MemoryOrigin):
         async def read(self, wanted: object, *, timeout_s: float) -> list[object]:  # type: ignore[override] # fails only
             raise DependencyError("down")
@@ -84,6 +84,6 @@ def no_opentelemetry() -> Iterator[None]:
     sys.modules.update(hidden)
 
 
-def test_without_opentelemetry_tracing_says_what_to_install(no_opentelemetry: None) -> None:
+def test_without_opentelemetry_the_error_names_the_extra(no_opentelemetry: None) -> None:
     with pytest.raises(MissingExtra, match=r"tidegate\[otel\]"):
         traced_origin(MemoryOrigin())

@@ -38,7 +38,7 @@ def series(page: bytes) -> list[str]:
 
 
 def full_snapshot(node: str = "a") -> Snapshot:
-    """A number for every metric that there is."""
+    """A value for every metric."""
     values: dict[Key, float] = {}
     histograms: dict[Key, HistogramValue] = {}
     for number, entry in enumerate(METRICS, 1):
@@ -65,7 +65,7 @@ def test_a_page_has_help_and_type_before_the_series() -> None:
     ]
 
 
-def test_a_metric_without_a_series_is_named_all_the_same() -> None:
+def test_a_metric_without_a_series_still_has_help_and_type() -> None:
     page = render([Snapshot("a", {})]).decode()
     for entry in METRICS:
         assert f"# HELP {entry.full_name} {entry.help}\n# TYPE {entry.full_name} {entry.kind}\n" in page
@@ -84,7 +84,7 @@ def test_a_histogram_is_cumulative_and_ends_with_infinity() -> None:
     ]
 
 
-def test_several_workers_make_one_page_without_a_series_twice() -> None:
+def test_the_page_of_several_workers_has_each_series_once() -> None:
     samples = parsed(render([full_snapshot("a"), full_snapshot("b")]))
     number = 1 + [entry.name for entry in METRICS].index("decisions_total")
     outcome = labels(outcome=f"outcome{number}", source=f"source{number}")
@@ -94,12 +94,12 @@ def test_several_workers_make_one_page_without_a_series_twice() -> None:
     assert samples["tidegate_regions", labels()] == regions
 
 
-def test_nothing_is_a_page_too() -> None:
+def test_a_page_without_snapshots_has_help_and_type_only() -> None:
     assert series(render([])) == []
 
 
 @given(st.text(st.characters(exclude_categories=["Cs"]), max_size=30))
-def test_any_identifier_comes_back_as_it_was(identifier: str) -> None:
+def test_any_identifier_can_be_parsed_from_the_page(identifier: str) -> None:
     key: Key = ("top_identifier_denials", ("w", "n", identifier))
     page = Renderer()([Snapshot("a", {key: 1})])
     # One sample is one line to a scraper: it splits at \n and nothing else.
@@ -131,17 +131,17 @@ def test_a_top_k_stays_bounded_over_any_number_of_workers() -> None:
     }
 
 
-def test_wrong_labels_are_refused() -> None:
+def test_wrong_labels_are_an_error() -> None:
     with pytest.raises(ValueError, match="outcome"):
         render([Snapshot("a", {("decisions_total", ("allowed",)): 1})])
 
 
-def test_an_undeclared_metric_is_refused() -> None:
+def test_an_undeclared_metric_is_an_error() -> None:
     with pytest.raises(KeyError, match="invented_total"):
         render([Snapshot("a", {("invented_total", ()): 1})])
 
 
-def test_what_is_kept_ready_made_does_not_grow_for_ever() -> None:
+def test_the_cache_of_prepared_text_is_bounded() -> None:
     renderer = Renderer()
     for start in range(0, 200_000, 20_000):
         renderer(
@@ -155,7 +155,7 @@ def test_what_is_kept_ready_made_does_not_grow_for_ever() -> None:
     assert len(renderer._prepared) <= 70_000
 
 
-def test_infinite_and_undefined_numbers_have_their_names() -> None:
+def test_infinity_and_nan_are_rendered_as_prometheus_expects() -> None:
     values: dict[Key, float] = {
         ("global_lag_seconds", ("a",)): float("inf"),
         ("global_lag_seconds", ("b",)): float("-inf"),
@@ -172,7 +172,7 @@ def test_the_collector_gives_prometheus_client_the_same_samples() -> None:
     assert parsed(generate_latest(registry)) == parsed(render(snapshots))
 
 
-def test_registering_the_collector_asks_for_no_numbers() -> None:
+def test_registering_the_collector_reads_no_statistics() -> None:
     asked: list[int] = []
 
     def source() -> list[Snapshot]:
@@ -194,7 +194,7 @@ def no_prometheus_client() -> Iterator[None]:
     sys.modules.update(hidden)
 
 
-def test_without_prometheus_client_the_collector_says_what_to_install(no_prometheus_client: None) -> None:
+def test_without_prometheus_client_the_error_names_the_extra(no_prometheus_client: None) -> None:
     with pytest.raises(MissingExtra, match=r"tidegate\[prometheus\]"):
         Collector(list)
     assert render([full_snapshot()])

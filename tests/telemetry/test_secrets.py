@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidegate.telemetry.secrets import MASK, Masker, mask, url_password
+from tidegate.adapters.secrets import MASK, Masker, mask, url_password
 
 KEY = "tg_3ZdkJ8vQw0sXbN5"
 PASSWORD = "hunter2-S3cret"

@@ -48,7 +48,7 @@ def test_without_pressure_the_counts_are_exact(stream: list[tuple[int, int]]) ->
     assert {heavy.key: heavy.weight for heavy in sketch.top(31)} == {k: w for k, w in truth.items() if w}
 
 
-def test_two_hundred_thousand_sprayed_keys_take_no_more_memory_than_its_capacity() -> None:
+def test_two_hundred_thousand_distinct_keys_use_no_more_memory_than_its_capacity() -> None:
     sketch: SpaceSaving[int] = SpaceSaving(100)
     for key in range(200_000):
         sketch.add(key)
@@ -67,7 +67,7 @@ def test_the_heaviest_come_first() -> None:
     assert [(heavy.key, heavy.weight) for heavy in sketch.top(2)] == [("b", 5), ("c", 3)]
 
 
-def test_a_sketch_without_room_is_refused() -> None:
+def test_a_capacity_below_one_is_an_error() -> None:
     with pytest.raises(ValueError, match="capacity"):
         SpaceSaving(0)
 
@@ -77,7 +77,7 @@ def test_few_events_all_weigh_one() -> None:
     assert [thinning.weight(second) for second in range(5) for _ in range(10)] == [1] * 50
 
 
-def test_in_a_flood_some_stand_for_all_and_the_sum_stays_true() -> None:
+def test_at_high_rates_a_sample_is_weighted_and_the_sum_stays_correct() -> None:
     thinning = Thinning(1_000, 16, Random(7).random)
     weights = [thinning.weight(5) for _ in range(101_000)]
     assert weights[:1_000] == [1] * 1_000
@@ -86,7 +86,7 @@ def test_in_a_flood_some_stand_for_all_and_the_sum_stays_true() -> None:
     assert thinning.weight(6) == 1, "the next second begins anew"
 
 
-def test_what_stands_for_others_is_drawn_and_does_not_follow_the_rhythm_of_the_stream() -> None:
+def test_the_sample_is_random_and_does_not_depend_on_the_period_of_the_stream() -> None:
     thinning = Thinning(0, 16, Random(3).random)
     heavy: SpaceSaving[int] = SpaceSaving(10)
     for event in range(64_000):

@@ -9,9 +9,12 @@ import asyncmy
 import asyncpg
 import pytest
 
-from tidegate.testing import MariaDBServer, PostgresServer, ServerError
+from tidegate.testing import MariaDBServer, MySQLServer, PostgresServer, ServerError
+from tidegate.testing.servers.mysql_family import MySQLFamilyServer
 
 pytestmark = pytest.mark.server
+
+Server = MySQLFamilyServer | PostgresServer
 
 
 class Session:
@@ -26,7 +29,11 @@ class Session:
         if parts.scheme == "postgres":
             return cls(await asyncpg.connect(url, timeout=10))
         connection = await asyncmy.connect(
-            host=parts.hostname, port=parts.port, user=parts.username, database=parts.path.strip("/")
+            host=parts.hostname,
+            port=parts.port,
+            user=parts.username,
+            password=parts.password or "",
+            database=parts.path.strip("/"),
         )
         return cls(connection)
 
@@ -46,13 +53,11 @@ class Session:
 
 
 class DatabaseVerbs:
-    """What MariaDB and PostgreSQL have in common, proven on each."""
+    """What MariaDB, MySQL and PostgreSQL have in common, proven on each."""
 
     scheme: ClassVar[str]
 
-    def test_every_database_is_new_and_its_url_leads_to_it(
-        self, server: MariaDBServer | PostgresServer
-    ) -> None:
+    def test_every_database_is_new_and_its_url_leads_to_it(self, server: Server) -> None:
         first, second = server.create_database(), server.create_database()
         assert first != second
         assert first.startswith(f"{self.scheme}@127.0.0.1:{server.port}/")
@@ -64,9 +69,7 @@ class DatabaseVerbs:
             server.sql("SELECT 1", name)
         server.drop_database(second)
 
-    def test_what_was_committed_survives_a_kill_at_the_same_port(
-        self, server: MariaDBServer | PostgresServer, url: str
-    ) -> None:
+    def test_what_was_committed_survives_a_kill_at_the_same_port(self, server: Server, url: str) -> None:
         port, name = server.port, url.rpartition("/")[2]
         server.sql("CREATE TABLE t (a INT); INSERT INTO t VALUES (1), (2)", name)
         server.kill()
@@ -76,9 +79,7 @@ class DatabaseVerbs:
         assert server.port == port
         assert server.sql("SELECT a FROM t ORDER BY a", name) == [["1"], ["2"]]
 
-    def test_a_restart_keeps_the_data_and_an_empty_restart_does_not(
-        self, server: MariaDBServer | PostgresServer, url: str
-    ) -> None:
+    def test_a_restart_keeps_the_data_and_an_empty_restart_does_not(self, server: Server, url: str) -> None:
         port, name = server.port, url.rpartition("/")[2]
         server.sql("CREATE TABLE t (a INT); INSERT INTO t VALUES (1)", name)
         server.restart()
@@ -89,7 +90,7 @@ class DatabaseVerbs:
             server.sql("SELECT 1", name)
 
     async def test_a_frozen_server_answers_neither_old_nor_new_connections_until_the_thaw(
-        self, server: MariaDBServer | PostgresServer, url: str
+        self, server: Server, url: str
     ) -> None:
         old = await Session.open(url)
         server.freeze()
@@ -104,21 +105,17 @@ class DatabaseVerbs:
         new.abandon()
 
     @pytest.mark.parametrize("hurt", ["stop", "kill", "freeze"])
-    def test_recover_makes_it_answer_whatever_was_done_to_it(
-        self, server: MariaDBServer | PostgresServer, hurt: str
-    ) -> None:
+    def test_recover_makes_it_answer_whatever_was_done_to_it(self, server: Server, hurt: str) -> None:
         getattr(server, hurt)()
         server.recover()
         assert server.sql("SELECT 1") == [["1"]]
 
-    def test_stop_ends_a_frozen_server_too(self, server: MariaDBServer | PostgresServer) -> None:
+    def test_stop_ends_a_frozen_server_too(self, server: Server) -> None:
         server.freeze()
         server.stop()
         assert not server.is_running
 
-    async def test_a_database_in_use_is_dropped_all_the_same(
-        self, server: MariaDBServer | PostgresServer
-    ) -> None:
+    async def test_a_database_in_use_is_dropped_all_the_same(self, server: Server) -> None:
         url = server.create_database()
         name = url.rpartition("/")[2]
         server.sql("CREATE TABLE t (a INT)", name)
@@ -145,6 +142,19 @@ class TestMariaDB(DatabaseVerbs):
     def test_options_reach_the_server(self) -> None:
         with MariaDBServer(arguments=("--max-connections=17",)) as server:
             assert server.sql("SELECT @@max_connections") == [["17"]]
+
+
+class TestMySQL(DatabaseVerbs):
+    scheme = "mysql://tidegate:secret"
+
+    @pytest.fixture
+    def server(self, mysql_server: MySQLServer) -> MySQLServer:
+        mysql_server.recover()
+        return mysql_server
+
+    @pytest.fixture
+    def url(self, mysql_url: str) -> str:
+        return mysql_url
 
 
 class TestPostgres(DatabaseVerbs):

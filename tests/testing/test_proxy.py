@@ -261,7 +261,7 @@ def test_a_connection_that_ends_in_order_ends_in_order_on_the_other_side(
 
 def test_the_same_seed_draws_the_same_jitter_for_the_same_connection(fresh_redis: RedisServer) -> None:
     def draw(seed: int) -> list[float]:
-        """The luck of two requests, one after the other, that are held back."""
+        """The random numbers of two requests that are held back."""
         with (
             FaultProxy(fresh_redis.port, seed=seed) as proxy,
             socket.create_connection((proxy.host, proxy.port), timeout=LONG_S) as connection,
@@ -275,7 +275,7 @@ def test_the_same_seed_draws_the_same_jitter_for_the_same_connection(fresh_redis
             wait_until(lambda: len(held()) == 1, timeout_s=LONG_S, what="the first request to be held")
             connection.sendall(b"2")
             wait_until(lambda: len(held()) == 2, timeout_s=LONG_S, what="the second request to be held")
-            return [luck for _, luck, _ in held()]
+            return [chance for _, chance, _ in held()]
 
     assert draw(1) == draw(1)
     assert draw(1) != draw(2)

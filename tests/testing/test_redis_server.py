@@ -58,6 +58,15 @@ def test_a_persistent_redis_keeps_acknowledged_writes_over_a_kill() -> None:
         assert redis.command("GET", "key") is None
 
 
+def test_a_redis_that_still_loads_its_data_is_not_ready() -> None:
+    # Loading 5,000 commands takes half a second with this delay, in microseconds per key.
+    with RedisServer(persistent=True, settings={"key-load-delay": "100"}) as redis:
+        redis.command("EVAL", "for i = 1, 5000 do redis.call('SET', i, i) end", 0)
+        redis.kill()
+        redis.start()
+        assert redis.command("GET", "5000") == "5000"
+
+
 def test_a_frozen_redis_accepts_bytes_and_answers_only_after_the_thaw(fresh_redis: RedisServer) -> None:
     fresh_redis.freeze()
     assert fresh_redis.is_frozen
@@ -152,5 +161,5 @@ def test_what_the_server_objected_to_is_in_the_error_and_nothing_is_left_behind(
 
 
 def test_starting_twice_is_refused(fresh_redis: RedisServer) -> None:
-    with pytest.raises(ServerError, match="runs already"):
+    with pytest.raises(ServerError, match="is already running"):
         fresh_redis.start()

@@ -1,16 +1,19 @@
 """The catalog on a database server: drives the scripts of `catalog_sql` over two lanes, one to read and one to write.
 
-Two, so that the question every node asks once a second never waits behind a writer that waits for a lock.
+Two, so that the read that every node does once a second never waits behind a writer that waits for a lock.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Mapping
+from random import Random
 from typing import Any, Generic, TypeVar
 
 from tidegate.adapters import catalog_sql
 from tidegate.adapters.catalog_sql import Script, Unchanged
-from tidegate.adapters.lane import Deadline, Lane, LockConflict, Session
+from tidegate.adapters.deadline import Deadline, loop_time
+from tidegate.adapters.lane import Lane, LockConflict, Session, conflict_backoff
 from tidegate.ports import CatalogChanges, KeyRow, NamespaceRow, OverrideRow, WorkspaceRow
 
 __all__ = ["LaneCatalog"]
@@ -26,9 +29,10 @@ class LaneCatalog(Generic[SessionType]):
         self._reader = connect()
         self._writer = connect()
         self._spell = spell
+        self._random = Random()
 
     async def open(self, *, timeout_s: float) -> None:
-        # From the table that came last: whoever has it has all of them.
+        # From the table that was added last: a schema that has it has all of them.
         await self.purged_version(timeout_s=timeout_s)
 
     async def version(self, *, timeout_s: float) -> int:
@@ -87,10 +91,11 @@ class LaneCatalog(Generic[SessionType]):
 
     async def _write(self, script: Callable[[], Script[T]], timeout_s: float) -> T:
         """In one transaction, from the start again after a lock conflict, until the time is used up."""
-        deadline = Deadline(timeout_s)
+        backoff = conflict_backoff(self._random)
+        deadline = Deadline.after(timeout_s, loop_time())
         while True:
             try:
-                async with self._writer.session(timeout_s=deadline.remaining_s()) as session:
+                async with self._writer.session(timeout_s=deadline.remaining(loop_time())) as session:
                     try:
                         async with session.transaction():
                             return await self._drive(script(), session)
@@ -98,8 +103,11 @@ class LaneCatalog(Generic[SessionType]):
                         found: T = unchanged.value
                         return found
             except LockConflict:
-                if deadline.remaining_s() < timeout_s / 4:
+                pause_s = backoff.pause_s()
+                # What is left must be enough for the transaction too.
+                if deadline.remaining(loop_time()) < pause_s + timeout_s / 4:
                     raise
+                await asyncio.sleep(pause_s)
 
     async def _drive(self, script: Script[T], session: Session[Any]) -> T:
         try:

@@ -320,7 +320,7 @@ MARKS: Final = (("ratelimit_overrides", "deleted_at"), ("ratelimit_keys", "revok
 
 
 def purge(cutoff_ms: int) -> Script[int]:
-    # Marks are looked for before the writers' lock is taken: no index leads to them, and nobody is to wait for a scan.
+    # Marks are looked for before the writers' lock is taken: no index leads to them, and no writer may wait for it.
     found: list[list[int]] = []
     for table, marked_at in MARKS:
         rows = yield Statement(

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from tidegate.adapters.urls import MYSQL_SCHEMES, POSTGRES_SCHEMES, masked, scheme_of, sqlite_path
+from tidegate.adapters.secrets import mask_url
+from tidegate.adapters.urls import MYSQL_SCHEMES, POSTGRES_SCHEMES, scheme_of, sqlite_path
 from tidegate.errors import ConfigurationError, MissingExtra
 
 if TYPE_CHECKING:
@@ -34,5 +35,5 @@ def open_catalog(url: str) -> Catalog:
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] == "tidegate":
             raise
-        raise MissingExtra("mysql" if scheme in MYSQL_SCHEMES else "postgres", masked(url)) from error
-    raise ConfigurationError(f"{masked(url)}: no catalog has the scheme {scheme!r}; expected {EXAMPLES}")
+        raise MissingExtra("mysql" if scheme in MYSQL_SCHEMES else "postgres", mask_url(url)) from error
+    raise ConfigurationError(f"{mask_url(url)}: no catalog has the scheme {scheme!r}; expected {EXAMPLES}")

@@ -1,8 +1,8 @@
-"""One connection to a database server: opened when first needed, used by one caller at a time, dropped when in doubt.
+"""One connection to a database server: opened when needed, used by one caller at a time, dropped when in doubt.
 
 Laws:
 - Everything inside `session(timeout_s=…)` ends by then: waiting for one's turn, connecting, every statement. A driver
-  is never asked to cancel in good manners, because some wait for the server while they do; the socket is cut instead.
+  is never asked to cancel, because some wait for the server while they do; the socket is closed instead.
 - A connection goes on living only if its last statement was answered to the end and no transaction is open. After a
   timeout, a cancelled caller or a lost byte it is dropped, so that no answer can ever reach the wrong question.
 - A driver's own exception never escapes.
@@ -19,8 +19,11 @@ from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from operator import methodcaller
+from random import Random
 from typing import Any, Final, Generic, NoReturn, TypeVar
 
+from tidegate.adapters.backoff import Backoff
+from tidegate.adapters.deadline import Deadline, loop_time
 from tidegate.adapters.urls import ServerURL
 from tidegate.errors import (
     ConfigurationError,
@@ -30,7 +33,16 @@ from tidegate.errors import (
     TidegateError,
 )
 
-__all__ = ["TLS_OPTIONS", "Deadline", "Lane", "LockConflict", "Record", "Session", "SqlValue", "tls_of"]
+__all__ = [
+    "TLS_OPTIONS",
+    "Lane",
+    "LockConflict",
+    "Record",
+    "Session",
+    "SqlValue",
+    "conflict_backoff",
+    "tls_of",
+]
 
 Raw = TypeVar("Raw")
 Result = TypeVar("Result")
@@ -41,8 +53,8 @@ SqlValue = int | str | bytes | float | Sequence[int] | Sequence[str] | Sequence[
 Record = Sequence[Any]
 """One row of an answer, by position."""
 
-# How long a polite goodbye may take. A server that does not answer it loses nothing.
-GOODBYE_S: Final = 0.5
+# How long a regular close of the connection may take; then the socket is closed.
+CLOSE_S: Final = 0.5
 
 # libpq's names are taken too: people paste the URL that works elsewhere.
 TLS_OPTIONS: Final = frozenset(
@@ -61,29 +73,24 @@ TLS_MODES: Final = {
 }
 
 
+# Pauses after a lock conflict: longer than a transaction takes, shorter than a caller waits.
+CONFLICT_PAUSE_FIRST_S: Final = 0.01
+CONFLICT_PAUSE_LAST_S: Final = 0.5
+
+
 class LockConflict(DependencyUnavailable):
     """A deadlock or a lock that was not given in time. The transaction was rolled back; trying again may help."""
 
 
-class Deadline:
-    """A moment on the event loop's clock."""
-
-    __slots__ = ("_at", "_loop", "timeout_s")
-
-    def __init__(self, timeout_s: float) -> None:
-        self._loop = asyncio.get_running_loop()
-        self._at = self._loop.time() + timeout_s
-        self.timeout_s = timeout_s
-
-    def remaining_s(self) -> float:
-        """Never negative."""
-        return max(0.0, self._at - self._loop.time())
+def conflict_backoff(random: Random) -> Backoff:
+    """The pauses before a transaction is tried again."""
+    return Backoff(CONFLICT_PAUSE_FIRST_S, CONFLICT_PAUSE_LAST_S, random)
 
 
 def tls_of(url: ServerURL, default: str) -> tuple[str, ssl.SSLContext | None]:
     """The mode that the URL asks for, and the context for it (None for "disable").
 
-    "require" encrypts and believes whoever answers, as libpq does; "verify-ca" checks the certificate, "verify-full"
+    "require" encrypts and trusts any certificate, as libpq does; "verify-ca" checks the certificate, "verify-full"
     the name in it as well.
     """
 
@@ -127,6 +134,10 @@ class Session(ABC, Generic[Raw]):
         self._lane = lane
         self._is_waiting = False  # an answer is outstanding
         self._is_in_transaction = False
+        # What begins and ends a transaction. A dialect may add statements of its own.
+        self.begin = "BEGIN"
+        self.commit = "COMMIT"
+        self.rollback = "ROLLBACK"
 
     @property
     def is_at_rest(self) -> bool:
@@ -145,21 +156,21 @@ class Session(ABC, Generic[Raw]):
     async def transaction(self) -> AsyncIterator[None]:
         """All or nothing. Whatever is raised inside rolls back, and goes on."""
         self._is_in_transaction = True
-        await self.execute("BEGIN")
+        await self.execute(self.begin)
         try:
             yield
         except Exception:
             await self.roll_back()
             raise
-        await self.execute("COMMIT")
+        await self.execute(self.commit)
         self._is_in_transaction = False
 
     async def roll_back(self) -> None:
-        """End an open transaction, if there is still somebody to tell. If not, dropping the connection does it."""
+        """End an open transaction if the connection can still be used. If not, dropping it has the same effect."""
         if not self._is_waiting:
             self._is_in_transaction = True
             with suppress(DependencyError):
-                await self.execute("ROLLBACK")
+                await self.execute(self.rollback)
                 self._is_in_transaction = False
 
     async def bounded(self, work: Coroutine[Any, Any, Result]) -> Result:
@@ -168,7 +179,7 @@ class Session(ABC, Generic[Raw]):
         task = asyncio.ensure_future(work)
         task.add_done_callback(_mark_seen)
         try:
-            await asyncio.wait((task,), timeout=self.deadline.remaining_s())
+            await asyncio.wait((task,), timeout=self.deadline.remaining(loop_time()))
         finally:
             if not task.done():
                 # Not task.cancel(): asyncpg would open another connection to ask the server to cancel, and a frozen
@@ -197,33 +208,33 @@ class Lane(ABC, Generic[Raw, SessionType]):
         self._connections_opened = 0
         self._statements = 0
 
-    # ---- what a dialect knows
+    # ---- the dialect
 
     @abstractmethod
     async def _connect(self, timeout_s: float, attempt: Attempt) -> Raw:
-        """A new connection, ready for use. `attempt.give_up` says how to end it early; cancelling, if not told."""
+        """A new connection, ready for use. `attempt.give_up` ends it early; by default it is cancelled."""
 
     @abstractmethod
     async def _allow(self, session: SessionType) -> None:
-        """Tell the server how long the statements of this session may take, if it does not know yet."""
+        """Set the time limit of statements on the server, unless it is set already."""
 
     @abstractmethod
-    def _is_alive(self, raw: Raw) -> bool:
-        """As far as can be told without asking the server."""
+    def _is_usable(self, raw: Raw) -> bool:
+        """Whether it is open, as far as this side can see without a round trip."""
 
     @abstractmethod
     def _abort(self, raw: Raw) -> None:
         """Close the socket at once, whatever is still in its buffers."""
 
     @abstractmethod
-    async def _goodbye(self, raw: Raw) -> None:
-        """Close politely."""
+    async def _close_connection(self, raw: Raw) -> None:
+        """Close it in the regular way."""
 
     @abstractmethod
     def _session(self, raw: Raw, deadline: Deadline) -> SessionType: ...
 
     @abstractmethod
-    def told(self, error: Exception) -> TidegateError:
+    def translate_error(self, error: Exception) -> TidegateError:
         """What a driver's exception means to a caller."""
 
     @abstractmethod
@@ -235,10 +246,10 @@ class Lane(ABC, Generic[Raw, SessionType]):
     @asynccontextmanager
     async def session(self, *, timeout_s: float) -> AsyncIterator[SessionType]:
         """The connection, for the caller alone. Everything inside ends by `timeout_s`, or raises."""
-        deadline = Deadline(timeout_s)
+        deadline = Deadline.after(timeout_s, loop_time())
         self._follow_loop()
         try:
-            async with asyncio.timeout(deadline.remaining_s()):
+            async with asyncio.timeout(deadline.remaining(loop_time())):
                 await self._turn.acquire()
         except TimeoutError:
             raise self.timed_out(deadline) from None
@@ -265,7 +276,7 @@ class Lane(ABC, Generic[Raw, SessionType]):
             return await session.fetch(sql, args)
 
     async def close(self) -> None:
-        """Release the connection. Idempotent; never raises, never waits long. Whoever is inside gets an error."""
+        """Release the connection. Idempotent; never raises, never waits long. A caller inside gets an error."""
         self._is_closed = True
         raw, self._raw = self._raw, None
         if raw is None:
@@ -273,9 +284,9 @@ class Lane(ABC, Generic[Raw, SessionType]):
         if self._turn.locked() or self._loop is not asyncio.get_running_loop():
             self._abort_quietly(raw)
             return
-        task = asyncio.ensure_future(self._goodbye(raw))
+        task = asyncio.ensure_future(self._close_connection(raw))
         try:
-            await asyncio.wait((task,), timeout=GOODBYE_S)
+            await asyncio.wait((task,), timeout=CLOSE_S)
         finally:
             task.add_done_callback(_mark_seen)
             if not task.done() or task.cancelled() or task.exception() is not None:
@@ -304,7 +315,7 @@ class Lane(ABC, Generic[Raw, SessionType]):
         """Raise what `error` means."""
         if isinstance(error, TidegateError):
             raise error
-        raise self.told(error) from error
+        raise self.translate_error(error) from error
 
     # ---- inside
 
@@ -327,17 +338,17 @@ class Lane(ABC, Generic[Raw, SessionType]):
         self._refuse_if_closed()
         raw = self._raw
         if raw is not None:
-            # A server that has hung up is known by two turns of the loop: one hears of it, the next is told.
+            # Two turns of the loop show that the server has closed: one reads the end, the next reports it.
             for _ in range(2):
                 await asyncio.sleep(0)
             self._refuse_if_closed()
-            if self._is_alive(raw):
+            if self._is_usable(raw):
                 return raw
             self.drop(raw)
         attempt = Attempt()
-        task = asyncio.create_task(self._connect(deadline.remaining_s(), attempt))
+        task = asyncio.create_task(self._connect(deadline.remaining(loop_time()), attempt))
         try:
-            await asyncio.wait((task,), timeout=deadline.remaining_s())
+            await asyncio.wait((task,), timeout=deadline.remaining(loop_time()))
         except asyncio.CancelledError:
             self._give_up(task, attempt)
             raise
@@ -362,18 +373,16 @@ class Lane(ABC, Generic[Raw, SessionType]):
             raise DependencyUnavailable(f"{self.url.shown}: closed")
 
     def _give_up(self, task: asyncio.Task[Raw], attempt: Attempt) -> None:
-        task.add_done_callback(
-            self._discard
-        )  # also if it was made in the very moment in which the caller left
+        task.add_done_callback(self._discard)  # also if it was made at the moment in which the caller gave up
         attempt.give_up(task)
 
     def _discard(self, task: asyncio.Future[Raw]) -> None:
-        """A connection that nobody waited for."""
+        """Close a connection that was made after its caller gave up."""
         if not task.cancelled() and task.exception() is None:
             self._abort_quietly(task.result())
 
 
 def _mark_seen(task: asyncio.Future[Any]) -> None:
-    """Whoever waited has been told what matters; asyncio need not complain that nobody looked."""
+    """Mark the exception as retrieved: the caller has been answered, and asyncio must not log it."""
     if not task.cancelled():
         task.exception()

@@ -7,16 +7,28 @@ that a real store has: failing over to an older copy, coming back empty.
 
 from __future__ import annotations
 
+import asyncio
 import heapq
 import threading
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Final
 
 from tidegate.adapters.clock import WallClock
-from tidegate.core.model import Component, Heard, LedgerRow
+from tidegate.core.grants import (
+    CellRecord,
+    CreditReply,
+    CreditRequest,
+    GrantRules,
+    SubjectRecord,
+    drop_expired,
+    grant,
+)
+from tidegate.core.model import Component, LedgerRow, OriginReply
 from tidegate.errors import RegionMismatch, RowsRejected
 from tidegate.ports import Changes, Clock, LedgerOverview, Pulse, RegionBeat
 
@@ -25,29 +37,37 @@ __all__ = ["MemoryLedger", "MemoryOrigin", "OriginSnapshot"]
 CellKey = tuple[bytes, int]
 RowKey = tuple[str, str, str, int, int, str]
 
+CREDIT_RULES: Final = GrantRules()
+
 # The most that one answer of `changes` carries, as the port says.
 ANSWER_ROWS_MAX: Final = 50_000
 
 
-@dataclass(slots=True)
-class _HeldCell:
-    """What an origin keeps of one cell."""
+@dataclass(frozen=True)
+class CellCopy:
+    """One cell of a snapshot."""
 
     expires_at_ms: int
-    total: int = 0
-    components: dict[str, int] = field(default_factory=dict)
-
-    def copied(self) -> _HeldCell:
-        return _HeldCell(self.expires_at_ms, self.total, dict(self.components))
+    total: int
+    components: Mapping[str, int]
 
 
 @dataclass(frozen=True)
 class OriginSnapshot:
     """An older copy of a `MemoryOrigin`, to restore. Opaque."""
 
-    cells: Mapping[CellKey, _HeldCell]
+    records: Mapping[bytes, SubjectRecord]
+    expiries: Sequence[tuple[int, CellKey]]
     region: str | None
     incarnation: int
+
+    @cached_property
+    def cells(self) -> Mapping[CellKey, CellCopy]:
+        return {
+            (digest, sequence): CellCopy(expires_at_ms, cell.total, dict(cell.components))
+            for expires_at_ms, (digest, sequence) in self.expiries
+            for cell in [self.records[digest].cells[sequence]]
+        }
 
 
 class _OriginStore:
@@ -55,22 +75,65 @@ class _OriginStore:
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
-        self.cells: dict[CellKey, _HeldCell] = {}
-        self.expiries: list[tuple[int, CellKey]] = []  # a heap; may name cells that are gone
+        self.records: dict[bytes, SubjectRecord] = {}
+        self.expiries: list[tuple[int, CellKey]] = []  # a heap of all cells, each once
+        self.holds_due: list[tuple[int, bytes]] = []  # a heap of all records with holds, each once
+        self.listeners: dict[str, Callable[[bytes, str], None]] = {}  # by node id
         self.region: str | None = None
         self.incarnation = 0  # which time the region's name was claimed that is held now
         self.claims = 0
 
-    def cell(self, key: CellKey, expires_at_ms: int) -> _HeldCell:
-        cell = self.cells.get(key)
-        if cell is None:
-            cell = self.cells[key] = _HeldCell(expires_at_ms)
+    def record(self, digest: bytes) -> SubjectRecord:
+        record = self.records.get(digest)
+        if record is None:
+            record = self.records[digest] = SubjectRecord()
+        return record
+
+    def find(self, key: CellKey) -> CellRecord | None:
+        record = self.records.get(key[0])
+        return None if record is None else record.cells.get(key[1])
+
+    def cell(self, key: CellKey, expires_at_ms: int) -> CellRecord:
+        record = self.record(key[0])
+        if key[1] not in record.cells:
             heapq.heappush(self.expiries, (expires_at_ms, key))
-        return cell
+        return record.cell(key[1])
+
+    def grant(self, request: CreditRequest, now_ms: int, rules: GrantRules) -> tuple[CreditReply, list[str]]:
+        digest = request.digest
+        record = self.record(digest)
+        if not record.holds:
+            heapq.heappush(self.holds_due, (now_ms + request.life_ms + rules.margin_ms, digest))
+        for part in request.cells:
+            if part.own > 0:
+                self.cell((digest, part.sequence), (part.sequence + 3) * request.duration_ms)
+        return grant(record, request, now_ms, rules)
 
     def expire(self, now_ms: int) -> None:
         while self.expiries and self.expiries[0][0] <= now_ms:
-            self.cells.pop(heapq.heappop(self.expiries)[1], None)
+            digest, sequence = heapq.heappop(self.expiries)[1]
+            record = self.records[digest]
+            del record.cells[sequence]
+            self._drop_empty(digest, record)
+        while self.holds_due and self.holds_due[0][0] <= now_ms:
+            digest = heapq.heappop(self.holds_due)[1]
+            record = self.records[digest]
+            drop_expired(record, now_ms)
+            if record.holds:
+                due_ms = max(hold.expires_at_ms for hold in record.holds.values())
+                heapq.heappush(self.holds_due, (due_ms, digest))
+            self._drop_empty(digest, record)
+
+    def _drop_empty(self, digest: bytes, record: SubjectRecord) -> None:
+        if not record.cells and not record.holds:
+            del self.records[digest]
+
+
+def _post(
+    loop: asyncio.AbstractEventLoop, on_recall: Callable[[bytes, str], None], digest: bytes, writer: str
+) -> None:
+    with suppress(RuntimeError):  # that node's loop is closed
+        loop.call_soon_threadsafe(on_recall, digest, writer)
 
 
 class MemoryOrigin:
@@ -82,10 +145,12 @@ class MemoryOrigin:
     def __init__(self, *, clock: Clock | None = None) -> None:
         self._clock = clock if clock is not None else WallClock()
         self._store = _OriginStore()
-        self._incarnation: int | None = None  # as last heard by a pulse
+        self._incarnation: int | None = None  # as a pulse last read it
         self._commands = 0
         self._cells_read = 0
         self._cells_merged = 0
+        self._messages = 0
+        self.can_be_recalled = False
 
     def another(self) -> MemoryOrigin:
         """The same counts, as another node sees them."""
@@ -95,7 +160,7 @@ class MemoryOrigin:
 
     # ---- the synchronous core
 
-    def read_nowait(self, wanted: Sequence[Component]) -> list[Heard]:
+    def read_nowait(self, wanted: Sequence[Component]) -> list[OriginReply]:
         """See `Origin.read`."""
         store = self._store
         with store.lock:
@@ -104,13 +169,15 @@ class MemoryOrigin:
             store.expire(self._clock.now_ms())
             answers = []
             for one in wanted:
-                cell = store.cells.get((one.digest, one.sequence))
+                cell = store.find((one.digest, one.sequence))
                 answers.append(
-                    Heard(0, 0) if cell is None else Heard(cell.total, cell.components.get(one.writer, 0))
+                    OriginReply(0, 0)
+                    if cell is None
+                    else OriginReply(cell.total, cell.components.get(one.writer, 0))
                 )
             return answers
 
-    def merge_nowait(self, components: Sequence[Component]) -> list[Heard]:
+    def merge_nowait(self, components: Sequence[Component]) -> list[OriginReply]:
         """See `Origin.merge`."""
         store = self._store
         with store.lock:
@@ -118,7 +185,7 @@ class MemoryOrigin:
             self._cells_merged += len(components)
             now_ms = self._clock.now_ms()
             store.expire(now_ms)
-            merged: list[_HeldCell] = []
+            merged: list[CellRecord] = []
             before: dict[tuple[bytes, int, str], int] = {}
             for one in components:
                 cell = store.cell((one.digest, one.sequence), one.expires_at_ms)
@@ -129,11 +196,30 @@ class MemoryOrigin:
                     cell.total += one.own - held
                 merged.append(cell)
             answers = [
-                Heard(cell.total, before[one.digest, one.sequence, one.writer])
+                OriginReply(cell.total, before[one.digest, one.sequence, one.writer])
                 for one, cell in zip(components, merged, strict=True)
             ]
             store.expire(now_ms)  # what had expired before it was merged is answered and not kept
             return answers
+
+    def exchange_nowait(
+        self, requests: Sequence[CreditRequest]
+    ) -> tuple[list[CreditReply], list[tuple[bytes, str]]]:
+        """See `Origin.exchange`. Answers, and (digest, writer) of the holds that must be asked back."""
+        store = self._store
+        with store.lock:
+            self._commands += 1
+            self._messages += len(requests)
+            now_ms = self._clock.now_ms()
+            store.expire(now_ms)
+            replies: list[CreditReply] = []
+            recalls: list[tuple[bytes, str]] = []
+            for request in requests:
+                reply, recalled = store.grant(request, now_ms, CREDIT_RULES)
+                replies.append(reply)
+                recalls += [(request.digest, writer) for writer in recalled]
+            store.expire(now_ms)  # what had expired before it was reported is answered and not kept
+            return replies, recalls
 
     def pulse_nowait(self, region: str) -> Pulse:
         """See `Origin.pulse`."""
@@ -156,22 +242,22 @@ class MemoryOrigin:
         """A copy to fail over to."""
         store = self._store
         with store.lock:
-            cells = {key: cell.copied() for key, cell in store.cells.items()}
-            return OriginSnapshot(cells, store.region, store.incarnation)
+            records = {digest: record.copied() for digest, record in store.records.items()}
+            return OriginSnapshot(records, list(store.expiries), store.region, store.incarnation)
 
     def restore(self, snapshot: OriginSnapshot) -> None:
         """Fail over to an older copy."""
         store = self._store
         with store.lock:
-            store.cells = {key: cell.copied() for key, cell in snapshot.cells.items()}
-            store.expiries = [(cell.expires_at_ms, key) for key, cell in store.cells.items()]
-            heapq.heapify(store.expiries)
+            store.records = {digest: record.copied() for digest, record in snapshot.records.items()}
+            store.expiries = list(snapshot.expiries)
+            store.holds_due = sorted((0, digest) for digest, record in store.records.items() if record.holds)
             store.region = snapshot.region
             store.incarnation = snapshot.incarnation
 
     def wipe(self) -> None:
         """Come back empty, without even the region's name."""
-        self.restore(OriginSnapshot({}, None, 0))
+        self.restore(OriginSnapshot({}, (), None, 0))
 
     # ---- the port
 
@@ -180,11 +266,34 @@ class MemoryOrigin:
         if held != region:
             raise RegionMismatch(region, held)
 
-    async def read(self, wanted: Sequence[Component], *, timeout_s: float) -> list[Heard]:
+    async def read(self, wanted: Sequence[Component], *, timeout_s: float) -> list[OriginReply]:
         return self.read_nowait(wanted)
 
-    async def merge(self, components: Sequence[Component], *, timeout_s: float) -> list[Heard]:
+    async def merge(self, components: Sequence[Component], *, timeout_s: float) -> list[OriginReply]:
         return self.merge_nowait(components)
+
+    async def exchange(self, requests: Sequence[CreditRequest], *, timeout_s: float) -> list[CreditReply]:
+        replies, recalls = self.exchange_nowait(requests)
+        for digest, writer in recalls:
+            listener = self._store.listeners.get(writer.partition("~")[0])
+            if listener is not None:
+                listener(digest, writer)
+        return replies
+
+    async def listen(self, node_id: str, on_recall: Callable[[bytes, str], None]) -> None:
+        loop = asyncio.get_running_loop()
+        listeners = self._store.listeners
+        listeners[node_id] = lambda digest, writer: _post(loop, on_recall, digest, writer)
+        self.can_be_recalled = True
+        try:
+            await loop.create_future()
+        finally:
+            self.can_be_recalled = False
+            listeners.pop(node_id, None)
+
+    @property
+    def rules(self) -> GrantRules:
+        return CREDIT_RULES
 
     async def pulse(self, region: str, *, timeout_s: float) -> Pulse:
         return self.pulse_nowait(region)
@@ -196,9 +305,10 @@ class MemoryOrigin:
         return {
             "commands": self._commands,
             "connections_opened": 0,
-            "cells": len(self._store.cells),
+            "cells": len(self._store.expiries),
             "cells_read": self._cells_read,
             "cells_merged": self._cells_merged,
+            "messages": self._messages,
         }
 
 
@@ -242,7 +352,7 @@ class MemoryLedger:
         self._expiries: list[tuple[int, RowKey]] = []  # a heap; may name rows that are gone
         self._beats: dict[str, int] = {}
         self._change = 0
-        self._wipes = 0  # a cursor from before the last one is told that rows were lost
+        self._wipes = 0  # a cursor from before the last one gets `lost`
         self._statements = 0
         self._rows_published = 0
 

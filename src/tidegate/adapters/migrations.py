@@ -16,12 +16,12 @@ from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Protocol
 
+from tidegate.adapters.secrets import mask_url
 from tidegate.adapters.sqlite.connection import SQLiteFile, transaction
 from tidegate.adapters.urls import (
     LEDGER_EXAMPLES,
     MYSQL_SCHEMES,
     POSTGRES_SCHEMES,
-    masked,
     scheme_of,
     sqlite_path,
 )
@@ -125,16 +125,16 @@ def _open(url: str) -> _Database:
         try:
             from tidegate.adapters.mysql.connection import MySQLConnection
         except ModuleNotFoundError as error:
-            raise MissingExtra("mysql", masked(url)) from error
+            raise MissingExtra("mysql", mask_url(url)) from error
         return _MySQL(MySQLConnection(url))
     if scheme in POSTGRES_SCHEMES:
         try:
             from tidegate.adapters.postgres.connection import PostgresConnection
         except ModuleNotFoundError as error:
-            raise MissingExtra("postgres", masked(url)) from error
+            raise MissingExtra("postgres", mask_url(url)) from error
         return _Postgres(PostgresConnection(url))
     raise ConfigurationError(
-        f"{masked(url)}: has no schema to migrate; expected mysql://, postgres:// or sqlite://"
+        f"{mask_url(url)}: has no schema to migrate; expected mysql://, postgres:// or sqlite://"
     )
 
 

@@ -10,13 +10,14 @@ A fault of configuration that shows up later than `open` (a table was dropped, a
 from __future__ import annotations
 
 import asyncio
-import random
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
+from random import Random
 from typing import Any, Final, Generic, TypeVar
 
-from tidegate.adapters.lane import Deadline, Lane, LockConflict, Session
+from tidegate.adapters.deadline import Deadline, loop_time
+from tidegate.adapters.lane import Lane, LockConflict, Session, conflict_backoff
 from tidegate.adapters.ledger_cursor import ANSWER_ROWS_MAX, ChangeReader, read_changes
 from tidegate.adapters.ledger_rows import ROWS_PER_PUBLISH_MAX, StoredRow, encode_name, stored_rows
 from tidegate.core.model import LedgerRow
@@ -32,10 +33,6 @@ LEDGER_SCHEMA_VERSION: Final = 1
 
 # One DELETE's worth: locks are held for some milliseconds, and replicas follow in small steps.
 CLEANUP_BATCH_ROWS: Final = 1_000
-
-# Pause after a lock conflict, doubled from first to last, half of it jitter.
-CONFLICT_PAUSE_FIRST_S: Final = 0.01
-CONFLICT_PAUSE_LAST_S: Final = 0.5
 
 
 def check_schema(version: int, shown: str) -> None:
@@ -55,12 +52,12 @@ class SqlLedger(ABC, Generic[SessionType]):
         writer: Lane[Any, SessionType],
         reader: Lane[Any, SessionType],
         *,
-        chance: random.Random | None = None,
+        random: Random | None = None,
         answer_rows_max: int = ANSWER_ROWS_MAX,
     ) -> None:
         self._writer = writer
         self._reader = reader
-        self._chance = chance if chance is not None else random.Random()
+        self._random = random or Random()
         self._answer_rows_max = answer_rows_max
         self._rows_published = 0
         self._conflicts = 0
@@ -69,7 +66,7 @@ class SqlLedger(ABC, Generic[SessionType]):
 
     @abstractmethod
     async def _written(self, rows: Sequence[StoredRow]) -> list[str]:
-        """The rows as `_publish` wants them. Before a connection is taken: it is work, and nobody should wait."""
+        """The rows as `_publish` wants them. Done before a connection is taken, so that other callers can use it."""
 
     @abstractmethod
     async def _publish(self, session: SessionType, written: list[str]) -> None: ...
@@ -96,22 +93,21 @@ class SqlLedger(ABC, Generic[SessionType]):
     async def publish(self, rows: Sequence[LedgerRow], *, timeout_s: float) -> None:
         if len(rows) > ROWS_PER_PUBLISH_MAX:
             raise ValueError(f"rows: got {len(rows)}, at most {ROWS_PER_PUBLISH_MAX} go in one publish")
-        deadline = Deadline(timeout_s)
+        deadline = Deadline.after(timeout_s, loop_time())
         if not rows:
             return
         written = await self._written(await stored_rows(rows))
-        pause_s = CONFLICT_PAUSE_FIRST_S
+        backoff = conflict_backoff(self._random)
         while True:
             try:
-                async with self._session(self._writer, deadline.remaining_s()) as session:
+                async with self._session(self._writer, deadline.remaining(loop_time())) as session:
                     await self._publish(session, written)
             except LockConflict:
                 self._conflicts += 1
-                wait_s = pause_s * (1 + self._chance.random()) / 2
-                if deadline.remaining_s() <= wait_s:
+                pause_s = backoff.pause_s()
+                if deadline.remaining(loop_time()) <= pause_s:
                     raise
-                await asyncio.sleep(wait_s)
-                pause_s = min(2 * pause_s, CONFLICT_PAUSE_LAST_S)
+                await asyncio.sleep(pause_s)
             else:
                 self._rows_published += len(rows)
                 return

@@ -2,7 +2,7 @@
 
 Laws: nothing is connected here; the driver of a scheme is imported when that scheme is asked for and not before;
 every refusal is a `ConfigurationError` that shows the URL with its secrets masked. That holds for malformed URLs
-too, where it is not certain which part was meant to be the password: messages show `masked(url)` and no other part.
+too, where it is not certain which part was meant to be the password: messages show `mask_url(url)` and no other part.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 from urllib.parse import parse_qsl, unquote
 
+from tidegate.adapters.secrets import mask_url
 from tidegate.errors import ConfigurationError, MissingExtra
 
 if TYPE_CHECKING:
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
 __all__ = [
     "ServerURL",
     "check_directory",
-    "masked",
     "open_ledger",
     "open_origin",
     "parse_server_url",
@@ -37,8 +37,6 @@ REDIS_SCHEMES: Final = frozenset(
 )
 MYSQL_SCHEMES: Final = frozenset({"mysql", "mariadb"})
 POSTGRES_SCHEMES: Final = frozenset({"postgres", "postgresql"})
-# Servers that let a user in without a password: by its certificate, its address or a socket.
-LONE_USER_SCHEMES: Final = MYSQL_SCHEMES | POSTGRES_SCHEMES
 
 ORIGIN_EXAMPLES: Final = (
     "redis://, rediss://, redis+cluster://, redis+sentinel://, valkey://, sqlite:///path or memory://"
@@ -46,36 +44,6 @@ ORIGIN_EXAMPLES: Final = (
 LEDGER_EXAMPLES: Final = "mysql://, postgres://, sqlite:///path or memory://"
 
 SCHEME: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.\-]*)://")
-# An option whose name is written with escapes is none of ours. A value runs to the next "&": what follows a "#" or ";"
-# may be the rest of it.
-SECRET_OPTION: Final = re.compile(r"(?i)([?&;#][^=&;#]*(?:pass|pwd|secret|token|auth|cred|%)[^=&;#]*=)[^&]*")
-# Where the user of a URL ends and a password begins. Some escape the colon as well.
-PASSWORD_FOLLOWS: Final = re.compile(r"(?i):|%3a")
-# What a user is never written with, so that something else was meant.
-NO_USER: Final = frozenset("/?#@")
-MASK: Final = "***"
-
-
-def masked(url: str) -> str:
-    """`url` without its secrets, for logs and errors. Would rather hide too much than too little.
-
-    The last "@" ends the password, because people forget to encode one inside of it. A user without a password stays,
-    so that a command with the URL in it can be pasted; unless no database has users that way, as Redis, where what
-    stands alone is meant to be the password.
-    """
-    match = SCHEME.match(url)
-    start = match.end() if match else 0
-    end = url.rfind("@")
-    if end >= start:
-        user, *password = PASSWORD_FOLLOWS.split(url[start:end], maxsplit=1)
-        if password:
-            hidden = f"{user}:{MASK}"
-        elif match and match.group(1).lower() in LONE_USER_SCHEMES and NO_USER.isdisjoint(user):
-            hidden = user
-        else:
-            hidden = MASK
-        url = url[:start] + hidden + url[end:]
-    return SECRET_OPTION.sub(rf"\g<1>{MASK}", url)
 
 
 @dataclass(frozen=True)
@@ -104,14 +72,14 @@ def scheme_of(url: str, examples: str) -> str:
     """The scheme in lower case, or a `ConfigurationError` for what is no URL at all."""
     match = SCHEME.match(url)
     if match is None:
-        raise ConfigurationError(f"{masked(url)!r} is not a URL; expected {examples}")
+        raise ConfigurationError(f"{mask_url(url)!r} is not a URL; expected {examples}")
     return match.group(1).lower()
 
 
 def parse_server_url(url: str, *, default_port: int) -> ServerURL:
     """`scheme://[user[:password]@]host[:port][,host[:port]…][/path][?option=value&…]`."""
     scheme = scheme_of(url, "scheme://host:port")
-    shown = masked(url)
+    shown = mask_url(url)
     rest, _, fragment = url[len(scheme) + 3 :].partition("#")
     if fragment:
         raise ConfigurationError(f"{shown}: has a part after '#'; write a '#' of a password as %23")
@@ -153,7 +121,7 @@ def _host(part: str, default_port: int, shown: str) -> tuple[str, int]:
         raise ConfigurationError(f"{shown}: a host is missing; expected scheme://host:port")
     if not colon:
         return host, default_port
-    # isascii: isdigit alone is also true of digits that int() reads but nobody means
+    # isascii: isdigit alone is also true of digits of other scripts
     if not (port.isascii() and port.isdigit() and 1 <= int(port) <= 65_535):
         raise ConfigurationError(f"{shown}: a port is a number from 1 to 65535")
     return host, int(port)
@@ -174,9 +142,12 @@ def sqlite_path(url: str) -> str:
 
 def check_directory(url: str) -> None:
     """Refuse a SQLite URL whose directory does not exist. Nothing creates it later."""
-    if SCHEME.match(url) is None or scheme_of(url, "") != "sqlite":
-        return
-    path = Path(sqlite_path(url)).absolute()
+    if SCHEME.match(url) is not None and scheme_of(url, "") == "sqlite":
+        check_file(Path(sqlite_path(url)).absolute())
+
+
+def check_file(path: Path) -> None:
+    """Refuse a path at which no file can be."""
     if not path.parent.is_dir():
         raise ConfigurationError(
             f"{path}: the directory {path.parent} does not exist; create it or correct the URL"
@@ -187,7 +158,7 @@ def check_directory(url: str) -> None:
 
 def _refuse_more_than_scheme(url: str) -> None:
     if url.partition("://")[2].strip("/"):
-        raise ConfigurationError(f"{masked(url)}: memory:// takes nothing after it")
+        raise ConfigurationError(f"{mask_url(url)}: memory:// takes nothing after it")
 
 
 def open_origin(url: str) -> Origin:
@@ -209,7 +180,7 @@ def open_origin(url: str) -> Origin:
             raise _missing(error, "redis", url) from error
         return RedisOrigin(url)
     raise ConfigurationError(
-        f"{masked(url)}: no origin has the scheme {scheme!r}; expected {ORIGIN_EXAMPLES}"
+        f"{mask_url(url)}: no origin has the scheme {scheme!r}; expected {ORIGIN_EXAMPLES}"
     )
 
 
@@ -238,7 +209,7 @@ def open_ledger(url: str) -> Ledger:
             raise _missing(error, "postgres", url) from error
         return PostgresLedger(url)
     raise ConfigurationError(
-        f"{masked(url)}: no ledger has the scheme {scheme!r}; expected {LEDGER_EXAMPLES}"
+        f"{mask_url(url)}: no ledger has the scheme {scheme!r}; expected {LEDGER_EXAMPLES}"
     )
 
 
@@ -246,4 +217,4 @@ def _missing(error: ModuleNotFoundError, extra: str, url: str) -> Exception:
     """A driver that is not installed is for the user to fix; a module of ours that is missing is a broken install."""
     if (error.name or "").partition(".")[0] == "tidegate":
         return error
-    return MissingExtra(extra, masked(url))
+    return MissingExtra(extra, mask_url(url))

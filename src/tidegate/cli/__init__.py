@@ -1,8 +1,8 @@
 """The command line: `tidegate serve`, `tidegate limit` and the rest, one file per subcommand.
 
-A command translates arguments into calls of the layers below and answers for people, or with `--json` for programs.
-Exit codes are a contract (docs/reference/exit-codes.md). Nothing heavy is imported before a subcommand needs it:
-`tidegate --help` loads no driver, no server and no telemetry.
+A command translates arguments into calls of the layers below, and prints text or, with `--json`, JSON. Exit codes are a
+contract (docs/reference/exit-codes.md). Modules are imported only when a subcommand needs them: `tidegate --help` loads
+no driver, no server and no telemetry.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`python -m tidegate.cli`: the same program where no script was installed."""
+"""`python -m tidegate.cli`: the same program, without the installed script."""
 
 from tidegate.cli import main
 

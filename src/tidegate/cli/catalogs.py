@@ -1,13 +1,12 @@
-"""The catalog of a server, opened by a command: keys, namespaces and workspaces, before and while servers run.
+"""Access of commands to the catalog of a server: keys, namespaces and workspaces.
 
-The database is the one of `--ledger`, or the file of an embedded server in `--data-dir`, which is made if it is not
-there yet. Servers notice what was written by themselves.
+The database is that of `--ledger`, or the file of an embedded server in `--data-dir`, created if necessary. Commands
+work before and while servers run; running servers pick up changes by themselves.
 """
 
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from functools import wraps
@@ -17,18 +16,18 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from tidegate.cli.settings import value_options
-from tidegate.server.config import CATALOG_FILE, catalog_url
+from tidegate.server.process.config import CATALOG_FILE, catalog_url
 
 if TYPE_CHECKING:
     from tidegate.ports import Catalog, CatalogChanges, WorkspaceRow
 
-__all__ = ["Place", "all_rows", "catalog_options", "find_workspace", "now_ms", "opened_catalog"]
+__all__ = ["Place", "all_rows", "catalog_options", "find_workspace", "opened_catalog"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 
 class Place:
-    """Where the catalog is, and how long to wait for it."""
+    """The address of the catalog, and the timeout of its calls."""
 
     def __init__(self, data_dir: str, ledger: str | None, timeout_s: float) -> None:
         self.data_dir = Path(data_dir)
@@ -53,22 +52,22 @@ def catalog_options(command: F) -> F:
     def wrapped(values: dict[str, Any], timeout_s: float, **rest: Any) -> Any:
         return command(place=Place(values["data_dir"], values["ledger"], timeout_s), **rest)
 
-    return wrapped  # type: ignore[return-value] # the command's signature, with options for its place
+    return wrapped  # type: ignore[return-value] # the command's signature, with the options in place of `place`
 
 
 @asynccontextmanager
 async def opened_catalog(place: Place, *, create: bool = False) -> AsyncIterator[Catalog]:
-    """The catalog, connected. With `create` an embedded one is made first; a shared one is never touched."""
+    """The catalog, connected. `create` creates an embedded catalog first, never a shared one."""
     from tidegate.adapters.catalogs import open_catalog
     from tidegate.adapters.migrations import migrate
-    from tidegate.server.first_start import make_private_directory
+    from tidegate.server.process.first_start import make_private_directory
 
     if place.is_embedded and not create and not (place.data_dir / CATALOG_FILE).exists():
         raise click.ClickException(
-            f"nothing is stored in {place.data_dir} yet: pass the --data-dir or --ledger of your server"
+            f"{place.data_dir} has no catalog: pass the --data-dir or --ledger of your server"
         )
     if place.is_embedded and create:
-        # What lies in it (digests of keys, counts of identifiers) is nobody else's business.
+        # It holds digests of keys and counts of identifiers: no other user may read it.
         before = os.umask(0o077)  # as a server does
         try:
             make_private_directory(place.data_dir)
@@ -84,7 +83,7 @@ async def opened_catalog(place: Place, *, create: bool = False) -> AsyncIterator
 
 
 async def all_rows(catalog: Catalog, place: Place) -> CatalogChanges:
-    """Everything that the catalog holds."""
+    """All rows of the catalog."""
     whole = await catalog.changes(0, timeout_s=place.timeout_s)
     while not whole.is_complete:
         more = await catalog.changes(whole.version, timeout_s=place.timeout_s)
@@ -98,15 +97,10 @@ async def all_rows(catalog: Catalog, place: Place) -> CatalogChanges:
 
 
 def find_workspace(rows: CatalogChanges, wanted: str) -> WorkspaceRow | None:
-    """The workspace with that id, or else with that name; an error when several have the name."""
+    """The workspace with that id, or else with that name. Raises if several have the name."""
     by_id = [row for row in rows.workspaces if row.id == wanted]
     found = by_id or [row for row in rows.workspaces if row.name == wanted]
     if len(found) > 1:
         ids = ", ".join(row.id for row in found)
-        raise click.ClickException(f"several workspaces are called {wanted!r}: use an id ({ids})")
+        raise click.ClickException(f"several workspaces have the name {wanted!r}: use an id ({ids})")
     return found[0] if found else None
-
-
-def now_ms() -> int:
-    """Unix time in whole milliseconds."""
-    return time.time_ns() // 1_000_000

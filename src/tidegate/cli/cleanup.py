@@ -1,6 +1,6 @@
-"""`tidegate cleanup`: delete what is over from the database of a fleet, in bounded batches, once or for ever.
+"""`tidegate cleanup`: delete old rows from the shared database, in bounded batches, once or repeatedly.
 
-Expired rows of the ledger; and overrides and keys that were deleted or revoked long ago and are only marks by now.
+It deletes expired counts, and overrides and keys that were deleted or revoked long ago.
 """
 
 from __future__ import annotations
@@ -15,29 +15,33 @@ from typing import Any, Final
 
 import click
 
+from tidegate.adapters import clock
+from tidegate.adapters.secrets import mask
 from tidegate.cli.catalogs import Place, opened_catalog
 from tidegate.cli.databases import ledger_options, opened_ledger, run
 from tidegate.cli.durations import DURATION
-from tidegate.cli.outcomes import answer, complain, json_option
+from tidegate.cli.outcomes import json_option, print_error, print_result
+from tidegate.core.quota import format_duration
 from tidegate.errors import DependencyError
 from tidegate.ports import Catalog, Ledger
-from tidegate.telemetry.secrets import mask
 
 __all__ = ["cleanup"]
 
 # One batch is one statement: more rows would hold locks that publishers wait for.
 BATCH_ROWS: Final = 5_000
+# A shorter pause would only load the database: rows expire by the minute.
+EVERY_MS_MIN: Final = 1_000
 
 
 @click.command()
-@click.option("--every", "every_ms", type=DURATION, help="Go on for ever, with this pause, such as 60s.")
+@click.option("--every", "every_ms", type=DURATION, help="Repeat with this pause, e.g. 60s, until stopped.")
 @click.option(
     "--older-than",
     "grace_ms",
     type=DURATION,
     default="60s",
     show_default=True,
-    help="Keep rows that expired less than this ago: clocks differ.",
+    help="Keep rows that expired more recently than this, because clocks differ.",
 )
 @click.option(
     "--purge-after",
@@ -45,24 +49,28 @@ BATCH_ROWS: Final = 5_000
     type=DURATION,
     default="30d",
     show_default=True,
-    help="Overrides and keys that were deleted or revoked longer ago than this go for good.",
+    help="Delete the rows of overrides and keys that were deleted or revoked longer ago than this.",
 )
 @ledger_options
 @json_option
 def cleanup(
     url: str, timeout_s: float, every_ms: int | None, grace_ms: int, purge_age_ms: int, as_json: bool
 ) -> None:
-    """Delete rows that no decision can use any more, and what is left of deleted overrides and revoked keys.
+    """Delete expired counts, and the rows of overrides and keys that were deleted or revoked long ago.
 
-    Once, or with --every until SIGTERM or Ctrl-C; then a ledger that is down is reported and tried again, and --json
-    answers with one document a round. One such process is enough for all regions; several do no harm.
+    It runs once, or with --every until SIGTERM or Ctrl-C. With --every it reports a database that is down and retries,
+    and --json prints one document per run. One process is enough for all regions; several do no harm.
     """
+    if every_ms is not None and every_ms < EVERY_MS_MIN:
+        raise click.BadParameter(
+            f"{format_duration(every_ms)} is too short: use at least 1s", param_hint="--every"
+        )
     work = partial(_once, url, timeout_s, grace_ms, purge_age_ms, as_json)
-    run(work() if every_ms is None else _for_ever(work, every_ms, as_json))
+    run(work() if every_ms is None else _repeatedly(work, every_ms, as_json))
 
 
 async def _once(url: str, timeout_s: float, grace_ms: int, purge_age_ms: int, as_json: bool) -> None:
-    now_ms = time.time_ns() // 1_000_000
+    now_ms = clock.now_ms()
     started_s = time.monotonic()
     async with opened_ledger(url, timeout_s) as ledger:
         deleted, batches = await _delete_expired(ledger, now_ms - grace_ms, timeout_s)
@@ -77,11 +85,11 @@ async def _once(url: str, timeout_s: float, grace_ms: int, purge_age_ms: int, as
         "took_s": round(took_s, 3),
     }
     text = f"deleted {deleted} rows in {batches} batches, purged {purged} overrides and keys, {took_s:.1f} s"
-    answer(as_json, document, text)
+    print_result(as_json, document, text)
 
 
 async def _delete_expired(ledger: Ledger, cutoff_ms: int, timeout_s: float) -> tuple[int, int]:
-    """(rows that went, batches it took)."""
+    """(deleted rows, batches)."""
     deleted = batches = 0
     while True:
         gone = await ledger.cleanup(cutoff_ms, rows_max=BATCH_ROWS, timeout_s=timeout_s)
@@ -98,10 +106,10 @@ async def _purge(catalog: Catalog, cutoff_ms: int, timeout_s: float) -> int:
     return purged
 
 
-async def _for_ever(once: Callable[[], Coroutine[Any, Any, None]], every_ms: int, as_json: bool) -> None:
+async def _repeatedly(once: Callable[[], Coroutine[Any, Any, None]], every_ms: int, as_json: bool) -> None:
     stopped = asyncio.Event()
     loop = asyncio.get_running_loop()
-    # Where loops know no signals (Windows) Ctrl-C still ends the program.
+    # Event loops on Windows have no signal handlers; Ctrl-C still ends the program there.
     with suppress(NotImplementedError):
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, stopped.set)
@@ -115,11 +123,11 @@ async def _for_ever(once: Callable[[], Coroutine[Any, Any, None]], every_ms: int
             with suppress(asyncio.CancelledError):
                 await work
         except DependencyError as error:
-            # Only what may pass by itself: a missing schema or a wrong password ends the program.
-            complain(
+            # Only transient errors: a missing schema or a wrong password ends the program.
+            print_error(
                 as_json,
                 type(error).__name__,
-                f"{mask(str(error))}; trying again in {every_ms / 1000:g} s",
+                f"{mask(str(error))}; next run in {format_duration(every_ms)}",
             )
         stop.cancel()
         with suppress(TimeoutError):

@@ -1,7 +1,7 @@
-"""Talking to a running server: the options `--url`, `--key`, `--timeout`, and one POST over the standard library.
+"""The client of a running server: the options `--url`, `--key` and `--timeout`, and POST with the standard library.
 
-It repeats nothing: a retried `limit` could count twice. It follows no redirect: a key is sent where it was told to be
-sent, and nowhere else.
+It does not retry, because a repeated `limit` could count twice. It follows no redirect, so that the key is sent only to
+the given URL.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 
 import click
 
-from tidegate.telemetry.secrets import mask
+from tidegate.adapters.secrets import mask
 
 __all__ = ["Answer", "Client", "client_options"]
 
@@ -26,7 +26,7 @@ DEFAULT_URL: Final = "http://127.0.0.1:8080"
 
 
 class Answer(NamedTuple):
-    """What the server said: the JSON document and the header fields (lower case)."""
+    """A response: the JSON document and the header fields (lower case)."""
 
     document: Mapping[str, Any]
     headers: Mapping[str, str]
@@ -38,11 +38,11 @@ class Answer(NamedTuple):
 
 
 class ServerRefused(click.ClickException):
-    """The server answered with an error, told in its own words."""
+    """The server returned an error; the message is the server's."""
 
 
 class NoAnswer(click.ClickException):
-    """No server there, or none that speaks the API."""
+    """The server cannot be reached, or is not a Tidegate server."""
 
 
 class Client:
@@ -60,10 +60,10 @@ class Client:
             raise click.BadParameter(f"{mask(url)!r}: {error}", param_hint="--url") from error
         if not key:
             raise click.UsageError(
-                "no key: pass --key or set TIDEGATE_KEY (`tidegate keys create` makes one)"
+                "no key: pass --key or set TIDEGATE_KEY (`tidegate keys create` creates one)"
             )
         if not key.isascii() or not key.isprintable():
-            raise click.BadParameter("a key holds only printable ASCII", param_hint="--key")
+            raise click.BadParameter("a key has only printable ASCII characters", param_hint="--key")
         self._host = parts.hostname
         self._is_tls = parts.scheme == "https"
         self._path = parts.path.rstrip("/")
@@ -72,7 +72,7 @@ class Client:
         self._timeout_s = timeout_s
 
     def post(self, operation: str, body: object) -> Answer:
-        """Call one operation of the API. Anything but an answer with `data` is an error with the server's own words."""
+        """Call one operation of the API. Any response without `data` raises an error with the server's message."""
         connection = self._connect()
         headers = {
             "Authorization": f"Bearer {self._key}",
@@ -85,13 +85,13 @@ class Client:
             payload = response.read()
         except ssl.SSLCertVerificationError as error:
             raise NoAnswer(
-                f"{self._shown} shows a certificate that is not trusted here: {error.verify_message}; if it is your "
-                "own server, SSL_CERT_FILE=FILE names a PEM file with its certificate, or of who signed it"
+                f"the certificate of {self._shown} is not trusted: {error.verify_message}; if this is your own server, "
+                "set SSL_CERT_FILE to a PEM file with its certificate or with that of its CA"
             ) from error
         except (OSError, http.client.HTTPException) as error:
             reason = "timed out" if isinstance(error, TimeoutError) else (str(error) or type(error).__name__)
             raise NoAnswer(
-                f"no answer from {self._shown}: {reason}; is a server running there? (--url, TIDEGATE_URL)"
+                f"no response from {self._shown}: {reason}; start the server, or set --url or TIDEGATE_URL"
             ) from error
         finally:
             connection.close()
@@ -99,7 +99,7 @@ class Client:
             document = json.loads(payload)
         except (ValueError, RecursionError) as error:
             raise NoAnswer(
-                f"{self._shown} answered {response.status} with something that is no JSON; is that a Tidegate server?"
+                f"{self._shown} returned {response.status} without JSON: check that it is a Tidegate server (--url)"
             ) from error
         if response.status != http.HTTPStatus.OK or not isinstance(document, dict) or "data" not in document:
             raise ServerRefused(self._refusal(response.status, document))
@@ -116,9 +116,7 @@ class Client:
     def _refusal(self, status: int, document: object) -> str:
         error = document.get("error") if isinstance(document, dict) else None
         if not isinstance(error, dict):
-            return (
-                f"{self._shown} answered {status} in a way that Tidegate does not; is that a Tidegate server?"
-            )
+            return f"{self._shown} returned {status} without an error: check that it is a Tidegate server (--url)"
         lines = [f"{status} {error.get('title', '')}: {error.get('detail', '')}"]
         for item in error.get("errors") or []:
             if isinstance(item, dict):
@@ -139,10 +137,13 @@ def client_options(command: F) -> F:
         default=DEFAULT_URL,
         show_default=True,
         show_envvar=True,
-        help="Server.",
+        help="URL of the server.",
     )
     @click.option(
-        "--key", envvar="TIDEGATE_KEY", show_envvar=True, help="Root key. The variable keeps it out of `ps`."
+        "--key",
+        envvar="TIDEGATE_KEY",
+        show_envvar=True,
+        help="Root key. Use the variable to keep it out of `ps`.",
     )
     @click.option(
         "--timeout",
@@ -150,10 +151,10 @@ def client_options(command: F) -> F:
         type=click.FloatRange(0.01, 3600),
         default=10.0,
         show_default=True,
-        help="Seconds to wait.",
+        help="Seconds to wait for the response.",
     )
     @wraps(command)
     def wrapped(url: str, key: str | None, timeout_s: float, **rest: Any) -> Any:
         return command(client=Client(url, key, timeout_s), **rest)
 
-    return wrapped  # type: ignore[return-value] # the command's signature, with the client's options for the client
+    return wrapped  # type: ignore[return-value] # the command's signature, with the options in place of `client`

@@ -1,11 +1,11 @@
-"""`tidegate completion`: the script that makes a shell complete `tidegate`."""
+"""`tidegate completion`: the completion scripts for shells."""
 
 from __future__ import annotations
 
 import click
 from click.shell_completion import get_completion_class
 
-from tidegate.cli.outcomes import answer, json_option
+from tidegate.cli.outcomes import json_option, print_result
 
 __all__ = ["completion"]
 
@@ -20,13 +20,13 @@ INSTALL = {
 @click.argument("shell", type=click.Choice(sorted(INSTALL)))
 @json_option
 def completion(shell: str, as_json: bool) -> None:
-    """Print the completion script of SHELL. To have it in every session:"""
+    """Print the completion script for SHELL. To load it in every session:"""
     from tidegate.cli.root import root
 
     kind = get_completion_class(shell)
     if kind is None:
-        raise click.ClickException(f"this click knows no completion for {shell}")
+        raise click.ClickException(f"the installed click has no completion for {shell}: upgrade click")
     complete = kind(root, {}, "tidegate", "_TIDEGATE_COMPLETE")
-    # `source()` would also run the shell to ask for its version; the person who asked knows what runs here.
+    # Not `source()`, which would also start the shell to check its version.
     script = complete.source_template % complete.source_vars()
-    answer(as_json, {"shell": shell, "script": script, "install": INSTALL[shell]}, script)
+    print_result(as_json, {"shell": shell, "script": script, "install": INSTALL[shell]}, script)

@@ -1,4 +1,4 @@
-"""`tidegate config`: is the configuration right, and where does each value come from?"""
+"""`tidegate config`: check the configuration, and show where each value comes from."""
 
 from __future__ import annotations
 
@@ -7,27 +7,27 @@ from typing import Any
 
 import click
 
-from tidegate.cli.outcomes import ExitCode, answer, json_option
+from tidegate.adapters.secrets import mask
+from tidegate.cli.outcomes import ExitCode, json_option, print_result
 from tidegate.cli.settings import setting_options
-from tidegate.server.config import SETTINGS, ConfigFaults, Loaded, Setting
-from tidegate.server.config_load import check_certificate
-from tidegate.telemetry.secrets import mask
+from tidegate.server.process.config import SETTINGS, ConfigFaults, Loaded, Setting
+from tidegate.server.process.config_load import check_certificate
 
 __all__ = ["config"]
 
 
 @click.group()
 def config() -> None:
-    """Check and show the configuration that `serve` would run with: file, environment and flags together."""
+    """Check and show the configuration of `serve`: file, environment and flags together."""
 
 
 @config.command()
 @setting_options
 @json_option
 def check(load_settings: Callable[[], Loaded], as_json: bool) -> ExitCode:
-    """Say whether the configuration is right; exits 2 and names every fault if it is not.
+    """Check the configuration; exits 2 and lists every fault if it is invalid.
 
-    It opens no connection (`tidegate doctor` does), but looks whether the TLS files are there and belong together.
+    It opens no connection (`tidegate doctor` does), but checks that the TLS files exist and match.
     """
     try:
         loaded = load_settings()
@@ -38,12 +38,14 @@ def check(load_settings: Callable[[], Loaded], as_json: bool) -> ExitCode:
             "faults": [fault._asdict() for fault in error.faults],
             "warnings": list(error.warnings),
         }
-        # A misspelt variable is often why something else is missing.
+        # Warnings first: a misspelled variable is often why a setting is missing.
         lines = [f"warning: {warning}" for warning in error.warnings]
-        answer(as_json, document, "\n".join([*lines, *(f"fault: {fault}" for fault in error.faults)]))
+        print_result(as_json, document, "\n".join([*lines, *(f"fault: {fault}" for fault in error.faults)]))
         return ExitCode.ERROR
     lines = [f"warning: {warning}" for warning in loaded.warnings]
-    answer(as_json, {"ok": True, "faults": [], "warnings": list(loaded.warnings)}, "\n".join([*lines, "ok"]))
+    print_result(
+        as_json, {"ok": True, "faults": [], "warnings": list(loaded.warnings)}, "\n".join([*lines, "ok"])
+    )
     return ExitCode.OK
 
 
@@ -51,13 +53,13 @@ def check(load_settings: Callable[[], Loaded], as_json: bool) -> ExitCode:
 @setting_options
 @json_option
 def show(load_settings: Callable[[], Loaded], as_json: bool) -> None:
-    """Show every value, its secrets masked, and where it comes from. The text is TOML."""
+    """Show every value, with secrets masked, and where it comes from. The text is TOML."""
     loaded = load_settings()
     document = {
         setting.path: {"value": _shown(setting, loaded), "source": loaded.sources[setting.path]}
         for setting in SETTINGS
     }
-    answer(as_json, document, "\n".join(_toml(loaded)))
+    print_result(as_json, document, "\n".join(_toml(loaded)))
 
 
 def _value(setting: Setting, loaded: Loaded) -> Any:

@@ -1,4 +1,4 @@
-"""The `--ledger` of a command that works on the shared database itself, and the life of a connection to it."""
+"""The option `--ledger` of commands that work on the shared database, and the connection to it."""
 
 from __future__ import annotations
 
@@ -30,21 +30,21 @@ def ledger_options(command: F) -> F:
         type=click.FloatRange(0.01, 3600),
         default=60.0,
         show_default=True,
-        help="Seconds for one statement, connecting included.",
+        help="Seconds for one statement, including connecting.",
     )
     @value_options("ledger")
     @wraps(command)
     def wrapped(values: dict[str, Any], **rest: Any) -> Any:
         if values["ledger"] is None:
-            raise click.UsageError("no ledger: pass --ledger URL or set TIDEGATE_LEDGER")
+            raise click.UsageError("no database: pass --ledger URL or set TIDEGATE_LEDGER")
         return command(url=values["ledger"], **rest)
 
-    return wrapped  # type: ignore[return-value] # the command's signature, with options for its url
+    return wrapped  # type: ignore[return-value] # the command's signature, with the options in place of `url`
 
 
 @asynccontextmanager
 async def opened_ledger(url: str, timeout_s: float) -> AsyncIterator[Ledger]:
-    """The ledger at `url`, connected and with its schema checked."""
+    """The ledger at `url`, connected, with its schema checked."""
     from tidegate.adapters.urls import open_ledger
 
     ledger = open_ledger(url)

@@ -1,7 +1,7 @@
-"""`tidegate doctor`: is everything there that a server with this configuration needs, and if not, what to do?
+"""`tidegate doctor`: check everything that a server with this configuration needs, and say what to fix.
 
-Each check is a function that yields findings and catches what its dependency may do to it; one that fails does not
-stop the others. The doctor looks and does not heal: it creates no file and no schema.
+Each check is a function that yields findings and handles the errors of its dependency; a failed check does not stop the
+others. The doctor changes nothing: it creates no file and no schema.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import shutil
 import socket
 import ssl
 import stat
-import time
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -20,22 +19,23 @@ from typing import Final, Literal, NamedTuple
 import click
 
 from tidegate import compiled
+from tidegate.adapters import clock
+from tidegate.adapters.secrets import mask
 from tidegate.cli.databases import opened_ledger, run
-from tidegate.cli.outcomes import ExitCode, answer, json_option
+from tidegate.cli.outcomes import ExitCode, json_option, print_result
 from tidegate.cli.serve import renamed
 from tidegate.cli.settings import setting_options
 from tidegate.core.model import Component, Tuning
 from tidegate.errors import MissingExtra, RegionMismatch, TidegateError
 from tidegate.ports import LedgerOverview
-from tidegate.server.config import CATALOG_FILE, ORIGIN_FILE, ConfigFaults, Loaded, ServerConfig
-from tidegate.telemetry.secrets import mask
+from tidegate.server.process.config import CATALOG_FILE, ORIGIN_FILE, ConfigFaults, Loaded, ServerConfig
 
 __all__ = ["Finding", "doctor", "examine"]
 
 CLOCK_OFFSET_WARN_MS: Final = Tuning().clock_offset_warn_ms
-# A dependency that takes longer is as good as down for a server.
+# A server treats a slower dependency as down.
 TIMEOUT_S: Final = 5.0
-# Files and sockets of a worker beside its clients' connections.
+# Files and sockets of a worker besides client connections.
 DESCRIPTORS_OWN: Final = 64
 DISK_BYTES_LOW: Final = 256 * 1024 * 1024
 
@@ -50,27 +50,27 @@ class Finding(NamedTuple):
 
 
 def check_core(_config: ServerConfig) -> Iterator[Finding]:
-    """Is the engine compiled, are the fast parts installed?"""
+    """Whether the core is compiled, and the fast HTTP parser and event loop are installed."""
     if compiled:
         yield Finding("core", "ok", "compiled")
     else:
-        step = "install a C compiler and build again, or take a platform wheel"
-        yield Finding("core", "warn", "interpreted: about three times slower than compiled", step)
+        step = "install a C compiler and install tidegate again"
+        yield Finding("core", "warn", "interpreted: about four times slower than compiled", step)
     for module in ("httptools", "uvloop"):
         if find_spec(module) is None:
             yield Finding("packages", "warn", f"{module} is not installed", "pip install 'tidegate[server]'")
 
 
 def check_data_dir(config: ServerConfig) -> Iterator[Finding]:
-    """Can the server write there, and can others read it?"""
+    """Whether the server can write there, and other users cannot read it."""
     path = Path(config.data_dir).absolute()
     if not path.exists():
         parent = next(candidate for candidate in path.parents if candidate.exists())
         if parent.is_dir() and os.access(parent, os.W_OK | os.X_OK):
-            yield Finding("data dir", "ok", f"{path} is not there yet; the first start makes it")
+            yield Finding("data dir", "ok", f"{path} does not exist yet; the first start creates it")
         else:
             yield Finding(
-                "data dir", "fail", f"{path} cannot be made in {parent}", "choose another --data-dir"
+                "data dir", "fail", f"{path} cannot be created in {parent}", "choose another --data-dir"
             )
         return
     if not path.is_dir():
@@ -83,15 +83,17 @@ def check_data_dir(config: ServerConfig) -> Iterator[Finding]:
         return
     free = shutil.disk_usage(path).free
     if free < DISK_BYTES_LOW:
-        yield Finding("data dir", "warn", f"{path} has {free // 2**20} MiB left", "make room on that disk")
+        yield Finding(
+            "data dir", "warn", f"{path} has {free // 2**20} MiB left", "free some space on that disk"
+        )
     else:
         yield Finding("data dir", "ok", f"{path} is writable, {free // 2**20} MiB free")
     mode = stat.S_IMODE(path.stat().st_mode)
     if mode & 0o077:
         step = f"chmod 700 {path}"
-        yield Finding("permissions", "warn", f"{path} is open to others (mode {mode:o})", step)
+        yield Finding("permissions", "warn", f"{path} is accessible to other users (mode {mode:o})", step)
     else:
-        yield Finding("permissions", "ok", f"{path} is closed to others")
+        yield Finding("permissions", "ok", f"{path} is not accessible to other users")
     for file in sorted(path.glob("*.db*")):
         if not os.access(file, os.R_OK | os.W_OK):
             step = f"chown it to the user of the server: {file}"
@@ -99,30 +101,30 @@ def check_data_dir(config: ServerConfig) -> Iterator[Finding]:
 
 
 def check_listener(config: ServerConfig) -> Iterator[Finding]:
-    """Can the server listen there?"""
+    """Whether the server can listen on its address."""
     family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
     try:
         with socket.socket(family, socket.SOCK_STREAM) as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind((config.host, config.port))
     except OSError as error:
-        step = "stop what listens there, or choose another --listen; all is well if it is this server"
+        step = "stop the process that uses it, or choose another --listen; ignore this if it is this server"
         yield Finding("listen", "warn", f"{config.listen}: {error.strerror or error}", step)
     else:
         yield Finding("listen", "ok", f"{config.listen} is free")
 
 
 def check_descriptors(config: ServerConfig) -> Iterator[Finding]:
-    """May a worker open as many connections as it was told to?"""
+    """Whether a worker may open as many connections as configured."""
     try:
         import resource
     except ModuleNotFoundError:
         return
-    # A server raises its soft limit to the hard one by itself.
+    # A server raises its soft limit to the hard limit by itself.
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = config.http.connections_max + DESCRIPTORS_OWN
     if hard != resource.RLIM_INFINITY and hard < wanted:
-        step = f"ulimit -n {wanted} (LimitNOFILE= in a unit), or a lower --http-connections-max"
+        step = f"ulimit -n {wanted} (LimitNOFILE= in a unit), or lower --http-connections-max"
         yield Finding("descriptors", "warn", f"{hard} open files allowed, {wanted} may be needed", step)
     else:
         allowed = "any number of" if hard == resource.RLIM_INFINITY else hard
@@ -130,53 +132,53 @@ def check_descriptors(config: ServerConfig) -> Iterator[Finding]:
 
 
 def check_tls(config: ServerConfig) -> Iterator[Finding]:
-    """Do certificate and key belong together, and is the key secret?"""
+    """Whether certificate and key match, and other users cannot read the key."""
     if config.tls.cert is None or config.tls.key is None:
         return
     try:
-        # An encrypted key would make OpenSSL ask the terminal for its password.
+        # Without a password callback OpenSSL would prompt for the password of an encrypted key.
         context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
         context.load_cert_chain(config.tls.cert, config.tls.key, password=lambda: "")
     except (OSError, ValueError) as error:  # ssl.SSLError is an OSError
-        step = "give PEM files that belong together as --tls-cert and --tls-key, the key without a password"
+        step = "set --tls-cert and --tls-key to PEM files that match, the key without a password"
         yield Finding("tls", "fail", f"{config.tls.cert}, {config.tls.key}: {error}", step)
         return
     yield Finding("tls", "ok", f"{config.tls.cert} and its key")
     mode = stat.S_IMODE(Path(config.tls.key).stat().st_mode)
     if mode & 0o007:
         step = f"chmod o= {config.tls.key}"
-        yield Finding("tls", "warn", f"{config.tls.key} can be read by everybody (mode {mode:o})", step)
+        yield Finding("tls", "warn", f"{config.tls.key} is readable by all users (mode {mode:o})", step)
 
 
 def check_origin(config: ServerConfig) -> Iterator[Finding]:
-    """Does it answer, to whom does it belong, and what time is it there?"""
+    """Whether it responds, which region it belongs to, and how far its clock is off."""
     url = config.origin_url
     shown = mask(url)
     if url.startswith("memory:"):
         yield Finding("origin", "ok", "the memory of one process")
         return
     if config.origin is None and not (Path(config.data_dir) / ORIGIN_FILE).exists():
-        yield Finding("origin", "ok", "a SQLite file in the data dir; the first start makes it")
+        yield Finding("origin", "ok", "a SQLite file in the data dir; the first start creates it")
         return
-    # The file of an embedded server belongs to its only region. Any other origin may be somebody's: without a name
-    # nothing is claimed.
+    # The file of an embedded server belongs to its only region. Any other origin may belong to another region: without
+    # a configured name, the doctor must not claim it.
     region = config.region_name if config.origin is None else config.region
     try:
-        offset_ms = run(_ask_origin(url, region))
+        offset_ms = run(_query_origin(url, region))
     except MissingExtra as error:
         yield Finding("origin", "fail", str(error), f"pip install 'tidegate[{error.extra}]'")
     except RegionMismatch as error:
-        step = "two regions must never share an origin: correct --region or --origin"
+        step = "two regions must never share an origin: fix --region or --origin"
         if config.origin is None:
-            step = f"correct --region, or {renamed(config)}"
+            step = f"fix --region, or {renamed(config)}"
         yield Finding("region", "fail", str(error), step)
     except TidegateError as error:
-        step = "start it, or correct --origin; meanwhile decisions are made from memory"
+        step = "start it, or fix --origin; until then nodes decide from their own memory"
         if config.origin is None:
-            step = f"repair or remove {Path(config.data_dir).absolute() / ORIGIN_FILE}: it holds counts, nothing else"
+            step = f"repair or remove {Path(config.data_dir).absolute() / ORIGIN_FILE}: it holds only counts"
         yield Finding("origin", "fail", _about(shown, error), step)
     else:
-        yield Finding("origin", "ok", f"{shown} answers")
+        yield Finding("origin", "ok", f"{shown} responds")
         if config.origin is None:
             return
         if offset_ms is not None:
@@ -184,14 +186,14 @@ def check_origin(config: ServerConfig) -> Iterator[Finding]:
             yield _clock("origin", offset_ms)
         else:
             detail = (
-                f"no name: a server takes this origin for region {config.region_name!r}, and is refused where it "
-                "belongs to another; the clock was not compared"
+                f"no region is set: a server claims this origin for region {config.region_name!r}, or fails to start "
+                "if it belongs to another; the clock was not compared"
             )
-            yield Finding("region", "warn", detail, "name the region with --region")
+            yield Finding("region", "warn", detail, "set --region")
 
 
-async def _ask_origin(url: str, region: str | None) -> float | None:
-    """The offset of our clock from the origin's; None without a region, where nothing may be claimed to ask."""
+async def _query_origin(url: str, region: str | None) -> float | None:
+    """The offset of our clock from that of the origin; None without a region, because a pulse claims it."""
     from tidegate.adapters.urls import open_origin
 
     origin = open_origin(url)
@@ -199,43 +201,43 @@ async def _ask_origin(url: str, region: str | None) -> float | None:
         if region is None:
             await origin.read([Component(bytes(16), 0, "doctor", 0, 0)], timeout_s=TIMEOUT_S)
             return None
-        # As a starting server does: it claims an origin that belongs to nobody yet.
+        # Like a starting server, this claims an origin that has no region yet.
         await origin.open(region, timeout_s=TIMEOUT_S)
-        before_ms = time.time_ns() / 1_000_000
+        before_ms = clock.now_ms()
         pulse = await origin.pulse(region, timeout_s=TIMEOUT_S)
-        after_ms = time.time_ns() / 1_000_000
+        after_ms = clock.now_ms()
         return (before_ms + after_ms) / 2 - pulse.time_ms
     finally:
         await origin.close()
 
 
 def check_embedded(config: ServerConfig) -> Iterator[Finding]:
-    """What there is to say about regions and clocks where nothing is shared."""
+    """Region and clock of a server without Redis and database."""
     if config.origin is None and config.ledger is None:
-        yield Finding("region", "ok", f"{config.region_name}, the only one: no ledger is set")
-        yield Finding("clock", "ok", "nothing is shared with another machine: no clock to compare with")
+        yield Finding("region", "ok", f"{config.region_name}, the only region: no ledger is set")
+        yield Finding("clock", "ok", "no other machine is involved: there is no clock to compare with")
 
 
 def check_ledger(config: ServerConfig) -> Iterator[Finding]:
-    """Does the database answer, is its schema the one that this version needs, and who else is there?"""
+    """Whether the database responds, has the schema of this version, and which regions use it."""
     url = config.catalog_url
     shown = mask(url)
     if config.ledger is None and not (Path(config.data_dir) / CATALOG_FILE).exists():
-        yield Finding("ledger", "ok", "a SQLite file in the data dir; the first start makes it")
+        yield Finding("ledger", "ok", "a SQLite file in the data dir; the first start creates it")
         return
     try:
-        held, newest = run(_ask_schema(url))
+        held, newest = run(_query_schema(url))
     except MissingExtra as error:
         yield Finding("ledger", "fail", str(error), f"pip install 'tidegate[{error.extra}]'")
         return
     except TidegateError as error:
-        step = "start it, or correct --ledger; meanwhile each region counts for itself"
+        step = "start it, or fix --ledger; until then each region counts separately"
         if config.ledger is None:
             file = Path(config.data_dir).absolute() / CATALOG_FILE
             step = f"repair {file}, or restore it from a backup: it holds keys, namespaces and overrides"
         yield Finding("ledger", "fail", _about(shown, error), step)
         return
-    yield Finding("ledger", "ok", f"{shown} answers")
+    yield Finding("ledger", "ok", f"{shown} responds")
     if held < newest:
         have = "has no schema" if held == 0 else f"has schema {held}, this version needs {newest}"
         step = f"tidegate migrate --ledger '{shown}'"
@@ -243,8 +245,8 @@ def check_ledger(config: ServerConfig) -> Iterator[Finding]:
         yield Finding("schema", "fail" if config.ledger else "ok", have, step if config.ledger else "")
         return
     if held > newest:
-        step = "upgrade this node, or go back only if the changelog says that the schemas fit"
-        yield Finding("schema", "warn", f"has schema {held}, this version knows {newest}", step)
+        step = "upgrade this node; downgrade only if the changelog says that the schemas are compatible"
+        yield Finding("schema", "warn", f"has schema {held}, this version has schema {newest}", step)
     else:
         yield Finding("schema", "ok", f"version {held}")
     if config.ledger is not None:
@@ -253,7 +255,7 @@ def check_ledger(config: ServerConfig) -> Iterator[Finding]:
 
 def _regions(config: ServerConfig, url: str) -> Iterator[Finding]:
     try:
-        overview, offset_ms = run(_ask_ledger(url))
+        overview, offset_ms = run(_query_ledger(url))
     except TidegateError as error:
         yield Finding("regions", "fail", mask(str(error)), "see above")
         return
@@ -262,12 +264,14 @@ def _regions(config: ServerConfig, url: str) -> Iterator[Finding]:
     live = sorted(beat.region for beat in overview.regions if overview.clock_ms - beat.beat_at_ms < live_ms)
     alike = [name for name in live if name != config.region and name.lower() == config.region_name.lower()]
     if alike:
-        step = "region names are told apart byte for byte: correct one of them"
-        yield Finding("region", "warn", f"{config.region} looks like {alike[0]}, which is alive", step)
-    yield Finding("regions", "ok", f"alive in the ledger: {', '.join(live) or 'none yet'}")
+        step = "region names are case-sensitive: fix one of them"
+        yield Finding(
+            "region", "warn", f"{config.region} differs from the active region {alike[0]} only in case", step
+        )
+    yield Finding("regions", "ok", f"active in the ledger: {', '.join(live) or 'none yet'}")
 
 
-async def _ask_schema(url: str) -> tuple[int, int]:
+async def _query_schema(url: str) -> tuple[int, int]:
     from tidegate.adapters.migrations import load_migrations, schema_version
     from tidegate.adapters.urls import MYSQL_SCHEMES, POSTGRES_SCHEMES, scheme_of
 
@@ -277,16 +281,16 @@ async def _ask_schema(url: str) -> tuple[int, int]:
     return held, load_migrations(dialect)[-1].version
 
 
-async def _ask_ledger(url: str) -> tuple[LedgerOverview, float]:
+async def _query_ledger(url: str) -> tuple[LedgerOverview, float]:
     async with opened_ledger(url, TIMEOUT_S) as ledger:
-        now_ms = time.time_ns() // 1_000_000
+        now_ms = clock.now_ms()
         overview = await ledger.overview(now_ms=now_ms, hottest_max=0, timeout_s=TIMEOUT_S)
-        after_ms = time.time_ns() // 1_000_000
+        after_ms = clock.now_ms()
         return overview, (now_ms + after_ms) / 2 - overview.clock_ms
 
 
 def _about(shown: str, error: TidegateError) -> str:
-    """Most errors of a dependency begin with its URL; then it need not be said twice."""
+    """The error with the URL in front, unless it already starts with the URL."""
     text = mask(str(error))
     return text if text.startswith(shown) else f"{shown}: {text}"
 
@@ -294,7 +298,7 @@ def _about(shown: str, error: TidegateError) -> str:
 def _clock(of: str, offset_ms: float) -> Finding:
     detail = f"{offset_ms:+.0f} ms from the clock of the {of}"
     if abs(offset_ms) > CLOCK_OFFSET_WARN_MS:
-        return Finding("clock", "warn", detail, "let NTP set the clocks of both machines")
+        return Finding("clock", "warn", detail, "run NTP on both machines")
     return Finding("clock", "ok", detail)
 
 
@@ -311,25 +315,23 @@ CHECKS: Final[tuple[Callable[[ServerConfig], Iterator[Finding]], ...]] = (
 
 
 def examine(config: ServerConfig) -> Iterator[Finding]:
-    """Every check, whatever the others find."""
+    """Run all checks."""
     for check in CHECKS:
         try:
             yield from check(config)
-        except Exception as error:  # noqa: BLE001 - a check that breaks is a finding, and the others go on
-            detail = f"could not be checked: {type(error).__name__}: {mask(str(error))}"
-            yield Finding(
-                check.__name__.removeprefix("check_"), "fail", detail, "report it with TIDEGATE_DEBUG=1"
-            )
+        except Exception as error:  # noqa: BLE001 - an unexpected error is a finding; the other checks continue
+            detail = f"the check failed: {type(error).__name__}: {mask(str(error))}"
+            yield Finding(check.__name__.removeprefix("check_"), "fail", detail, "this is a bug: report it")
 
 
 @click.command()
 @setting_options
 @json_option
 def doctor(load_settings: Callable[[], Loaded], as_json: bool) -> ExitCode:
-    """Check everything that a server with this configuration needs, and say what to do.
+    """Check everything that a server with this configuration needs, and say what to fix.
 
-    Takes the options of `serve`. Exits 0 if nothing failed (warnings are no failures), 2 otherwise. It changes
-    nothing, except that like a starting server it claims for --region an origin that belongs to nobody yet.
+    Takes the options of `serve`. Exits 0 if no check failed (warnings do not count), 2 otherwise. It changes nothing,
+    with one exception: like a starting server, it claims an origin without a region for --region.
     """
     try:
         loaded = load_settings()
@@ -347,14 +349,16 @@ def doctor(load_settings: Callable[[], Loaded], as_json: bool) -> ExitCode:
     else:
         findings = [Finding("config", "warn", warning) for warning in loaded.warnings]
         findings += [
-            Finding("config", "ok", "file, environment and flags fit together"),
+            Finding("config", "ok", "file, environment and flags are valid"),
             *examine(loaded.config),
         ]
-    is_well = all(finding.status != "fail" for finding in findings)
+    is_healthy = all(finding.status != "fail" for finding in findings)
     lines = [
         f"{finding.status:<4}  {finding.check:<12} {finding.detail}"
         + (f"\n      {'':<12} -> {finding.next_step}" if finding.next_step else "")
         for finding in findings
     ]
-    answer(as_json, {"ok": is_well, "checks": [finding._asdict() for finding in findings]}, "\n".join(lines))
-    return ExitCode.OK if is_well else ExitCode.ERROR
+    print_result(
+        as_json, {"ok": is_healthy, "checks": [finding._asdict() for finding in findings]}, "\n".join(lines)
+    )
+    return ExitCode.OK if is_healthy else ExitCode.ERROR

@@ -1,4 +1,4 @@
-"""Durations on the command line: `60s`, `5m`, `1h`, `250ms`. The unit is required: 60 of what?"""
+"""Durations on the command line: `60s`, `5m`, `1h`, `250ms`. The unit is required."""
 
 from __future__ import annotations
 
@@ -24,9 +24,13 @@ class Duration(click.ParamType[int]):
         unit = match.group(2) if match is not None else ""
         unit_ms = UNIT_MS.get(unit) or UNIT_MS.get(unit.removesuffix("s"))
         if match is None or unit_ms is None:
-            self.fail(
-                f"{value!r} is no duration: write a number and a unit, such as 60s, 5m, 1h or 30d", param, ctx
+            is_number = re.fullmatch("[0-9]+", str(value).strip()) is not None
+            fix = (
+                f"add a unit, e.g. {value}s"
+                if is_number
+                else "write a number and a unit, e.g. 60s, 5m, 1h or 30d"
             )
+            self.fail(f"{value!r} is not a duration: {fix}", param, ctx)
         return int(match.group(1)) * unit_ms
 
 

@@ -1,4 +1,4 @@
-"""`tidegate keys`: who may call the API. A key is shown once, when it is made; only its digest is stored."""
+"""`tidegate keys`: the keys that may call the API. A key is shown once, when created; only its digest is stored."""
 
 from __future__ import annotations
 
@@ -7,26 +7,27 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from tidegate.cli.catalogs import Place, all_rows, catalog_options, find_workspace, now_ms, opened_catalog
+from tidegate.adapters.clock import now_ms
+from tidegate.cli.catalogs import Place, all_rows, catalog_options, find_workspace, opened_catalog
 from tidegate.cli.databases import run
 from tidegate.cli.durations import DURATION
-from tidegate.cli.outcomes import answer, json_option, warn
+from tidegate.cli.outcomes import json_option, print_result, warn
 from tidegate.errors import InvalidInput
-from tidegate.server.permissions import checked_permissions, why_without_effect
+from tidegate.server.catalog.keys import checked_permissions, why_without_effect
 
 if TYPE_CHECKING:
     from tidegate.ports import CatalogChanges, KeyRow
 
 __all__ = ["keys"]
 
-# What the rate limit SDKs need, and no more.
+# The permissions that the rate limit SDKs need.
 DEFAULT: Final = ("ratelimit.*.limit", "ratelimit.*.create_namespace")
 
-NO_KEY: Final = "no key has that id; `tidegate keys list --all` shows them"
+NO_KEY: Final = "no key has this id; `tidegate keys list --all` lists all keys"
 
 
 class Permissions(click.ParamType[tuple[str, ...]]):
-    """`A,B`: permissions separated by commas; `all` for everything, nothing for none."""
+    """`A,B`: permissions separated by commas; `all` for all, an empty text for none."""
 
     name = "permissions"
 
@@ -42,7 +43,7 @@ class Permissions(click.ParamType[tuple[str, ...]]):
 
 
 class Moment(click.ParamType[int]):
-    """`30d` from now, or a date: `2027-01-01`, `2027-01-01T12:00:00+01:00` (UTC unless it says otherwise)."""
+    """`30d` from now, or a date: `2027-01-01`, `2027-01-01T12:00:00+01:00` (UTC without an offset)."""
 
     name = "moment"
 
@@ -93,15 +94,15 @@ def _document(row: KeyRow, at_ms: int) -> dict[str, Any]:
 
 @click.group()
 def keys() -> None:
-    """Create, list, expire and revoke root keys: in an embedded server's --data-dir, or in --ledger.
+    """Create, list, expire and revoke root keys, in --data-dir (embedded server) or in --ledger.
 
-    Works before and while servers run; they notice a change within seconds.
+    Works before and while servers run; running servers apply a change within seconds.
     """
 
 
 @keys.command()
 @click.option(
-    "--workspace", default="default", show_default=True, help="Id or name; made if it is not there yet."
+    "--workspace", default="default", show_default=True, help="Id or name; created if it does not exist."
 )
 @click.option(
     "--permissions",
@@ -109,10 +110,10 @@ def keys() -> None:
     default=",".join(DEFAULT),
     show_default=True,
     metavar="A,B",
-    help="ratelimit.SCOPE.ACTION, or the URN of an override, separated by commas; `all` for everything, "
-    "'' for nothing. Others are stored too, with a warning: they grant nothing here.",
+    help="ratelimit.SCOPE.ACTION, or the URN of an override, separated by commas; `all` for all, "
+    "'' for none. Unknown permissions are stored with a warning; they grant nothing.",
 )
-@click.option("--name", default="", help="For people: who or what uses it.")
+@click.option("--name", default="", help="A description of who or what uses the key.")
 @click.option("--expires", "expires_at_ms", type=MOMENT, help="30d, or a date such as 2027-01-01.")
 @catalog_options
 @json_option
@@ -124,13 +125,13 @@ def create(
     expires_at_ms: int | None,
     as_json: bool,
 ) -> None:
-    """Make a root key and print it, once: it cannot be shown again.
+    """Create a root key and print it. It cannot be shown again.
 
     \b
     tidegate keys create --data-dir ./tidegate-data --workspace acme --permissions ratelimit.*.limit --json
     """
     key, row = run(_create(place, workspace, permissions, name, expires_at_ms))
-    answer(as_json, {"key": key, **_document(row, now_ms())}, key)
+    print_result(as_json, {"key": key, **_document(row, now_ms())}, key)
     if not as_json:
         granted = ", ".join(row.permissions) or "no permissions"
         click.echo(f"{row.id} of workspace {row.workspace_id}: {granted}", err=True)
@@ -138,11 +139,11 @@ def create(
 
 
 def _without_effect(permissions: tuple[str, ...]) -> list[str]:
-    """What whoever makes the key may have meant otherwise."""
+    """Warnings about permissions that grant nothing."""
     if not permissions:
-        return ["the key has no permissions: the API will refuse all that it asks for"]
+        return ["the key has no permissions: the API will reject all its requests"]
     return [
-        f"{permission!r} grants nothing here: {why}"
+        f"{permission!r} grants nothing: {why}"
         for permission in permissions
         if (why := why_without_effect(permission)) is not None
     ]
@@ -153,12 +154,13 @@ async def _create(
 ) -> tuple[str, KeyRow]:
     from tidegate.core.model import checked_name
     from tidegate.ports import KeyRow, WorkspaceRow
-    from tidegate.server.auth import digest_of, hint_of, new_key
-    from tidegate.server.ids import IdSource
+    from tidegate.server.catalog.keys import IdSource, digest_of, hint_of, new_key
 
     checked_name("workspace", workspace)
     if expires_at_ms is not None and expires_at_ms <= now_ms():
-        raise click.BadParameter("that is over already", param_hint="--expires")
+        raise click.BadParameter(
+            "this time is in the past: give a later one, e.g. 30d", param_hint="--expires"
+        )
     async with opened_catalog(place, create=True) as catalog:
         owner = find_workspace(await all_rows(catalog, place), workspace)
         if owner is None:
@@ -181,12 +183,12 @@ async def _create(
 
 
 @keys.command("list")
-@click.option("--workspace", help="Only of this workspace, by id or name.")
-@click.option("--all", "everything", is_flag=True, help="Also those that are revoked or have expired.")
+@click.option("--workspace", help="Only keys of this workspace, by id or name.")
+@click.option("--all", "everything", is_flag=True, help="Include revoked and expired keys.")
 @catalog_options
 @json_option
 def list_keys(place: Place, workspace: str | None, everything: bool, as_json: bool) -> None:
-    """List keys: never the key itself, only its first characters."""
+    """List keys, with their first characters only."""
     at_ms = now_ms()
     found = [
         _document(row, at_ms)
@@ -198,7 +200,7 @@ def list_keys(place: Place, workspace: str | None, everything: bool, as_json: bo
         f"{','.join(key['permissions']) or '-'}" + (f"  expires {key['expires']}" if key["expires"] else "")
         for key in found
     ]
-    answer(as_json, {"keys": found}, "\n".join(lines) or "no keys")
+    print_result(as_json, {"keys": found}, "\n".join(lines) or "no keys")
 
 
 async def _list(place: Place, workspace: str | None) -> list[KeyRow]:
@@ -214,14 +216,14 @@ async def _list(place: Place, workspace: str | None) -> list[KeyRow]:
 
 @keys.command()
 @click.argument("key_id")
-@click.option("--at", "expires_at_ms", type=MOMENT, help="30d from now, or a date; at once without it.")
+@click.option("--at", "expires_at_ms", type=MOMENT, help="30d from now, or a date; now by default.")
 @catalog_options
 @json_option
 def expire(place: Place, key_id: str, expires_at_ms: int | None, as_json: bool) -> None:
-    """Let a key expire: now, or --at a moment. KEY_ID is its id, or the key itself."""
+    """Let a key expire now, or --at a time. KEY_ID is its id, or the key itself."""
     moment_ms = now_ms() if expires_at_ms is None else expires_at_ms
     row = run(_expire(place, key_id, moment_ms))
-    answer(as_json, _document(row, now_ms()), f"{row.id} expires {_iso(row.expires_at_ms)}")
+    print_result(as_json, _document(row, now_ms()), f"{row.id} expires {_iso(row.expires_at_ms)}")
 
 
 @keys.command()
@@ -229,9 +231,9 @@ def expire(place: Place, key_id: str, expires_at_ms: int | None, as_json: bool) 
 @catalog_options
 @json_option
 def revoke(place: Place, key_id: str, as_json: bool) -> None:
-    """Revoke a key for good; every server refuses it within seconds. KEY_ID is its id, or the key itself."""
+    """Revoke a key permanently; all servers reject it within seconds. KEY_ID is its id, or the key itself."""
     row = run(_revoke(place, key_id))
-    answer(as_json, _document(row, now_ms()), f"{row.id} revoked")
+    print_result(as_json, _document(row, now_ms()), f"{row.id} revoked")
 
 
 async def _expire(place: Place, key_id: str, moment_ms: int) -> KeyRow:
@@ -241,7 +243,7 @@ async def _expire(place: Place, key_id: str, moment_ms: int) -> KeyRow:
     if row is None:
         raise click.ClickException(NO_KEY)
     if row.revoked_at_ms is not None:
-        raise click.ClickException(f"{row.id} was revoked {_iso(row.revoked_at_ms)}; make a new key")
+        raise click.ClickException(f"{row.id} was revoked {_iso(row.revoked_at_ms)}; create a new key")
     return row
 
 
@@ -255,7 +257,7 @@ async def _revoke(place: Place, key_id: str) -> KeyRow:
 
 
 def _find_key(rows: CatalogChanges, wanted: str) -> KeyRow:
-    from tidegate.server.auth import digest_of
+    from tidegate.server.catalog.keys import digest_of
 
     digest = digest_of(wanted)
     for row in rows.keys:

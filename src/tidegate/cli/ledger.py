@@ -1,14 +1,15 @@
-"""`tidegate ledger`: what the shared database holds."""
+"""`tidegate ledger`: an overview of the shared database."""
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 import click
 
+from tidegate.adapters import clock
 from tidegate.cli.databases import ledger_options, opened_ledger, run
-from tidegate.cli.outcomes import answer, json_option
+from tidegate.cli.outcomes import json_option, print_result
+from tidegate.core.quota import format_duration
 from tidegate.ports import LedgerOverview
 
 __all__ = ["ledger"]
@@ -21,27 +22,27 @@ __all__ = ["ledger"]
     type=click.IntRange(0, 1000),
     default=10,
     show_default=True,
-    help="How many cells.",
+    help="How many of the highest counts to show.",
 )
 @ledger_options
 @json_option
 def ledger(url: str, timeout_s: float, hottest_max: int, as_json: bool) -> None:
-    """Show the regions of a ledger and when they last beat, their rows, and the cells with the highest counts."""
+    """Show the regions in the database, their last heartbeat, their rows, and the highest counts."""
     overview = run(_overview(url, timeout_s, hottest_max))
     document = describe(overview)
-    answer(as_json, document, "\n".join(_lines(document)))
+    print_result(as_json, document, "\n".join(_lines(document)))
 
 
 async def _overview(url: str, timeout_s: float, hottest_max: int) -> LedgerOverview:
     async with opened_ledger(url, timeout_s) as opened:
-        now_ms = time.time_ns() // 1_000_000
+        now_ms = clock.now_ms()
         return await opened.overview(now_ms=now_ms, hottest_max=hottest_max, timeout_s=timeout_s)
 
 
 def describe(overview: LedgerOverview) -> dict[str, Any]:
     """The overview as plain data."""
     beats = {beat.region: overview.clock_ms - beat.beat_at_ms for beat in overview.regions}
-    # A region may have rows and no beat (its nodes are gone), or a beat and no rows (nothing near a limit).
+    # A region may have rows but no heartbeat (its nodes have stopped), or a heartbeat but no rows (nothing published).
     regions = [
         {"region": name, "rows": overview.rows.get(name, 0), "lag_ms": beats.get(name)}
         for name in sorted({*beats, *overview.rows})
@@ -56,7 +57,7 @@ def describe(overview: LedgerOverview) -> dict[str, Any]:
 
 
 def _lines(document: dict[str, Any]) -> list[str]:
-    lines = [f"{'region':<24} {'rows':>10}  last beat"]
+    lines = [f"{'region':<24} {'rows':>10}  last heartbeat"]
     for region in document["regions"]:
         beat = "never" if region["lag_ms"] is None else f"{region['lag_ms'] / 1000:.1f} s ago"
         lines.append(f"{region['region']:<24} {region['rows']:>10}  {beat}")
@@ -65,9 +66,9 @@ def _lines(document: dict[str, Any]) -> list[str]:
         f"{document['rows']} live rows, {document['expired_rows']} expired (tidegate cleanup deletes them)",
     ]
     if document["hottest"]:
-        lines += ["", f"{'count':>12}  hottest cells"]
+        lines += ["", f"{'count':>12}  highest counts"]
         for row in document["hottest"]:
-            window = f"{row['duration_ms'] // 1000} s window {row['sequence']}"
+            window = f"window {row['sequence']} of {format_duration(row['duration_ms'])}"
             place = f"{row['workspace']} / {row['namespace']} / {row['identifier']!r}"
             lines.append(f"{row['regional']:>12}  {place}, {window}, region {row['region']}")
     return lines

@@ -1,23 +1,23 @@
-"""`tidegate migrate`: the schema of a ledger, created or brought up to date."""
+"""`tidegate migrate`: create or upgrade the database schema."""
 
 from __future__ import annotations
 
 import click
 
 from tidegate.cli.databases import ledger_options, run
-from tidegate.cli.outcomes import answer, json_option
+from tidegate.cli.outcomes import json_option, print_result
 
 __all__ = ["migrate"]
 
 
 @click.command()
-@click.option("--dry-run", is_flag=True, help="Change nothing; show the SQL that would be run.")
+@click.option("--dry-run", is_flag=True, help="Print the SQL without running it.")
 @ledger_options
 @json_option
 def migrate(url: str, timeout_s: float, dry_run: bool, as_json: bool) -> None:
     """Create or upgrade the schema in the database of --ledger.
 
-    Safe to run twice, and from several places at once: one works, the others wait and find nothing left to do.
+    Safe to run repeatedly and from several machines at once: one runs, the others wait and then find nothing to do.
     """
     from tidegate.adapters import migrations
 
@@ -26,4 +26,4 @@ def migrate(url: str, timeout_s: float, dry_run: bool, as_json: bool) -> None:
         text = "\n".join(f"{statement};" for statement in statements) or "-- up to date: nothing to run"
     else:
         text = f"migrated: {len(statements)} statements" if statements else "up to date"
-    answer(as_json, {"dry_run": dry_run, "statements": statements}, text)
+    print_result(as_json, {"dry_run": dry_run, "statements": statements}, text)

@@ -1,16 +1,16 @@
-"""`tidegate multi-limit`: several decisions of one instant, all or nothing."""
+"""`tidegate multi-limit`: several decisions at once, all or nothing."""
 
 from __future__ import annotations
 
 import json
-import time
 from typing import IO, Any
 
 import click
 
+from tidegate.adapters import clock
 from tidegate.cli.client import Client, client_options
 from tidegate.cli.limit import describe
-from tidegate.cli.outcomes import ExitCode, answer, json_option
+from tidegate.cli.outcomes import ExitCode, json_option, print_result
 from tidegate.core.quota import parse_quota
 
 __all__ = ["multi_limit"]
@@ -23,7 +23,7 @@ __all__ = ["multi_limit"]
     nargs=3,
     multiple=True,
     metavar="NAMESPACE IDENTIFIER QUOTA",
-    help="One limit, of cost 1; repeat it for more.",
+    help="One request of cost 1; repeat the option for more.",
 )
 @click.option(
     "--file",
@@ -36,23 +36,23 @@ __all__ = ["multi_limit"]
 def multi_limit(
     client: Client, items: tuple[tuple[str, str, str], ...], file: IO[str] | None, as_json: bool
 ) -> ExitCode:
-    """Ask a server for several decisions: if one of them is denied, nothing is counted.
+    """Get several decisions from a server: if one is denied, nothing is counted.
 
     \b
     tidegate multi-limit --item email.send user_1 100/minute --item email.send org_9 5000/hour
 
-    Exits 0 when all are allowed, 1 when one is denied, 2 on an error.
+    Exits 0 if all are allowed, 1 if one is denied, 2 on an error.
     """
     body = _from_file(file) if file is not None else []
     for namespace, identifier, quota in items:
-        units, duration_ms = parse_quota(quota)
+        number, duration_ms = parse_quota(quota)
         body.append(
-            {"namespace": namespace, "identifier": identifier, "limit": units, "duration": duration_ms}
+            {"namespace": namespace, "identifier": identifier, "limit": number, "duration": duration_ms}
         )
     if not body:
-        raise click.UsageError("nothing to ask: give --item or --file")
+        raise click.UsageError("no requests: give --item or --file")
     data = client.post("ratelimit.multiLimit", body).data
-    now_ms = time.time_ns() // 1_000_000
+    now_ms = clock.now_ms()
     lines = [
         "allowed" if data["passed"] else "denied: nothing was counted",
         *(
@@ -60,7 +60,7 @@ def multi_limit(
             for item in data["limits"]
         ),
     ]
-    answer(as_json, data, "\n".join(lines))
+    print_result(as_json, data, "\n".join(lines))
     return ExitCode.OK if data["passed"] else ExitCode.DENIED
 
 
@@ -68,7 +68,7 @@ def _from_file(file: IO[str]) -> list[Any]:
     try:
         document = json.load(file)
     except (ValueError, RecursionError) as error:
-        raise click.BadParameter(f"no JSON: {error}", param_hint="--file") from error
+        raise click.BadParameter(f"the file is not JSON: {error}", param_hint="--file") from error
     if not isinstance(document, list):
         raise click.BadParameter("expected a JSON array", param_hint="--file")
     return document

@@ -1,4 +1,4 @@
-"""`tidegate namespaces`: what is counted in, and stopping it. Namespaces are made by their first use."""
+"""`tidegate namespaces`: list, delete and restore namespaces. The first request in a namespace creates it."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from tidegate.cli.catalogs import Place, all_rows, catalog_options, find_workspace, now_ms, opened_catalog
+from tidegate.adapters.clock import now_ms
+from tidegate.cli.catalogs import Place, all_rows, catalog_options, find_workspace, opened_catalog
 from tidegate.cli.databases import run
-from tidegate.cli.outcomes import answer, json_option
+from tidegate.cli.outcomes import json_option, print_result
 
 if TYPE_CHECKING:
     from tidegate.ports import CatalogChanges, NamespaceRow
@@ -31,12 +32,12 @@ def _document(row: NamespaceRow, rows: CatalogChanges) -> dict[str, Any]:
 
 @click.group()
 def namespaces() -> None:
-    """List, delete and restore namespaces: in an embedded server's --data-dir, or in --ledger."""
+    """List, delete and restore namespaces, in --data-dir (embedded server) or in --ledger."""
 
 
 @namespaces.command("list")
-@click.option("--workspace", help="Only of this workspace, by id or name.")
-@click.option("--all", "everything", is_flag=True, help="Also deleted ones.")
+@click.option("--workspace", help="Only namespaces of this workspace, by id or name.")
+@click.option("--all", "everything", is_flag=True, help="Include deleted namespaces.")
 @catalog_options
 @json_option
 def list_namespaces(place: Place, workspace: str | None, everything: bool, as_json: bool) -> None:
@@ -53,29 +54,29 @@ def list_namespaces(place: Place, workspace: str | None, everything: bool, as_js
         + ("  deleted" if item["deleted"] else "")
         for item in found
     ]
-    answer(as_json, {"namespaces": found}, "\n".join(lines) or "no namespaces")
+    print_result(as_json, {"namespaces": found}, "\n".join(lines) or "no namespaces")
 
 
 @namespaces.command()
 @click.argument("namespace")
-@click.option("--workspace", help="Of this workspace, by id or name.")
+@click.option("--workspace", help="Its workspace, by id or name.")
 @catalog_options
 @json_option
 def delete(place: Place, namespace: str, workspace: str | None, as_json: bool) -> None:
-    """Delete NAMESPACE, by id or name: from then on `limit` answers 410 for it. `restore` undoes it."""
+    """Delete NAMESPACE, by id or name: `limit` then returns 410 for it. `restore` undoes this."""
     document = run(_mark(place, namespace, workspace, now_ms()))
-    answer(as_json, document, f"{document['id']} deleted")
+    print_result(as_json, document, f"{document['id']} deleted")
 
 
 @namespaces.command()
 @click.argument("namespace")
-@click.option("--workspace", help="Of this workspace, by id or name.")
+@click.option("--workspace", help="Its workspace, by id or name.")
 @catalog_options
 @json_option
 def restore(place: Place, namespace: str, workspace: str | None, as_json: bool) -> None:
-    """Bring a deleted NAMESPACE back, with its overrides."""
+    """Restore a deleted NAMESPACE, with its overrides."""
     document = run(_mark(place, namespace, workspace, None))
-    answer(as_json, document, f"{document['id']} restored")
+    print_result(as_json, document, f"{document['id']} restored")
 
 
 def _owner(rows: CatalogChanges, workspace: str | None) -> str | None:

@@ -1,7 +1,7 @@
-"""Exit codes, answers and failures: what every subcommand has in common with what calls it.
+"""Exit codes, results and errors of all subcommands.
 
-Laws: the answer goes to stdout, everything else to stderr; with `--json` both are JSON, one document each; no message
-holds a secret. Exit code 1 means that the answer is no, and never an error: a script can tell "no" from "broken".
+Rules: the result goes to stdout, everything else to stderr; with `--json` each is one JSON document; no message has a
+secret. Exit code 1 means denied or failed, never an error, so that a script can tell them apart.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from typing import Any, Final, TypeVar
 
 import click
 
+from tidegate.adapters.secrets import mask
 from tidegate.errors import TidegateError
-from tidegate.telemetry.secrets import mask
 
-__all__ = ["EXIT_CODES", "JSON_KEY", "ExitCode", "answer", "complain", "fail", "json_option", "warn"]
+__all__ = ["EXIT_CODES", "JSON_KEY", "ExitCode", "fail", "json_option", "print_error", "print_result", "warn"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 JSON_KEY: Final = "tidegate.cli.json"
-"""In the context: whether this call wants JSON. Written by the root, which sees the arguments first."""
+"""Key in the click context: whether `--json` was given. Written by the root command, which parses first."""
 
 
 class ExitCode(IntEnum):
-    """What a script may rely on."""
+    """The exit codes, a contract with scripts."""
 
     OK = 0
     DENIED = 1
@@ -38,14 +38,14 @@ class ExitCode(IntEnum):
 
 
 EXIT_CODES: Final = {
-    ExitCode.OK: "It worked. For `limit` and `multi-limit`: allowed.",
-    ExitCode.DENIED: "It worked, and the answer is no: `limit` or `multi-limit` was denied; with `simulate`, a "
-    "scenario or a world failed. Nothing else exits with 1.",
-    ExitCode.ERROR: "An error: wrong usage, a faulty configuration, a server that refuses or cannot be reached, "
-    "a check of `doctor` or `config check` that failed. The message says what and what to do next: on stderr; of those "
-    "two checks, whose answer it is, on stdout.",
-    ExitCode.INTERRUPTED: "Interrupted with Ctrl-C (SIGINT) before it was done.",
-    ExitCode.BROKEN_PIPE: "Whoever read the output stopped reading.",
+    ExitCode.OK: "Success. For `limit` and `multi-limit`: allowed.",
+    ExitCode.DENIED: "Denied (`limit`, `multi-limit`), or a scenario or seed failed (`simulate`). No other command and "
+    "no error exits with 1.",
+    ExitCode.ERROR: "An error: wrong usage, an invalid configuration, an error response, an unreachable server, or a "
+    "failed check of `doctor` or `config check`. The message says what happened and what to do. It is on stderr; "
+    "`doctor` and `config check` print their findings on stdout.",
+    ExitCode.INTERRUPTED: "Interrupted with Ctrl-C (SIGINT).",
+    ExitCode.BROKEN_PIPE: "The reader of the output closed the pipe.",
 }
 
 
@@ -55,26 +55,26 @@ def json_option(command: F) -> F:
         "--json",
         "as_json",
         is_flag=True,
-        help="Answer with one JSON document on stdout; an error is one on stderr.",
+        help="Print the result as one JSON document on stdout, an error as one on stderr.",
     )
     return option(command)
 
 
-def answer(as_json: bool, document: object, text: str) -> None:
-    """The answer of a command: `document` for programs, `text` for people."""
+def print_result(as_json: bool, document: object, text: str) -> None:
+    """Print the result of a command: `document` with `--json`, otherwise `text`."""
     click.echo(json.dumps(document, ensure_ascii=False) if as_json else text)
 
 
 def fail(context: click.Context, error: BaseException) -> ExitCode:
-    """Tell what went wrong, and how the program ends."""
+    """Print an error, and return the exit code for it."""
     if isinstance(error, BrokenPipeError):
-        # Nobody listens: also not to the complaint that Python would write when it flushes at exit.
+        # Python would report the closed pipe once more when it flushes stdout at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return ExitCode.BROKEN_PIPE
     as_json = bool(context.meta.get(JSON_KEY))
     if isinstance(error, KeyboardInterrupt | EOFError | click.Abort):
         if as_json:
-            complain(as_json, "Interrupted", "interrupted")
+            print_error(as_json, "Interrupted", "interrupted")
         else:
             click.echo("interrupted", err=True)
         return ExitCode.INTERRUPTED
@@ -83,12 +83,12 @@ def fail(context: click.Context, error: BaseException) -> ExitCode:
         return ExitCode.ERROR
     if os.environ.get("TIDEGATE_DEBUG"):
         click.echo(mask("".join(traceback.format_exception(error))), err=True, nl=False)
-    complain(as_json, _kind(error), mask(_message(error)))
+    print_error(as_json, _kind(error), mask(_message(error)))
     return ExitCode.ERROR
 
 
-def complain(as_json: bool, kind: str, message: str) -> None:
-    """What went wrong, on stderr. Whoever calls it has masked the message."""
+def print_error(as_json: bool, kind: str, message: str) -> None:
+    """Print an error on stderr. The caller has masked secrets in the message."""
     if as_json:
         click.echo(json.dumps({"error": {"type": kind, "message": message}}), err=True)
     else:
@@ -96,7 +96,7 @@ def complain(as_json: bool, kind: str, message: str) -> None:
 
 
 def warn(as_json: bool, warnings: Sequence[str]) -> None:
-    """What did not keep the command from its work but may not be meant, on stderr. With --json one document."""
+    """Print warnings on stderr; with --json as one document."""
     texts = [mask(warning) for warning in warnings]
     if as_json and texts:
         click.echo(json.dumps({"warnings": texts}, ensure_ascii=False), err=True)
@@ -105,7 +105,7 @@ def warn(as_json: bool, warnings: Sequence[str]) -> None:
 
 
 def _kind(error: BaseException) -> str:
-    # What a command says for itself; the library's word for it would tell a program nothing.
+    # An error of ours: the class name of click would mean nothing to a program.
     return "Failed" if type(error) is click.ClickException else type(error).__name__
 
 
@@ -116,5 +116,5 @@ def _message(error: BaseException) -> str:
         return str(error)
     if isinstance(error, OSError) and error.strerror:
         return f"{error.strerror}: {error.filename}" if error.filename else error.strerror
-    hint = "set TIDEGATE_DEBUG=1 to see where, and report it"
+    hint = "this is a bug: set TIDEGATE_DEBUG=1 for a traceback, and report it"
     return f"unexpected {type(error).__name__}: {error} ({hint})"

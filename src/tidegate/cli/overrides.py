@@ -1,4 +1,4 @@
-"""`tidegate overrides`: other limits for some identifiers, on a running server."""
+"""`tidegate overrides`: different limits for some identifiers, on a running server."""
 
 from __future__ import annotations
 
@@ -7,47 +7,47 @@ from typing import Any
 import click
 
 from tidegate.cli.client import Client, client_options
-from tidegate.cli.outcomes import answer, json_option
+from tidegate.cli.outcomes import json_option, print_result
 from tidegate.cli.quotas import quota_from, quota_options
+from tidegate.core.quota import format_quota
 
 __all__ = ["overrides"]
 
 
 def _describe(override: dict[str, Any]) -> str:
-    effect = "blocked" if override["limit"] == 0 else f"{override['limit']} per {override['duration']} ms"
+    effect = "blocked" if override["limit"] == 0 else format_quota(override["limit"], override["duration"])
     return f"{override['overrideId']}  {override['identifier']}  {effect}"
 
 
 @click.group()
 def overrides() -> None:
-    """Set, get, list and delete overrides: other limits for single identifiers or for patterns with `*`."""
+    """Set, get, list and delete overrides: different limits for an identifier, or for a pattern with `*`."""
 
 
 @overrides.command("set")
 @click.argument("namespace")
 @click.argument("identifier")
-@quota_options(limit_min=0)
+@quota_options
 @client_options
 @json_option
 def set_override(
     client: Client,
     namespace: str,
     identifier: str,
-    quota: str | None,
-    limit_units: int | None,
+    quota: str,
     duration_ms: int | None,
     as_json: bool,
 ) -> None:
-    """Give IDENTIFIER, or all that match it (`premium_*`), another limit.
+    """Set another limit for IDENTIFIER, or for all identifiers that match a pattern (`premium_*`).
 
     \b
     tidegate overrides set email.send 'premium_*' 1000/minute
-    tidegate overrides set email.send spammer --limit 0 --duration 1m      # blocks
+    tidegate overrides set email.send spammer 0 --duration 1m      # blocks
     """
-    units, length_ms = quota_from(quota, limit_units, duration_ms)
-    body = {"namespace": namespace, "identifier": identifier, "limit": units, "duration": length_ms}
+    number, window_ms = quota_from(quota, duration_ms, quota_min=0)
+    body = {"namespace": namespace, "identifier": identifier, "limit": number, "duration": window_ms}
     data = client.post("ratelimit.setOverride", body).data
-    answer(as_json, data, data["overrideId"])
+    print_result(as_json, data, data["overrideId"])
 
 
 @overrides.command("get")
@@ -58,19 +58,19 @@ def set_override(
 def get_override(client: Client, namespace: str, identifier: str, as_json: bool) -> None:
     """Show the override that applies to IDENTIFIER."""
     data = client.post("ratelimit.getOverride", {"namespace": namespace, "identifier": identifier}).data
-    answer(as_json, data, _describe(data))
+    print_result(as_json, data, _describe(data))
 
 
 @overrides.command("list")
 @click.argument("namespace")
 @click.option(
-    "--limit", "page_size", type=click.IntRange(1, 100), default=100, show_default=True, help="Page size."
+    "--page-size", type=click.IntRange(1, 100), default=100, show_default=True, help="Overrides per request."
 )
-@click.option("--cursor", help="Go on from here; without it: all pages from the start.")
+@click.option("--cursor", help="Print one page, from this cursor; without it, all pages.")
 @client_options
 @json_option
 def list_overrides(client: Client, namespace: str, page_size: int, cursor: str | None, as_json: bool) -> None:
-    """List the overrides of NAMESPACE: all of them, or with --cursor one page.
+    """List the overrides of NAMESPACE: all, or one page with --cursor.
 
     With --json: {"overrides": […], "cursor": …}; cursor is null on the last page.
     """
@@ -86,8 +86,8 @@ def list_overrides(client: Client, namespace: str, page_size: int, cursor: str |
         if following is None or cursor is not None:
             break
     text = "\n".join(map(_describe, found)) or "no overrides"
-    more = f"\nmore: --cursor {following}" if following is not None else ""
-    answer(as_json, {"overrides": found, "cursor": following}, text + more)
+    more = f"\nnext page: --cursor {following}" if following is not None else ""
+    print_result(as_json, {"overrides": found, "cursor": following}, text + more)
 
 
 @overrides.command("delete")
@@ -96,6 +96,6 @@ def list_overrides(client: Client, namespace: str, page_size: int, cursor: str |
 @client_options
 @json_option
 def delete_override(client: Client, namespace: str, identifier: str, as_json: bool) -> None:
-    """Delete the override that was set with exactly IDENTIFIER, `*` included."""
+    """Delete the override of exactly this IDENTIFIER or pattern."""
     data = client.post("ratelimit.deleteOverride", {"namespace": namespace, "identifier": identifier}).data
-    answer(as_json, data, "deleted")
+    print_result(as_json, data, "deleted")

@@ -1,4 +1,4 @@
-"""How much of what, on the command line: `100/minute`, or `--limit 100 --duration 60s`."""
+"""Quotas on the command line, as in `Limit`: `100/minute`, or a number with `--duration`."""
 
 from __future__ import annotations
 
@@ -15,26 +15,24 @@ __all__ = ["quota_from", "quota_options"]
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-def quota_options(limit_min: int) -> Callable[[F], F]:
-    """A QUOTA argument or the two options; `quota_from` makes one of them."""
-
-    def decorate(command: F) -> F:
-        duration = click.option(
-            "--duration", "duration_ms", type=DURATION, help="With --limit: the window, such as 60s."
-        )
-        limit = click.option(
-            "--limit", "limit_units", type=click.IntRange(limit_min), help="Instead of QUOTA: how many."
-        )
-        quota = click.argument("quota", required=False)
-        return quota(limit(duration(command)))
-
-    return decorate
+def quota_options(command: F) -> F:
+    """The argument QUOTA and the option `--duration`; `quota_from` reads both."""
+    duration = click.option(
+        "--duration", "duration_ms", type=DURATION, help="Window of a QUOTA that is only a number, e.g. 60s."
+    )
+    quota = click.argument("quota")
+    return quota(duration(command))
 
 
-def quota_from(quota: str | None, limit_units: int | None, duration_ms: int | None) -> tuple[int, int]:
-    """(limit, duration_ms) of one of the two spellings; a usage error for none, both or half of one."""
-    if quota is not None and limit_units is None and duration_ms is None:
+def quota_from(quota: str, duration_ms: int | None, *, quota_min: int = 1) -> tuple[int, int]:
+    """(quota, duration_ms) of the argument and the option."""
+    is_number = quota.isascii() and quota.isdecimal()
+    if duration_ms is None and not is_number:
         return parse_quota(quota)
-    if quota is None and limit_units is not None and duration_ms is not None:
-        return limit_units, duration_ms
-    raise click.UsageError('give a QUOTA such as "100/minute", or both --limit and --duration')
+    if duration_ms is None:
+        raise click.UsageError(f"quota {quota!r} has no window: write {quota}/minute, or add --duration 60s")
+    if not is_number:
+        raise click.UsageError(f"quota {quota!r}: with --duration it must be a number, e.g. 100")
+    if int(quota) < quota_min:
+        raise click.UsageError(f"quota {quota!r}: it must be at least {quota_min}")
+    return int(quota), duration_ms

@@ -1,7 +1,6 @@
-"""The root of the command line: which subcommands there are, and how any of them ends.
+"""The root of the command line: the table of subcommands, and how errors become messages and exit codes.
 
-The table below holds what `tidegate --help` shows, so that a subcommand's module is imported only when it is called
-or completed.
+`tidegate --help` prints the table, so that the module of a subcommand is imported only when it is called or completed.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ __all__ = ["COMMANDS", "root"]
 
 
 class Entry(NamedTuple):
-    """One subcommand: where it is, and its line in the help."""
+    """One subcommand: its module, its name there, and its line in the help."""
 
     module: str
     name: str
@@ -28,36 +27,47 @@ class Entry(NamedTuple):
 
 COMMANDS: Final[dict[str, Entry]] = {
     "serve": Entry("tidegate.cli.serve", "serve", "Run the rate limit server."),
-    "limit": Entry("tidegate.cli.limit", "limit", "Ask a server for one decision; exits 1 when denied."),
-    "multi-limit": Entry(
-        "tidegate.cli.multi_limit", "multi_limit", "Ask for several decisions, all or nothing."
-    ),
+    "limit": Entry("tidegate.cli.limit", "limit", "Get a decision from a server; exits 1 if denied."),
+    "multi-limit": Entry("tidegate.cli.multi_limit", "multi_limit", "Get several decisions, all or nothing."),
     "overrides": Entry("tidegate.cli.overrides", "overrides", "Set, get, list and delete overrides."),
     "keys": Entry("tidegate.cli.keys", "keys", "Create, list, expire and revoke root keys."),
     "namespaces": Entry("tidegate.cli.namespaces", "namespaces", "List, delete and restore namespaces."),
     "workspaces": Entry("tidegate.cli.workspaces", "workspaces", "List workspaces, set API quotas."),
-    "migrate": Entry("tidegate.cli.migrate", "migrate", "Create or upgrade the schema of a ledger."),
+    "migrate": Entry("tidegate.cli.migrate", "migrate", "Create or upgrade the database schema."),
     "cleanup": Entry(
         "tidegate.cli.cleanup",
         "cleanup",
-        "Delete expired rows and old marks of a database, once or for ever.",
+        "Delete expired and purged rows of the database, once or repeatedly.",
     ),
     "ledger": Entry(
-        "tidegate.cli.ledger", "ledger", "Show regions, rows, lag and hottest cells of a ledger."
+        "tidegate.cli.ledger", "ledger", "Show regions, rows, lag and highest counts in the database."
     ),
-    "simulate": Entry("tidegate.sim.commands", "simulate", "Run seeded worlds in the simulator."),
+    "simulate": Entry(
+        "tidegate.sim.commands", "simulate", "Run the simulator: scenario files, seeds, accuracy, capacity."
+    ),
+    "rules": Entry(
+        "tidegate.cli.rules", "rules", "Check and explain rules files of Envoy's rate limit service."
+    ),
     "config": Entry("tidegate.cli.config", "config", "Check and show the configuration."),
-    "doctor": Entry("tidegate.cli.doctor", "doctor", "Check every dependency and say what to do."),
+    "doctor": Entry(
+        "tidegate.cli.doctor", "doctor", "Check the configuration and all dependencies, and say what to fix."
+    ),
     "version": Entry("tidegate.cli.version", "version", "Show the version of Tidegate."),
-    "completion": Entry("tidegate.cli.completion", "completion", "Print the completion script of a shell."),
+    "completion": Entry("tidegate.cli.completion", "completion", "Print a shell completion script."),
 }
 
-# Which extra brings a module that a subcommand needs.
-EXTRAS: Final = {"msgspec": "server", "httptools": "server", "uvloop": "server", "matplotlib": "plot"}
+# The extra that installs a module.
+EXTRAS: Final = {
+    "msgspec": "server",
+    "httptools": "server",
+    "uvloop": "server",
+    "yaml": "rls",
+    "matplotlib": "plot",
+}
 
 
 class Root(click.Group):
-    """Loads a subcommand when it is asked for, and turns every failure into a message and an exit code."""
+    """Imports a subcommand when it is called, and turns every exception into a message and an exit code."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)
@@ -82,7 +92,7 @@ class Root(click.Group):
             formatter.write_dl([(name, entry.summary) for name, entry in COMMANDS.items()])
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
-        # Group would load every subcommand to ask for its help; the table knows it.
+        # click.Group would import every subcommand for its help; the table has it.
         names = [
             CompletionItem(name, help=entry.summary)
             for name, entry in COMMANDS.items()
@@ -91,13 +101,13 @@ class Root(click.Group):
         return [*names, *click.Command.shell_complete(self, ctx, incomplete)]
 
     def invoke(self, ctx: click.Context) -> Any:
-        # Also a command line that cannot be parsed says what it wanted.
+        # Set before parsing, so that a usage error is JSON too.
         ctx.meta[JSON_KEY] = "--json" in ctx.args
         try:
             code = super().invoke(ctx)
         except click.exceptions.Exit:
             raise
-        except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001 - whatever it was, exit code 1 is taken
+        except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001 - any error must end with exit code 2, never 1
             code = fail(ctx, error)
         ctx.exit(code if isinstance(code, int) else 0)
 
@@ -122,5 +132,5 @@ def _show_version(context: click.Context, _parameter: click.Parameter, wanted: b
 def root() -> None:
     """Tidegate: a rate limiter that decides from local memory and converges across nodes and regions.
 
-    Exit codes: 0 ok; 1 the answer is no (limit and multi-limit: denied; simulate: failed); 2 error.
+    Exit codes: 0 success; 1 denied (limit, multi-limit) or failed (simulate); 2 error.
     """

@@ -1,4 +1,4 @@
-"""`tidegate serve`: run the server until it is told to stop."""
+"""`tidegate serve`: run the server until SIGTERM or Ctrl-C."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ import msgspec
 from tidegate.cli.outcomes import ExitCode, json_option
 from tidegate.cli.settings import setting_options
 from tidegate.errors import ConfigurationError, RegionMismatch
-from tidegate.server.config import ORIGIN_FILE, Loaded, ServerConfig
+from tidegate.server.process.config import ORIGIN_FILE, Loaded, ServerConfig
 
 __all__ = ["renamed", "serve"]
 
-# What binding a socket may answer, and nothing else in a server that starts.
+# Errors that only binding a socket raises during a start.
 LISTEN_ERRORS: Final = frozenset({errno.EADDRINUSE, errno.EADDRNOTAVAIL, errno.EACCES, errno.EAFNOSUPPORT})
 
 
@@ -29,12 +29,12 @@ LISTEN_ERRORS: Final = frozenset({errno.EADDRINUSE, errno.EADDRNOTAVAIL, errno.E
 def serve(load_settings: Callable[[], Loaded], as_json: bool) -> ExitCode:
     """Run the rate limit server.
 
-    Without options it keeps everything in ./tidegate-data and needs nothing else; the first start prints a root key.
-    SIGTERM stops it gracefully, SIGHUP reads keys and log level again. --json is the same as --log-format json: one
-    JSON object a line; on stdout where the server is (and the first key), on stderr the log.
+    Without options it stores everything in ./tidegate-data and needs no other service; the first start prints a root
+    key. SIGTERM stops it gracefully, SIGHUP reloads keys and log level. --json is the same as --log-format json: one
+    JSON object per line; the URL (and the first key) on stdout, the log on stderr.
     """
-    from tidegate.server.config_load import check_certificate
-    from tidegate.server.service import run
+    from tidegate.server.process.config_load import check_certificate
+    from tidegate.server.process.service import run
     from tidegate.telemetry.logging import configure
 
     loaded = load_settings()
@@ -56,7 +56,7 @@ def serve(load_settings: Callable[[], Loaded], as_json: bool) -> ExitCode:
     except OSError as error:
         if isinstance(error, socket.gaierror) or error.errno in LISTEN_ERRORS:
             raise ConfigurationError(
-                f"listen: cannot listen on {config.listen}: {error.strerror}; stop what listens there, or choose "
+                f"listen: cannot listen on {config.listen}: {error.strerror}; stop the process that uses it, or choose "
                 "another --listen"
             ) from error
         raise
@@ -67,9 +67,9 @@ def serve(load_settings: Callable[[], Loaded], as_json: bool) -> ExitCode:
 
 
 def renamed(config: ServerConfig) -> str:
-    """What to do with the counts in a data directory whose server is to have another region's name."""
+    """How to change the region of a data directory."""
     file = Path(config.data_dir).absolute() / ORIGIN_FILE
     return (
-        f"stop its server and remove {file}* if this directory is to belong to region {config.region_name!r} from now "
-        "on: it holds the counts of running windows, nothing else"
+        f"to move this directory to region {config.region_name!r}, stop its server and remove {file}*: they hold "
+        "only the counts of current windows"
     )

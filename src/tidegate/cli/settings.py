@@ -1,7 +1,7 @@
-"""The settings of the server as options: the same names, help and faults as in file and environment.
+"""The settings of the server as options, with the same names, help and error messages as in file and environment.
 
-Every option comes from `tidegate.server.config.SETTINGS`; click only carries the text, so that a wrong value is told
-in the same words wherever it came from.
+Every option comes from `tidegate.server.process.config.SETTINGS`. click passes the text on unchecked, so that a wrong
+value has the same message wherever it came from.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from typing import Any, TypeVar
 
 import click
 
-from tidegate.server.config import SETTINGS, Setting
-from tidegate.server.config_load import load, load_values
+from tidegate.server.process.config import SETTINGS, Setting
+from tidegate.server.process.config_load import load, load_values
 
 __all__ = ["setting_options", "value_options"]
 
@@ -42,7 +42,7 @@ def _option(setting: Setting) -> Callable[[F], F]:
 def setting_options(command: F) -> F:
     """`--config` and a flag for every setting; the command gets `load_settings`.
 
-    Calling it reads file, environment and flags anew; it raises `ConfigFaults`.
+    Each call reads file, environment and flags again, and may raise `ConfigFaults`.
     """
 
     def given(file: Path | None, flags: dict[str, object]) -> dict[str, Any]:
@@ -79,6 +79,6 @@ def _with_options(
         show_envvar=True,
         metavar="FILE",
         type=click.Path(),
-        help="TOML file. Environment variables (TIDEGATE_…) win over it, flags over both.",
+        help="TOML file. Environment variables (TIDEGATE_…) override it, flags override both.",
     )
     return option(decorated)  # type: ignore[no-any-return] # what click.option returns for any callable

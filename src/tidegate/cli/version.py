@@ -1,4 +1,4 @@
-"""`tidegate version`: what is installed here."""
+"""`tidegate version`: the installed version."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import platform
 import click
 
 from tidegate import __version__, compiled
-from tidegate.cli.outcomes import answer, json_option
+from tidegate.cli.outcomes import json_option, print_result
 
 __all__ = ["installed", "version"]
 
@@ -20,7 +20,7 @@ def installed() -> dict[str, str | bool]:
 @click.command()
 @json_option
 def version(as_json: bool) -> None:
-    """Show the version of Tidegate, and whether its core is compiled here."""
+    """Show the version of Tidegate, and whether its core is compiled."""
     here = installed()
     core = "compiled core" if here["compiled"] else "interpreted core"
-    answer(as_json, here, f"tidegate {here['version']}, {core}, Python {here['python']}")
+    print_result(as_json, here, f"tidegate {here['version']}, {core}, Python {here['python']}")

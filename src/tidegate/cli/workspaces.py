@@ -1,4 +1,4 @@
-"""`tidegate workspaces`: tenants, and how often their keys may call the API itself."""
+"""`tidegate workspaces`: list and change workspaces (tenants), and the quota of their API calls."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import click
 
 from tidegate.cli.catalogs import Place, all_rows, catalog_options, find_workspace, opened_catalog
 from tidegate.cli.databases import run
-from tidegate.cli.outcomes import answer, json_option
-from tidegate.core.quota import parse_quota
+from tidegate.cli.outcomes import json_option, print_result
+from tidegate.core.quota import format_quota, parse_quota
 
 if TYPE_CHECKING:
     from tidegate.ports import CatalogChanges, WorkspaceRow
@@ -24,13 +24,15 @@ def _document(row: WorkspaceRow) -> dict[str, Any]:
 
 def _describe(item: dict[str, Any]) -> str:
     quota = item["quota"]
-    calls = "no API quota" if quota is None else f"{quota['limit']} API calls per {quota['duration']} ms"
+    calls = (
+        "no API quota" if quota is None else f"{format_quota(quota['limit'], quota['duration'])} API calls"
+    )
     return f"{item['id']}  {item['name']!r}  {'enabled' if item['enabled'] else 'disabled'}  {calls}"
 
 
 @click.group()
 def workspaces() -> None:
-    """List workspaces, and set what they may do: in an embedded server's --data-dir, or in --ledger."""
+    """List and change workspaces, in --data-dir (embedded server) or in --ledger."""
 
 
 @workspaces.command("list")
@@ -40,19 +42,22 @@ def list_workspaces(place: Place, as_json: bool) -> None:
     """List workspaces."""
     rows = run(_rows(place))
     found = [_document(row) for row in sorted(rows.workspaces)]
-    answer(as_json, {"workspaces": found}, "\n".join(map(_describe, found)) or "no workspaces")
+    print_result(as_json, {"workspaces": found}, "\n".join(map(_describe, found)) or "no workspaces")
 
 
 @workspaces.command("set")
 @click.argument("workspace")
-@click.option("--quota", help='Most calls of the API by all keys of it together: "1000/minute", or none.')
-@click.option("--enabled/--disabled", default=None, help="All keys of a disabled workspace are refused.")
+@click.option(
+    "--quota",
+    help='API calls allowed for all its keys together, e.g. "1000/minute"; "none" removes the quota.',
+)
+@click.option("--enabled/--disabled", default=None, help="All keys of a disabled workspace are rejected.")
 @catalog_options
 @json_option
 def set_workspace(
     place: Place, workspace: str, quota: str | None, enabled: bool | None, as_json: bool
 ) -> None:
-    """Change WORKSPACE (id or name); made if it is not there yet."""
+    """Change WORKSPACE (id or name), or create it."""
     changes: dict[str, Any] = {}
     if quota is not None:
         limit, duration_ms = (None, None) if quota == "none" else parse_quota(quota)
@@ -60,7 +65,7 @@ def set_workspace(
     if enabled is not None:
         changes["enabled"] = enabled
     document = _document(run(_set(place, workspace, changes)))
-    answer(as_json, document, _describe(document))
+    print_result(as_json, document, _describe(document))
 
 
 async def _rows(place: Place) -> CatalogChanges:

@@ -39,12 +39,11 @@ else:
 
 
 def set_once(cls: type) -> None:
-    """Interpreted: attributes of `cls` can be set once and never deleted, as `Final` ones of a compiled class.
+    """Attributes of `cls` can be set once and never deleted.
 
-    Costs a call for each attribute, so it is for values that are made once and used often.
+    Interpreted, this costs a call for each attribute, so it is for values that are made once and used often. A
+    compiled constructor writes its attributes directly and never calls it.
     """
-    if not __file__.endswith(".py"):
-        return
 
     def set_attribute(self: object, name: str, value: object) -> None:
         if hasattr(self, name):

@@ -176,7 +176,7 @@ class Gate:
             self._state = IDLE
             if self._locked:
                 self._release()
-        if self._engine.signals:
+        if self._engine.pending.is_urgent:
             self._wake()
         if isinstance(answer, Decision):
             return answer
@@ -203,7 +203,7 @@ class Gate:
         """The engine's answer to arguments that were checked before: the second try of a driver."""
         with self:
             answer = self._engine.decide(limit, identifier, cost, now_ms, source)
-        if self._engine.signals:
+        if self._engine.pending.is_urgent:
             self._wake()
         return answer
 
@@ -232,7 +232,7 @@ class Gate:
     ) -> tuple[list[Decision] | None, list[Need]]:
         with self:
             answers = self._engine.decide_many(requests, now_ms, source)
-        if self._engine.signals:
+        if self._engine.pending.is_urgent:
             self._wake()
         return answers
 

@@ -24,9 +24,9 @@ __all__ = [
     "REGION_EXPECTED",
     "Component",
     "Decision",
-    "Heard",
     "LedgerRow",
     "Limit",
+    "OriginReply",
     "Request",
     "Tuning",
     "checked_int",
@@ -328,14 +328,14 @@ class Component(NamedTuple):
     """`subject_digest` of the cell's subject."""
     sequence: int
     writer: str
-    """The node's id, with a suffix once the node has evicted and met subjects again."""
+    """The node's id, with a suffix for subjects that were created after an eviction."""
     own: int
     """What the writer has accepted in this cell, in total."""
     expires_at_ms: int
-    """(sequence + 3) * duration_ms: nobody asks for the cell any more."""
+    """(sequence + 3) * duration_ms: no request needs the cell any more."""
 
 
-class Heard(NamedTuple):
+class OriginReply(NamedTuple):
     """What the origin answers for one component."""
 
     total: int
@@ -356,7 +356,7 @@ class LedgerRow(NamedTuple):
     regional: int
     """All that the region is known to have accepted in the cell: the ledger's `count`."""
     expires_at_ms: int
-    """(sequence + 2) * duration_ms: the cell weighs in no decision any more."""
+    """(sequence + 2) * duration_ms: no decision counts the cell after that."""
 
 
 @dataclass(frozen=True, kw_only=True)

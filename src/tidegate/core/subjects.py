@@ -1,10 +1,10 @@
-"""Memory: which subjects are remembered, which go first, and when they go by themselves.
+"""Memory: which subjects are kept, which are evicted first, and when they expire.
 
-Laws: no call walks all subjects; every call does a bounded amount of work. The number of subjects is bounded. At
-the bound the least recently used subject goes that holds nothing unreplayed, blocked ones last; only when nothing
-else is left does one with unreplayed counts go, and `evicted_unreplayed` tells.
+Laws: no call walks all subjects; every call does a bounded amount of work. The number of subjects is bounded. At the
+bound, the least recently used subject without unreplayed counts is evicted, blocked ones last. One with unreplayed
+counts is evicted only when nothing else is left; `evicted_unreplayed` counts those.
 
-Recency is exact to `touch_ms`. Queues are linked by slot numbers, because references would close cycles.
+Recency is exact to `touch_ms`. Queues are linked by slot numbers, because references would form cycles.
 """
 
 from __future__ import annotations
@@ -12,15 +12,17 @@ from __future__ import annotations
 from heapq import heappop, heappush
 from typing import Final, cast, final
 
-from tidegate.core.cells import BLOCKED, CLEAN, PINNED, Cell, Shared, Subject, Table
+from tidegate.core.cells import BLOCKED, CLEAN, PINNED, Cell, Subject
 from tidegate.core.model import Tuning
+from tidegate.core.table import Table
+from tidegate.core.views import LedgerView, OriginView
 
 __all__ = ["Subjects"]
 
 # Expiry work done along with each new subject: more than one, so that expiry outruns growth.
 EXPIRE_PER_CREATION: Final = 4
 
-# How many blocked subjects are looked at for one whose denial is over, when there is no other to forget.
+# How many blocked subjects are checked for one whose denial is over, when there is no other to evict.
 BLOCKED_LOOKS: Final = 32
 
 
@@ -47,10 +49,15 @@ class Subjects:
         "_due",
         "_free_slots",
         "_free_tables",
+        "_fresh_ms",
+        "_grace_ms",
+        "_has_ledger",
+        "_has_origin",
+        "_ledger_duration_ms_min",
         "_numbered",
         "_pinned",
-        "_shares",
         "_subjects_max",
+        "_tables",
         "cells",
         "cells_created",
         "count",
@@ -59,17 +66,20 @@ class Subjects:
         "evicted_unreplayed",
         "expired",
         "slots",
-        "tables",
     )
 
-    def __init__(self, tuning: Tuning, shares: bool) -> None:
+    def __init__(self, tuning: Tuning, *, has_origin: bool, has_ledger: bool) -> None:
+        self._has_origin: Final[bool] = has_origin
+        self._has_ledger: Final[bool] = has_ledger
+        self._ledger_duration_ms_min: Final[int] = tuning.ledger_duration_ms_min
+        self._fresh_ms: Final[int] = tuning.fresh_ms
+        self._grace_ms: Final[int] = tuning.rollover_grace_ms
         self._subjects_max: Final[int] = tuning.subjects_max
-        self._shares: Final[bool] = shares
-        # By (workspace, namespace, duration_ms). The engine looks into it directly; only this class changes it.
-        self.tables: Final[dict[object, Table]] = {}
+        # By (workspace, namespace, duration_ms), and by number.
+        self._tables: Final[dict[object, Table]] = {}
         self._numbered: list[Table | None] = []
         self._free_tables: list[int] = []
-        # Every subject by slot; None where one was forgotten. Sweeps walk it in slices.
+        # Every subject by slot; None where there is none any more. Sweeps go through it in slices.
         self.slots: list[Subject | None] = []
         self._free_slots: list[int] = []
         self._clean: Final[Queue] = Queue()
@@ -78,7 +88,7 @@ class Subjects:
         self._buckets: dict[int, list[Subject]] = {}
         self._due: list[int] = []
         self.count: int = 0
-        # Cells made so far, and those remembered now.
+        # Cells created so far, and those in memory now.
         self.cells_created: int = 0
         self.cells: int = 0
         self.evicted_clean: int = 0
@@ -86,21 +96,26 @@ class Subjects:
         self.evicted_unreplayed: int = 0
         self.expired: int = 0
 
-    # -- finding and making
+    # -- finding and creating
 
     def find(self, key: object, identifier: str) -> Subject | None:
-        table = self.tables.get(key)
-        return None if table is None else table.find(identifier)
+        """The subject of `identifier` in the table of `key`: (workspace, namespace, duration_ms)."""
+        table = self._tables.get(key)
+        if table is None:
+            return None
+        if table.mask == 0:
+            return table.whole.get(identifier)
+        return table.shards[hash(identifier) & table.mask].get(identifier)
 
     def key_of(self, subject: Subject) -> tuple[str, str, int]:
-        """(workspace, namespace, duration_ms) of a remembered subject."""
+        """(workspace, namespace, duration_ms) of a subject that is in memory."""
         table = self._numbered[subject.table]
         assert table is not None
         return table.key
 
     def create(self, key: object, identifier: str, sequence: int, now_ms: int) -> Subject:
-        """Remember a new subject with one empty cell. The caller makes room (`make_room`) when it can."""
-        table = self.tables.get(key)
+        """Add a subject with one empty cell. The caller calls `make_room` when it can."""
+        table = self._tables.get(key)
         if table is None:
             table = self._new_table(key)
         if self._free_slots:
@@ -109,7 +124,10 @@ class Subjects:
             slot = len(self.slots)
             self.slots.append(None)
         evictions = self.evicted_clean + self.evicted_blocked + self.evicted_unreplayed
-        subject = Subject(identifier, table.number, slot, evictions, self.new_cell(sequence))
+        cell = self.blank_cell(sequence, table.duration_ms)
+        subject = Subject(identifier, table.number, slot, evictions, cell)
+        self.cells_created += 1
+        self.cells += 1
         self.slots[slot] = subject
         table.add(subject)
         self.count += 1
@@ -118,10 +136,29 @@ class Subjects:
         self._schedule(subject, table, now_ms)
         return subject
 
-    def new_cell(self, sequence: int) -> Cell:
+    def blank_cell(self, sequence: int, duration_ms: int) -> Cell:
+        """An empty cell with the views that its window needs, in no subject yet."""
+        is_published = self._has_ledger and duration_ms >= self._ledger_duration_ms_min
+        return Cell(
+            sequence, OriginView() if self._has_origin else None, LedgerView() if is_published else None
+        )
+
+    def new_cell(self, subject: Subject, sequence: int, duration_ms: int, sequence_min: int) -> Cell:
+        """Add the cell of `sequence` to a subject; its cells from `sequence_min` on are kept."""
+        cell = self.blank_cell(sequence, duration_ms)
+        origin = cell.origin
+        earlier = subject.cell(sequence - 1)
+        if origin is not None and earlier is not None and earlier.origin is not None:
+            origin.follow(earlier.origin, sequence * duration_ms, duration_ms, self._fresh_ms, self._grace_ms)
+        self.insert(subject, cell, sequence_min)
+        return cell
+
+    def insert(self, subject: Subject, cell: Cell, sequence_min: int) -> None:
+        """Add a blank cell to a subject; its cells from `sequence_min` on are kept."""
         self.cells_created += 1
-        self.cells += 1
-        return Cell(sequence, Shared() if self._shares else None)
+        held = subject.count()
+        subject.insert(cell, sequence_min)
+        self.cells += subject.count() - held
 
     def _new_table(self, key: object) -> Table:
         names = cast("tuple[str, str, int]", key)
@@ -131,7 +168,7 @@ class Subjects:
         else:
             table = Table(names, len(self._numbered))
             self._numbered.append(table)
-        self.tables[key] = table
+        self._tables[key] = table
         return table
 
     # -- queues
@@ -183,7 +220,7 @@ class Subjects:
     # -- the memory bound
 
     def make_room(self, now_ms: int, keep: Subject | None) -> None:
-        """Forget subjects until the bound is kept again, never `keep`; and do a little of the expiry work."""
+        """Evict subjects until the bound holds again, never `keep`; and do a little of the expiry work."""
         self.expire(now_ms, EXPIRE_PER_CREATION)
         while self.count > self._subjects_max:
             victim = self._victim(now_ms, keep)
@@ -195,7 +232,7 @@ class Subjects:
                 self.evicted_blocked += 1
             else:
                 self.evicted_clean += 1
-            self.forget(victim)
+            self.drop(victim)
 
     def _victim(self, now_ms: int, keep: Subject | None) -> Subject | None:
         clean = self._oldest(self._clean, keep)
@@ -205,7 +242,7 @@ class Subjects:
             and blocked.strict_until_ms <= now_ms
             and (clean is None or blocked.touched_ms < clean.touched_ms)
         ):
-            # Its denial is over: it is as good as clean, and it is the older one.
+            # Its denial is over, so that it counts as clean, and it is the older one.
             return blocked
         if clean is not None:
             return clean
@@ -216,7 +253,7 @@ class Subjects:
     def _unblocked(self, oldest: Subject, now_ms: int, keep: Subject | None) -> Subject:
         """One of the older blocked subjects whose denial is over, or else the oldest.
 
-        A denial lasts as long as its window, so that the oldest is not always the first to be free again.
+        A denial lasts as long as its window, so that the oldest is not always the first to end.
         """
         subject = oldest
         for _ in range(BLOCKED_LOOKS):
@@ -238,15 +275,15 @@ class Subjects:
             return self.slots[subject.newer] if subject.newer >= 0 else None
         return subject
 
-    def forget(self, subject: Subject) -> None:
-        """Drop a subject and everything it holds."""
+    def drop(self, subject: Subject) -> None:
+        """Remove a subject with everything it holds."""
         table = self._numbered[subject.table]
         assert table is not None
         self._unlink(self._queue(subject.queue), subject)
         self._unschedule(subject)
         table.remove(subject.identifier)
         if table.count == 0:
-            del self.tables[table.key]
+            del self._tables[table.key]
             self._numbered[table.number] = None
             self._free_tables.append(table.number)
         self.slots[subject.slot] = None
@@ -258,7 +295,7 @@ class Subjects:
     # -- expiry
 
     def _schedule(self, subject: Subject, table: Table, now_ms: int) -> None:
-        """Look at the subject again when its newest cell has aged out, and never in a span that is due already."""
+        """Check the subject again when its newest cell has aged out, but not in a span that is due already."""
         bucket_ms = table.bucket_ms
         due_ms = ((subject.sequence + 3) * table.duration_ms // bucket_ms + 1) * bucket_ms
         if due_ms <= now_ms:
@@ -279,41 +316,29 @@ class Subjects:
             bucket[subject.position] = last
             last.position = subject.position
 
-    def adopt(self, subject: Subject, cell: Cell) -> None:
-        """Let the subject remember an older cell that was made to ask the origin with."""
-        self.cells_created += 1
-        self.cells += 1
-        self.insert(subject, cell, cell.sequence)
-
-    def insert(self, subject: Subject, cell: Cell, sequence_min: int) -> None:
-        """Let the subject remember a cell that `new_cell` made."""
-        held = subject.count()
-        subject.insert(cell, sequence_min)
-        self.cells += subject.count() - held - 1
-
     def drop_aged(self, subject: Subject, now_ms: int, duration_ms: int) -> bool:
-        """Let the subject forget cells that have aged out; False if none is left."""
+        """Drop a subject's cells that have aged out; False if none is left."""
         held = subject.count()
         lives = subject.drop_aged(now_ms, duration_ms)
         self.cells += subject.count() - held
         return lives
 
     def expire(self, now_ms: int, subjects_max: int) -> bool:
-        """Look at up to `subjects_max` subjects whose time has come. True if more are waiting.
+        """Check up to `subjects_max` subjects that are due. True if more are waiting.
 
-        A subject is looked at when the newest cell it had at the last look has aged out. If it lives on in a
-        newer cell it is only rescheduled, so that a busy subject costs one look in three durations.
+        A subject is due when the newest cell that it had at the last check has aged out. If it has a newer one by
+        then it is only rescheduled: a busy subject costs one check in three durations.
         """
-        looked = 0
+        checked = 0
         while self._due:
             due_ms = self._due[0]
             if due_ms > now_ms:
                 return False
             bucket = self._buckets[due_ms]
             while bucket:
-                if looked == subjects_max:
+                if checked == subjects_max:
                     return True
-                looked += 1
+                checked += 1
                 subject = bucket[len(bucket) - 1]
                 table = self._numbered[subject.table]
                 assert table is not None
@@ -322,7 +347,7 @@ class Subjects:
                     self._schedule(subject, table, now_ms)
                 else:
                     self.expired += 1
-                    self.forget(subject)
+                    self.drop(subject)
             heappop(self._due)
             del self._buckets[due_ms]
         return False

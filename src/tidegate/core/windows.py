@@ -7,12 +7,19 @@ division that the formula itself contains. All durations are milliseconds.
 
 from __future__ import annotations
 
-__all__ = ["carried", "cover_ms", "earliest_fit", "publish_threshold", "wait_ms"]
+__all__ = ["carried", "cover_ms", "earliest_fit", "effective", "publish_threshold", "wait_ms"]
 
 
 def carried(previous: int, elapsed_ms: int, duration_ms: int) -> int:
     """What the previous cell still weighs, `elapsed_ms` into the current one."""
     return previous * (duration_ms - elapsed_ms) // duration_ms
+
+
+def effective(current: int, previous: int, elapsed_ms: int, duration_ms: int) -> int:
+    """What counts in the sliding window, `elapsed_ms` into the current cell."""
+    if previous == 0:
+        return current
+    return current + carried(previous, elapsed_ms, duration_ms)
 
 
 def cover_ms(count: int, free: int, duration_ms: int) -> int:
@@ -38,7 +45,7 @@ def earliest_fit(current: int, previous: int, room: int, elapsed_ms: int, durati
 
 
 def wait_ms(current: int, previous: int, room: int, elapsed_ms: int, duration_ms: int) -> int:
-    """How long until `current + carried <= room`, if nobody else comes; `room` must not be negative.
+    """How long until `current + carried <= room`, if no other request comes; `room` must not be negative.
 
     While the current cell alone leaves room, wait for the previous one to fade; otherwise wait for the next cell,
     in which today's current is the previous.
@@ -48,13 +55,13 @@ def wait_ms(current: int, previous: int, room: int, elapsed_ms: int, duration_ms
     return earliest_fit(current, previous, room, elapsed_ms, duration_ms) - elapsed_ms
 
 
-def publish_threshold(limit: int, regions: int) -> int:
-    """How much a region must have accepted in a cell before it tells the others.
+def publish_threshold(quota: int, regions: int) -> int:
+    """How much a region must have accepted in a cell before it publishes the count.
 
-    A fifth of the limit, or less when there are many regions: `regions` silent ones, each just below
-    `limit // (2 * regions) + 1`, hold at most half of the limit together.
+    A fifth of the quota, or less when there are many regions: `regions` silent ones, each just below
+    `quota // (2 * regions) + 1`, hold at most half of the quota together.
     """
-    fifth = (limit + 4) // 5
-    share = limit // (2 * regions) + 1
+    fifth = (quota + 4) // 5
+    share = quota // (2 * regions) + 1
     lowest = fifth if fifth < share else share
     return lowest if lowest > 1 else 1

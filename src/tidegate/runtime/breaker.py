@@ -1,10 +1,10 @@
-"""A circuit breaker on failure rate: a dependency that mostly fails is left alone for a while.
+"""A circuit breaker on failure rate: a dependency that mostly fails is not called for a while.
 
 Pure: time is an argument, in seconds of any monotonic clock. Closed, it counts calls in ten buckets and opens when
 at least half of at least twenty in the window failed. Open, it refuses until its time is up, counted from the trip.
-Then it admits a trial; trials are counted when admitted, so that a crowd does not pass with the first one. A trial
-that fails opens it again; one that succeeds closes it and forgets the past. Only a call that was admitted in the
-present state says anything about it: one from before the trip that ends later is no trial.
+Then it admits a trial; trials are counted when admitted, so that other calls do not pass with the first one. A trial
+that fails opens it again; one that succeeds closes it and clears the counts. Only a call that was admitted in the
+present state counts: one from before the trip that ends later is not a trial.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ class Breaker:
         # When it opened; None while closed.
         self._opened_at_s: float | None = None
         self._trials = 0
-        # Which time it is that it is open or closed, from 1. Calls carry the one in which they were admitted.
+        # How often it has opened or closed, from 1. A call's ticket is the value at which it was admitted.
         self._era = 1
-        self.trips = 0
+        self.trips: int = 0
 
     def state(self, now_s: float) -> BreakerState:
         if self._opened_at_s is None:
@@ -55,7 +55,7 @@ class Breaker:
         return self._era
 
     def release(self, ticket: int) -> None:
-        """An admitted call was given up without an answer that says anything about the dependency."""
+        """An admitted call was cancelled, which says nothing about the dependency."""
         if ticket == self._era and self._trials:
             self._trials -= 1
 

@@ -1,7 +1,7 @@
 """Calls to one dependency: admitted by its breaker, timed, and counted by operation and outcome.
 
-Whatever an adapter does, what comes out is an answer or a `DependencyError`, no later than the time allowed: a loop
-that ended because of a driver's fault would be an outage of ours.
+Whatever an adapter does, the caller gets an answer or a `DependencyError`, no later than the time allowed: an
+unexpected exception of a driver must not end a loop.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from tidegate.runtime.latency import Histogram
 
 __all__ = ["ADAPTER_SHARE", "Calls", "reason_of"]
 
-logger = logging.getLogger(__name__)
+logger: Final = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-# Adapters keep their time limit by themselves, and are given a little less than the caller waits: what they learn
-# from running out of time (that a connection is dead) must not be lost to a cancellation at the same moment.
+# Adapters keep their time limit by themselves, and get a little less than the caller waits: when they run out of time
+# they must be able to drop a dead connection before they are cancelled.
 ADAPTER_SHARE: Final = 0.95
 
 
@@ -40,24 +40,28 @@ def reason_of(error: DependencyError) -> str:
     return "circuit_open" if isinstance(error, CircuitOpen) else "other"
 
 
-class Calls:
-    """The way to one side of a dependency (its reads, its replays, …)."""
+def _always() -> bool:
+    return True
 
-    def __init__(self, name: str, tuning: Tuning) -> None:
-        self.breaker = Breaker(name, tuning)
-        # False while the dependency must not be used at all: not reached yet, or not ours.
-        self.is_usable: Callable[[], bool] = lambda: True
+
+class Calls:
+    """Calls of one kind to a dependency (reads, replays, …)."""
+
+    def __init__(self, name: str, tuning: Tuning, is_usable: Callable[[], bool] = _always) -> None:
+        self.breaker: Final[Breaker] = Breaker(name, tuning)
+        # False while the dependency must not be called at all: not opened yet, or that of another region.
+        self.is_usable = is_usable
         # Made calls, and failed or refused ones by (operation, reason).
         self.operations: dict[str, int] = {}
         self.errors: dict[tuple[str, str], int] = {}
         self.latency: dict[str, Histogram] = {}
-        # For people: what went wrong last.
+        # The last error, for health reports.
         self.last_error: str | None = None
         # Whether the last call got no answer. A breaker opens after 20 calls in 10 s, which a quiet node never makes.
-        self.is_failing = False
+        self.is_failing: bool = False
 
-    async def through(
-        self, operations: Sequence[str], call: Callable[[float], Awaitable[T]], timeout_s: float
+    async def call(
+        self, operations: Sequence[str], function: Callable[[float], Awaitable[T]], timeout_s: float
     ) -> T:
         """Make one call that serves these operations; it is given the seconds that the adapter has.
 
@@ -67,16 +71,18 @@ class Calls:
         started_s = loop.time()
         ticket = self.breaker.admit(started_s) if self.is_usable() else 0
         if not ticket:
-            error = CircuitOpen(f"{self.breaker.name} is not tried now")
+            error = CircuitOpen(
+                f"{self.breaker.name} is not called now: its breaker is open, or it has not been opened yet"
+            )
             self._failed(operations, error)
             raise error
         for operation in operations:
             self.operations[operation] = self.operations.get(operation, 0) + 1
         try:
             async with asyncio.timeout(timeout_s):
-                answer = await call(timeout_s * ADAPTER_SHARE)
+                answer = await function(timeout_s * ADAPTER_SHARE)
         except RowsRejected as error:
-            # The dependency is well: it looked at the rows and said no.
+            # The dependency works: it read the rows and refused them.
             self.breaker.record(ticket, True, loop.time())
             self._failed(operations, error)
             self.is_failing = False
@@ -91,8 +97,8 @@ class Calls:
             self._failed(operations, late)
             raise late from error
         except Exception as error:
-            # The port forbids it, and it happened all the same: a fault of the adapter, not of its dependency.
-            logger.exception("%s: the adapter failed in a way of its own", self.breaker.name)
+            # The port forbids it: a fault of the adapter, not of its dependency.
+            logger.exception("%s: the adapter raised an unexpected error", self.breaker.name)
             self.breaker.record(ticket, False, loop.time())
             fault = DependencyUnavailable(f"{self.breaker.name}: {type(error).__name__}: {error}")
             self._failed(operations, fault)
@@ -101,7 +107,7 @@ class Calls:
             self.breaker.release(ticket)
             raise
         finally:
-            # Failed ones too: how long somebody waited for nothing is what a person wants to see.
+            # Failed calls too: the time that was lost to them is what an operator looks for.
             for operation in operations:
                 self.latency.setdefault(operation, Histogram()).observe(loop.time() - started_s)
         self.breaker.record(ticket, True, loop.time())

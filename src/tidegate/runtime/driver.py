@@ -12,16 +12,17 @@ from __future__ import annotations
 
 from copy import copy
 from enum import Enum
+from operator import methodcaller
 from types import MappingProxyType
 from typing import Final, Self
 
+from tidegate.adapters.forks import follow_forks
 from tidegate.core.gate import IDLE, NOT_STARTED, Gate
 from tidegate.core.model import Tuning
 from tidegate.errors import Closed, ConfigurationError
 from tidegate.ports import Ledger, Origin
 from tidegate.runtime.environment import Environment
 from tidegate.runtime.fleet import Fleet, Parts
-from tidegate.runtime.forks import follow_forks
 from tidegate.runtime.states import StateMachine
 from tidegate.runtime.statistics import Health, Statistics
 
@@ -92,7 +93,12 @@ class Driver:
         self._failure: ConfigurationError | None = None
         self._life = StateMachine(self._first_state(), TRANSITIONS)
         self._make()
-        follow_forks(self)
+        follow_forks(
+            self,
+            before=methodcaller("_before_fork"),
+            in_parent=methodcaller("_after_fork_in_parent"),
+            in_child=methodcaller("_after_fork_in_child"),
+        )
 
     def _first_state(self) -> LimiterState:
         return LimiterState.NEW if self._fleet.shares else LimiterState.RUNNING
@@ -128,7 +134,7 @@ class Driver:
         self._failure = error
 
     def _start_ended(self, error: BaseException | None) -> None:
-        """The start is over: requests may enter without waiting, or the next one starts again or is told why not."""
+        """The start is over: requests enter without waiting, or the next one starts again or raises the error."""
         if self._life.state is not LimiterState.STARTING:
             return
         if error is None:
@@ -165,14 +171,14 @@ class Driver:
         engine = self._parts.engine
         return f"<{type(self).__name__} {place}, node {engine.node_id}, {engine.subjects.count} subjects>"
 
-    # -- forks; see `tidegate.runtime.forks`
+    # -- forks; see `tidegate.adapters.forks`
 
-    def before_fork(self) -> None:
+    def _before_fork(self) -> None:
         """Nothing to wait for."""
 
-    def after_fork_in_parent(self) -> None:
+    def _after_fork_in_parent(self) -> None:
         """Nothing was held."""
 
-    def after_fork_in_child(self) -> None:
+    def _after_fork_in_child(self) -> None:
         """A limiter that shares something begins again, as a node of its own."""
         raise NotImplementedError

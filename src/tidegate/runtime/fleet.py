@@ -10,10 +10,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from random import Random
 from secrets import token_hex
-from time import time_ns
 from typing import Final
 
-from tidegate.adapters.clock import WallClock
+from tidegate.adapters.clock import WallClock, now_ns
+from tidegate.adapters.forks import INHERITED
 from tidegate.adapters.urls import check_directory, open_ledger, open_origin
 from tidegate.core.engine import Engine, Need
 from tidegate.core.gate import IDLE, NOT_STARTED, Gate
@@ -21,7 +21,6 @@ from tidegate.core.model import Decision, Limit, Tuning, checked_region
 from tidegate.errors import ConfigurationError, InvalidInput
 from tidegate.ports import Ledger, Origin
 from tidegate.runtime.environment import Environment
-from tidegate.runtime.forks import INHERITED
 from tidegate.runtime.node import Node
 from tidegate.runtime.statistics import Statistics
 
@@ -120,11 +119,11 @@ class Fleet:
             origin = None
         if tuning is not None and not isinstance(tuning, Tuning):
             raise InvalidInput("tuning", tuning, "a Tuning, or None for the defaults")
-        self.region = _named_region(
+        self.region: str | None = _named_region(
             region, has_origin=origin is not None, has_ledger=ledger is not None, is_embedded=is_embedded
         )
-        self.tuning = Tuning() if tuning is None else tuning
-        self.environment = environment
+        self.tuning: Tuning = Tuning() if tuning is None else tuning
+        self.environment: Environment = environment
         self._origin = origin
         self._ledger = ledger
         _check_store("origin", origin, "redis://host:6379", ORIGIN_METHODS)
@@ -154,9 +153,9 @@ class Fleet:
             has_origin=self._origin is not None,
             has_ledger=self._ledger is not None,
         )
-        now_ns = time_ns if isinstance(self.environment.clock, WallClock) else self._now_ns
+        time_ns = now_ns if isinstance(self.environment.clock, WallClock) else self._now_ns
         state = NOT_STARTED if self.shares else IDLE
-        gate = Gate(engine, now_ns, wake, settle, acquire, release, begin, state)
+        gate = Gate(engine, time_ns, wake, settle, acquire, release, begin, state)
         return Parts(engine, gate, self._node(engine, gate, on_loop_closed) if self.shares else None)
 
     def make_for_new_loop(self, parts: Parts, on_loop_closed: Callable[[], object]) -> Parts:

@@ -2,7 +2,7 @@
 
 Incremental, by the ledger's cursor; a full read at the start and from time to time. Fast while this node holds
 cells above their threshold. Rows are merged in slices, so that no turn holds the event loop. The heartbeat of the
-region travels along and says how many regions are alive.
+region is written along with it, and its answer says how many regions are alive.
 """
 
 from __future__ import annotations
@@ -12,9 +12,8 @@ import logging
 from random import Random
 from typing import Final, NamedTuple
 
-from tidegate.core.convergence import Convergence
-from tidegate.core.engine import Engine
 from tidegate.core.gate import Gate
+from tidegate.core.ledger_sync import LedgerSync
 from tidegate.core.model import Tuning
 from tidegate.errors import DependencyError
 from tidegate.ports import Changes, Ledger, RegionBeat
@@ -23,9 +22,9 @@ from tidegate.runtime.loops import Metronome, wait_for_event
 
 __all__ = ["ImportLoop", "Imported"]
 
-logger = logging.getLogger(__name__)
+logger: Final = logging.getLogger(__name__)
 
-# Rows merged between two breaths of the event loop: about half a millisecond, compiled.
+# Rows merged between two turns of the event loop: about half a millisecond, compiled.
 SLICE_ROWS: Final = 200
 
 # A ledger that lost rows is read in full at once, but not again within so many import intervals: replicas that
@@ -48,17 +47,15 @@ class ImportLoop:
         self,
         ledger: Ledger,
         region: str,
-        engine: Engine,
         gate: Gate,
-        convergence: Convergence,
+        sync: LedgerSync,
         tuning: Tuning,
         random: Random,
     ) -> None:
         self._ledger = ledger
         self._region = region
-        self._engine = engine
         self._gate = gate
-        self._convergence = convergence
+        self._sync = sync
         self._tuning = tuning
         self._random = random
         self._timeout_s = tuning.ledger_timeout_ms / 1000
@@ -66,18 +63,18 @@ class ImportLoop:
         # When a full read is due, and when one is due after a loss.
         self._full_at_s = 0.0
         self._heal_at_s = 0.0
-        self._hurry = asyncio.Event()
-        self.calls = Calls("ledger_import", tuning)
-        # Told once when it begins, and once when it is over.
+        self._wanted = asyncio.Event()
+        self.calls: Final[Calls] = Calls("ledger_import", tuning)
+        # Logged once when it begins, and once when it ends.
         self._is_down = False
-        self.rows_last = 0
-        self.rows_total = 0
+        self.rows_last: int = 0
+        self.rows_total: int = 0
         self.lag_ms: dict[str, int] = {}
         self.beats: list[RegionBeat] = []
 
-    def hurry(self) -> None:
+    def import_soon(self) -> None:
         """Cells are hot: do not wait for the slow tick."""
-        self._hurry.set()
+        self._wanted.set()
 
     async def run_once(self, *, full: bool = False) -> Imported:
         """One turn. A failure leaves everything as it was: existing foreign counts stay."""
@@ -88,7 +85,7 @@ class ImportLoop:
         now_ms = self._gate.now_ms()
         cursor = None if full else self._cursor
         if full:
-            self._convergence.begin_full_import()
+            self._sync.begin_full_import()
         try:
             more = True
             while more:
@@ -118,13 +115,13 @@ class ImportLoop:
             # What is missing of this region's rows shows in a full read: a wiped ledger is filled again by it.
             self._full_at_s = min(self._full_at_s, self._heal_at_s)
         with self._gate:
-            self._convergence.finish_import(self._gate.now_ms(), full=full)
+            self._sync.finish_import(self._gate.now_ms(), full=full)
         self.rows_last = rows
         self.rows_total += rows
         return Imported(True, rows, full)
 
     async def _changes(self, cursor: str | None, now_ms: int) -> Changes:
-        return await self.calls.through(
+        return await self.calls.call(
             ["import"],
             lambda timeout_s: self._ledger.changes(cursor, now_ms=now_ms, timeout_s=timeout_s),
             self._timeout_s,
@@ -133,13 +130,13 @@ class ImportLoop:
     async def _merge(self, changes: Changes, start: int, now_ms: int, full: bool) -> None:
         rows = changes.rows[start : start + SLICE_ROWS]
         with self._gate:
-            self._convergence.apply_import(rows, now_ms, full=full, lag_ms=dict(changes.lag_ms))
+            self._sync.apply_import(rows, now_ms, full=full, lag_ms=dict(changes.lag_ms))
         await asyncio.sleep(0)
 
     async def beat_once(self) -> bool:
         """Beat for this region, and learn how many regions are alive."""
         try:
-            self.beats = await self.calls.through(
+            self.beats = await self.calls.call(
                 ["heartbeat"],
                 lambda timeout_s: self._ledger.heartbeat(self._region, timeout_s=timeout_s),
                 self._timeout_s,
@@ -149,13 +146,13 @@ class ImportLoop:
         newest_ms = max(beat.beat_at_ms for beat in self.beats)
         live = sum(newest_ms - beat.beat_at_ms <= self._tuning.region_live_ms for beat in self.beats)
         with self._gate:
-            self._convergence.apply_regions(live)
+            self._sync.apply_regions(live)
         return True
 
     def _interval_s(self) -> float:
-        hot = self._gate.now_ms() < self._convergence.hot_until_ms
+        hot = self._gate.now_ms() < self._sync.hot_until_ms
         interval_ms = self._tuning.import_hot_interval_ms if hot else self._tuning.import_interval_ms
-        self._engine.anticipation_ms_max = 2 * interval_ms
+        self._sync.apply_import_interval(interval_ms)
         return interval_ms / 1000
 
     async def run(self) -> None:
@@ -168,13 +165,13 @@ class ImportLoop:
         await self.run_once()
         tick_s = ticks.next_s(loop.time())
         while True:
-            self._hurry.clear()
+            self._wanted.clear()
             interval_s = self._interval_s()
             if interval_s < slow_s:
                 jitter = 1 + tuning.jitter_percent / 100 * (self._random.random() - 0.5)
                 await asyncio.sleep(min(interval_s * jitter, max(0.0, tick_s - loop.time())))
             else:
-                await wait_for_event(self._hurry, tick_s - loop.time())
+                await wait_for_event(self._wanted, tick_s - loop.time())
             if loop.time() >= tick_s:
                 tick_s = ticks.next_s(loop.time())
                 await self.beat_once()

@@ -17,13 +17,13 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar
 
 from tidegate.adapters.deadline import Deadline
+from tidegate.adapters.forks import FORK_WAIT_S, INHERITED
 from tidegate.core.engine import Need
 from tidegate.core.gate import CLOSED, NOT_STARTED, LimitMethod
 from tidegate.core.model import DEGRADED, ORIGIN, Decision, Limit, Request
 from tidegate.errors import InvalidInput
 from tidegate.runtime.driver import Driver, LimiterState
 from tidegate.runtime.fleet import Parts
-from tidegate.runtime.forks import FORK_WAIT_S, INHERITED
 from tidegate.runtime.limited import LimitedCall, check_coroutine_function, check_plain_function
 from tidegate.runtime.loops import wait_for_event
 from tidegate.runtime.node_thread import NodeThread
@@ -45,7 +45,7 @@ class AsyncLimiter(Driver):
     def _make(self) -> None:
         # The start under way, if any, and until when requests wait for it.
         self._starting: asyncio.Task[None] | None = None
-        self._start_by = Deadline(0.0)
+        self._start_by = Deadline.after(0.0, 0.0)
         self._parts = self._fleet.make(self._wake, _cannot_settle, _cannot_begin, self._loop_closed)
         self._gate = self._parts.gate
 
@@ -224,7 +224,11 @@ class AsyncLimiter(Driver):
     def _on_started(self, starting: asyncio.Task[None]) -> None:
         if starting is self._starting:
             self._starting = None
-            self._start_ended(asyncio.CancelledError() if starting.cancelled() else starting.exception())
+            if starting.cancelled():
+                # Not by `stop`, which has changed the state before.
+                self._loop_closed()
+            else:
+                self._start_ended(starting.exception())
 
     async def stop(self, timeout: float | None = None) -> None:
         """Stop the background work and flush the last counts, within `timeout` seconds (default: the tuning's)."""
@@ -258,7 +262,7 @@ class AsyncLimiter(Driver):
         except RuntimeError:
             return time.monotonic()
 
-    def after_fork_in_child(self) -> None:
+    def _after_fork_in_child(self) -> None:
         """A limiter that shares something begins again, as a node of its own."""
         if self._fleet.shares:
             INHERITED.append((self._parts, self._starting))
@@ -440,18 +444,18 @@ class Limiter(Driver, LimitMethod):
 
     # -- forks
 
-    def before_fork(self) -> None:
+    def _before_fork(self) -> None:
         """Wait until no other thread is in the middle of a decision, so that the child does not inherit half of one.
         Bounded, because a fork must not hang."""
         self._is_held_for_fork = self._lock.acquire(timeout=FORK_WAIT_S)
 
-    def after_fork_in_parent(self) -> None:
+    def _after_fork_in_parent(self) -> None:
         """Let decisions go on."""
         if self._is_held_for_fork:
             self._is_held_for_fork = False
             self._lock.release()
 
-    def after_fork_in_child(self) -> None:
+    def _after_fork_in_child(self) -> None:
         """A limiter that shares something begins again, as a node of its own. Every lock is new, because the thread
         that held the old one may be gone."""
         if self._fleet.shares:

@@ -1,37 +1,20 @@
-"""What all background loops share: backoff with jitter, and targets in absolute time."""
+"""What all background loops share: ticks at absolute times, and waiting for an event."""
 
 from __future__ import annotations
 
 import asyncio
 from random import Random
 
+from tidegate.adapters.backoff import Backoff
 from tidegate.core.model import Tuning
 
-__all__ = ["Backoff", "Metronome", "wait_for_event"]
-
-
-class Backoff:
-    """Pauses of a failing loop: doubled each time, drawn from the upper half, forgotten after a success."""
-
-    def __init__(self, tuning: Tuning, random: Random) -> None:
-        self._first_s = tuning.backoff_first_ms / 1000
-        self._last_s = tuning.backoff_last_ms / 1000
-        self._random = random
-        self._failures = 0
-
-    def succeeded(self) -> None:
-        self._failures = 0
-
-    def pause_s(self) -> float:
-        ceiling_s = min(self._last_s, self._first_s * 2 ** min(self._failures, 16))
-        self._failures += 1
-        return self._random.uniform(ceiling_s / 2, ceiling_s)
+__all__ = ["Metronome", "loop_backoff", "wait_for_event"]
 
 
 class Metronome:
     """Ticks anchored to absolute targets, so that a slow cycle does not drift, with fresh jitter each cycle.
 
-    The first tick comes after a drawn part of an interval: nodes that start together do not tick together.
+    The first tick comes after a random part of an interval: nodes that start together do not tick together.
     """
 
     def __init__(self, interval_s: float, jitter_percent: int, random: Random, now_s: float) -> None:
@@ -49,8 +32,13 @@ class Metronome:
         return self._anchor_s + self._interval_s * self._jitter * (self._random.random() - 0.5)
 
 
+def loop_backoff(tuning: Tuning, random: Random) -> Backoff:
+    """The pauses of a background loop whose dependency fails."""
+    return Backoff(tuning.backoff_first_ms / 1000, tuning.backoff_last_ms / 1000, random)
+
+
 async def wait_for_event(event: asyncio.Event, timeout_s: float) -> bool:
-    """Wait until the event is set, at most so long. True if it was."""
+    """Wait until the event is set, at most `timeout_s`. True if it was."""
     if event.is_set():
         return True
     if timeout_s <= 0:

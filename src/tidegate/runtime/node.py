@@ -1,7 +1,11 @@
-"""A node: one engine, the loops that keep it in touch with its origin and its ledger, and their start and stop.
+"""A node: one engine, the loops that exchange its counts with origin and ledger, and their start and stop.
 
-Asynchronous, on whatever event loop it is started on. It is the same for both drivers: `AsyncLimiter` runs it on
-the caller's loop, `Limiter` on a loop in a thread of its own. Every task is owned here and ends with `stop`.
+    NEW ──▶ STARTING ──▶ RUNNING ──▶ STOPPING ──▶ STOPPED
+     ▲          │  └────────┴──▶ LOST                       the event loop was closed without a `stop`
+     └──────────┴▶ STOPPING                                 the start failed, and what it began was ended
+
+Asynchronous, on the event loop it is started on. It is the same for both drivers: `AsyncLimiter` runs it on the
+caller's loop, `Limiter` on a loop in a thread of its own. Every task is owned here and ends with `stop`.
 """
 
 from __future__ import annotations
@@ -10,37 +14,66 @@ import asyncio
 import logging
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
+from enum import Enum
 from random import Random
+from types import MappingProxyType
 from typing import Final
 
-from tidegate.core.convergence import Convergence
+from tidegate.adapters.backoff import Backoff
 from tidegate.core.engine import Engine
 from tidegate.core.gate import CLOSED, Gate
+from tidegate.core.ledger_sync import LedgerSync
 from tidegate.core.model import Tuning
+from tidegate.core.origin_sync import OriginSync
+from tidegate.core.sweep import Sweep
 from tidegate.errors import CircuitOpen, Closed, ConfigurationError, DependencyError
 from tidegate.ports import Ledger, Origin
 from tidegate.runtime.breaker import Breaker
 from tidegate.runtime.calls import ADAPTER_SHARE
 from tidegate.runtime.importer import ImportLoop
-from tidegate.runtime.loops import Backoff
+from tidegate.runtime.loops import loop_backoff
 from tidegate.runtime.publish import PublishLoop
 from tidegate.runtime.pulse import PulseLoop
 from tidegate.runtime.reads import Reads
 from tidegate.runtime.replay import ReplayLoop
 from tidegate.runtime.stalls import StallMonitor
+from tidegate.runtime.states import StateMachine
 from tidegate.runtime.statistics import Health
 
 __all__ = ["Node"]
 
-logger = logging.getLogger(__name__)
+logger: Final = logging.getLogger(__name__)
 
 BREAKER_NUMBERS = {"closed": 0, "half_open": 1, "open": 2}
 
-# Expired subjects dropped between two breaths of the event loop, and how often somebody looks.
-EXPIRE_SLICE = 500
-EXPIRE_INTERVAL_S = 1.0
+# Expired subjects dropped between two turns of the event loop, and how often.
+EXPIRE_SLICE: Final = 500
+EXPIRE_INTERVAL_S: Final = 1.0
 # Longest wait of a start for the ledger: a few round trips around the world. One that is slower is opened later.
 OPEN_LEDGER_S: Final = 3.0
+
+
+class NodeState(Enum):
+    """Where a node is in its life."""
+
+    NEW = "new"
+    STARTING = "starting"
+    RUNNING = "running"
+    LOST = "lost"
+    STOPPING = "stopping"
+    STOPPED = "stopped"
+
+
+TRANSITIONS: Final = MappingProxyType(
+    {
+        NodeState.NEW: {NodeState.STARTING, NodeState.RUNNING, NodeState.STOPPING},
+        NodeState.STARTING: {NodeState.RUNNING, NodeState.LOST, NodeState.STOPPING},
+        NodeState.RUNNING: {NodeState.LOST, NodeState.STOPPING},
+        NodeState.LOST: {NodeState.STOPPING},
+        NodeState.STOPPING: {NodeState.NEW, NodeState.STOPPED},
+        NodeState.STOPPED: set(),
+    }
+)
 
 
 class Node:
@@ -61,37 +94,68 @@ class Node:
         self._engine = engine
         self._gate = gate
         self._tuning = tuning
+        self._random = random
         self._region = region
         self._origin = origin
         self._ledger = ledger
-        self._tasks: list[asyncio.Task[None]] = []
-        self._stopping = False
-        self._ledger_ready = False
-        self._ledger_problem: str | None = None
-        # Set as soon as requests need not wait for the start any longer: the origin was met, or was not.
-        self.can_decide = asyncio.Event()
-        # Called when the loops end without a `stop`: their event loop is being closed.
         self._on_loop_closed = on_loop_closed
-        self.convergence = Convergence(engine, tuning, region)
-        self.stalls = StallMonitor()
+        self._life = StateMachine(NodeState.NEW, TRANSITIONS)
+        self._tasks: list[asyncio.Task[None]] = []
+        # Why the ledger cannot be used; None once it was opened.
+        self._ledger_problem: str | None = "not opened yet"
+        # Set when requests need not wait for the start any longer: the origin was opened, or could not be.
+        self.can_decide: Final[asyncio.Event] = asyncio.Event()
+        self.sweep: Final[Sweep] = Sweep(engine.subjects, engine.pending, engine.global_view)
+        self.origin_sync: Final[OriginSync] = OriginSync(engine, self.sweep, tuning)
+        self.ledger_sync: Final[LedgerSync] = LedgerSync(engine, self.sweep, tuning, region)
+        self.stalls: StallMonitor = StallMonitor()
         self.reads: Reads | None = None
         self.replay: ReplayLoop | None = None
         self.pulse: PulseLoop | None = None
         self.publish: PublishLoop | None = None
         self.importer: ImportLoop | None = None
         if origin is not None:
-            self.reads = Reads(origin, gate, self.convergence, tuning)
-            self.replay = ReplayLoop(origin, gate, self.convergence, tuning, Backoff(tuning, random))
-            self.pulse = PulseLoop(origin, region, gate, self.convergence, tuning, self.wake)
-            pulse = self.pulse
-            self.reads.calls.is_usable = self.replay.calls.is_usable = lambda: pulse.is_ours
-            self.reads.on_news = self.wake
-            self.pulse.on_recovered = self.replay.retry
+            self._make_origin_loops(origin)
         if ledger is not None:
-            self.publish = PublishLoop(ledger, gate, self.convergence, tuning, random)
-            self.importer = ImportLoop(ledger, region, engine, gate, self.convergence, tuning, random)
-            self.publish.calls.is_usable = lambda: self._ledger_ready
-            self.publish.on_published = self.importer.hurry
+            self._make_ledger_loops(ledger)
+
+    def _make_origin_loops(self, origin: Origin) -> None:
+        gate, sync, tuning = self._gate, self.origin_sync, self._tuning
+        replay = ReplayLoop(origin, gate, sync, tuning, self._backoff(), is_usable=self._is_origin_usable)
+        self.replay = replay
+        self.reads = Reads(origin, gate, sync, tuning, is_usable=self._is_origin_usable, on_work=self.wake)
+        self.pulse = PulseLoop(
+            origin,
+            self._region,
+            gate,
+            self.sweep,
+            tuning,
+            on_wiped=self.wake,
+            on_recovered=replay.retry_now,
+        )
+
+    def _make_ledger_loops(self, ledger: Ledger) -> None:
+        gate, sync, tuning, random = self._gate, self.ledger_sync, self._tuning, self._random
+        importer = ImportLoop(ledger, self._region, gate, sync, tuning, random)
+        self.importer = importer
+        self.publish = PublishLoop(
+            ledger,
+            gate,
+            sync,
+            tuning,
+            random,
+            is_usable=self._is_ledger_usable,
+            on_published=importer.import_soon,
+        )
+
+    def _backoff(self) -> Backoff:
+        return loop_backoff(self._tuning, self._random)
+
+    def _is_origin_usable(self) -> bool:
+        return self.pulse is not None and self.pulse.is_ours
+
+    def _is_ledger_usable(self) -> bool:
+        return self._ledger_problem is None
 
     # -- start and stop
 
@@ -102,7 +166,7 @@ class Node:
         try:
             async with asyncio.timeout(timeout_s):
                 await self._origin.open(self._region, timeout_s=timeout_s * ADAPTER_SHARE)
-            self.pulse.is_confirmed = True
+            self.pulse.confirm()
         except (DependencyError, TimeoutError) as error:
             logger.warning("the origin is not reachable, decisions are local: %s", error)
 
@@ -113,31 +177,36 @@ class Node:
         try:
             async with asyncio.timeout(timeout_s):
                 await self._ledger.open(timeout_s=timeout_s * ADAPTER_SHARE)
-            self._ledger_ready = True
+            self._ledger_problem = None
         except (DependencyError, TimeoutError) as error:
             self._ledger_problem = str(error) or "no answer in time"
             logger.warning("the ledger is not reachable, regions drift apart: %s", error)
 
     async def start(self) -> None:
-        """Check both dependencies, both at once, and start the loops.
+        """Open both dependencies, at the same time, and start the loops.
 
-        What can never work is raised, and nothing is left behind; what is merely down, or slow, is left for later.
+        What can never work is raised, and nothing keeps running; what is down or slow is opened later.
         """
+        self._life.move(NodeState.STARTING)
         openings = [self._start_origin(), self._start_ledger()]
         for problem in await asyncio.gather(*openings, return_exceptions=True):
             if problem is not None:
+                self._life.move(NodeState.STOPPING)
                 await self._end_loops()
                 await self._close()
+                self._life.move(NodeState.NEW)
                 raise problem
         self._spawn(self.stalls.run())
         self._spawn(self._expire())
+        self._life.move(NodeState.RUNNING)
 
     def assume_open(self) -> None:
         """Instead of `start`: both dependencies count as open, and no loop runs by itself."""
         if self.pulse is not None:
-            self.pulse.is_confirmed = True
-        self._ledger_ready = True
+            self.pulse.confirm()
+        self._ledger_problem = None
         self.can_decide.set()
+        self._life.move(NodeState.RUNNING)
 
     async def _start_origin(self) -> None:
         try:
@@ -152,7 +221,7 @@ class Node:
         await self._open_ledger()
         if self.publish is not None and self.importer is not None:
             self._spawn(self.publish.run())
-            self._spawn(self._import())
+            self._spawn(self._open_and_import())
 
     def _spawn(self, coroutine: Coroutine[object, object, None]) -> None:
         task = asyncio.get_running_loop().create_task(coroutine)
@@ -161,21 +230,22 @@ class Node:
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         if task.cancelled():
-            if not self._stopping:
-                self._stopping = True
+            if self._life.state in (NodeState.STARTING, NodeState.RUNNING):
+                self._life.move(NodeState.LOST)
                 self._on_loop_closed()
         elif (error := task.exception()) is not None:
-            # Not a failure of a dependency, those are handled: a fault of ours must not go unseen.
-            logger.error("a background loop ended: %r", error, exc_info=error)
+            # Failures of dependencies are handled in the loops: this is a fault of ours.
+            logger.error("a background loop ended with an unexpected error: %r", error, exc_info=error)
 
     async def stop(self, timeout_s: float | None = None) -> bool:
-        """Stop the loops, flush the last counts within the deadline. True if nothing was left untold."""
-        deadline_s = self._tuning.flush_timeout_ms / 1000 if timeout_s is None else timeout_s
+        """Stop the loops and flush the last counts within the deadline. True if all of them were acknowledged."""
+        self._life.move(NodeState.STOPPING)
+        flush_s = self._tuning.flush_timeout_ms / 1000 if timeout_s is None else timeout_s
         await self._end_loops()
         try:
-            async with asyncio.timeout(deadline_s):
+            async with asyncio.timeout(flush_s):
                 if self.reads is not None:
-                    # Who still waits for a read decides now, and is flushed with the others.
+                    # Requests that wait for a read are decided now, and flushed with the others.
                     await self.reads.close()
                 flushed = await self._flush()
         except TimeoutError:
@@ -184,12 +254,12 @@ class Node:
             with suppress(Closed), self._gate:
                 self._gate.resting = CLOSED
             await self._close()
+            self._life.move(NodeState.STOPPED)
         if not flushed:
             logger.warning("stopped with counts that did not reach the origin or the ledger in time")
         return flushed
 
     async def _end_loops(self) -> None:
-        self._stopping = True
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -204,20 +274,21 @@ class Node:
             await self._ledger.close()
 
     async def _flush(self) -> bool:
-        """Tell what is left, and shut the gate in the very step that finds nothing more: whatever was allowed
-        was told, and whatever comes later is refused."""
+        """Send what is left, and close the gate in the same step that finds nothing more: every count that was
+        allowed is sent, and every later request is refused."""
         while True:
-            # At once: an origin that hangs must not use up the ledger's time.
+            # At the same time: an origin that hangs must not use up the ledger's time.
             flushed = all(await asyncio.gather(self._flush_origin(), self._flush_ledger()))
             with self._gate:
-                if not flushed or not self.convergence.has_dirty:
+                if not flushed or not self._engine.pending.dirty:
                     self._gate.resting = CLOSED
                     return flushed
 
     async def _flush_origin(self) -> bool:
-        """Send what is left; again after a failure, for as long as the deadline and the breaker let it."""
+        """Send what is left; again after a failure, until the deadline or until the breaker opens."""
         if self.replay is None:
             return True
+        backoff = self._backoff()
         while True:
             try:
                 await self.replay.run_once()
@@ -225,38 +296,36 @@ class Node:
                 logger.warning("the last counts did not reach the origin: %s", error)
                 return False
             except DependencyError:
-                await asyncio.sleep(self._tuning.backoff_first_ms / 1000)
+                await asyncio.sleep(backoff.pause_s())
             else:
                 return True
 
     async def _flush_ledger(self) -> bool:
-        return self.publish is None or not self._ledger_ready or (await self.publish.run_once()).ok
+        return self.publish is None or not self._is_ledger_usable() or (await self.publish.run_once()).ok
 
     # -- background
 
     def wake(self) -> None:
         """There is work for the replay or the publish loop. Cheap; call it on the node's own event loop."""
-        self._engine.signals = False
+        self._engine.pending.is_urgent = False
         if self.replay is not None:
             self.replay.wake()
-        if self.publish is not None and self.convergence.has_pressed:
+        if self.publish is not None and self._engine.pending.pressed:
             self.publish.press()
 
     @property
     def is_awake(self) -> bool:
         """The loops will see new work by themselves."""
-        return (self.replay is None or self.replay.awake) and not self.convergence.has_pressed
+        return (self.replay is None or self.replay.awake) and not self._engine.pending.pressed
 
-    async def _import(self) -> None:
-        """Wait until the ledger can be used at all, then import for ever."""
+    async def _open_and_import(self) -> None:
+        """Open the ledger unless that is done, then import until cancelled."""
         assert self._ledger is not None and self.importer is not None
-        backoff_s = self._tuning.backoff_first_ms / 1000
-        while not self._ledger_ready:
-            await asyncio.sleep(backoff_s)
-            backoff_s = min(2 * backoff_s, self._tuning.backoff_last_ms / 1000)
+        backoff = self._backoff()
+        while self._ledger_problem is not None:
+            await asyncio.sleep(backoff.pause_s())
             try:
                 await self._ledger.open(timeout_s=self._tuning.ledger_timeout_ms / 1000)
-                self._ledger_ready = True
                 self._ledger_problem = None
             except (DependencyError, ConfigurationError) as error:
                 if str(error) != self._ledger_problem:
@@ -274,24 +343,20 @@ class Node:
                 await asyncio.sleep(0)
             await asyncio.sleep(EXPIRE_INTERVAL_S)
 
-    # -- telling
+    # -- reports
 
     def _breakers(self) -> list[Breaker]:
         parts = (self.reads, self.replay, self.publish, self.importer)
         return [part.calls.breaker for part in parts if part is not None]
 
     def health(self, now_s: float) -> list[Health]:
-        """One line per dependency. Degraded is not dead: decisions go on whatever these say."""
+        """One line per dependency. Decisions go on whatever these say."""
         found: list[Health] = []
         if self.pulse is not None:
-            found.append(Health("origin", self.pulse.alive and self.pulse.is_ours, self._origin_detail()))
+            found.append(Health("origin", self.pulse.is_alive and self.pulse.is_ours, self._origin_detail()))
         if self.importer is not None:
-            ok = self._ledger_ready and not self.importer.calls.is_failing
-            detail = (
-                "reachable"
-                if ok
-                else self._ledger_problem or self.importer.calls.last_error or "not reached yet"
-            )
+            ok = self._is_ledger_usable() and not self.importer.calls.is_failing
+            detail = "reachable" if ok else self._ledger_problem or self.importer.calls.last_error or ""
             found.append(Health("ledger", ok, detail))
         for breaker in self._breakers():
             state = breaker.state(now_s)
@@ -302,8 +367,8 @@ class Node:
         assert self.pulse is not None
         if self.pulse.foreign_region is not None:
             return f"belongs to region {self.pulse.foreign_region!r}"
-        if not self.pulse.alive:
-            return self.pulse.last_error or "not reached yet"
+        if not self.pulse.is_alive:
+            return self.pulse.last_error or "not opened yet"
         return f"reachable, clock offset {self.pulse.clock_offset_ms} ms"
 
     def statistics(self, now_s: float) -> dict[str, object]:
@@ -311,9 +376,9 @@ class Node:
         known: dict[str, object] = {
             "breaker_states": {b.name: BREAKER_NUMBERS[b.state(now_s)] for b in self._breakers()},
             "loop_stall": self.stalls.histogram.snapshot(),
-            "cells_created_by_import": self.convergence.cells_imported,
-            "origin_heals": self.convergence.heals,
-            "rows_set_aside": self.convergence.rows_set_aside,
+            "cells_created_by_import": self.ledger_sync.cells_imported,
+            "origin_heals": self.sweep.heals,
+            "rows_set_aside": self.ledger_sync.rows_set_aside,
         }
         if self.reads is not None and self.replay is not None and self.pulse is not None:
             since_s = self.replay.behind_since_s
@@ -324,7 +389,7 @@ class Node:
                     operation: histogram.snapshot()
                     for operation, histogram in (self.reads.calls.latency | self.replay.calls.latency).items()
                 },
-                "origin_dirty_subjects": len(self._engine.dirty),
+                "origin_dirty_subjects": len(self._engine.pending.dirty),
                 "origin_cells_merged": self.replay.cells_merged,
                 "replay_lag_s": 0.0 if since_s is None else now_s - since_s,
                 "clock_offset_ms": self.pulse.clock_offset_ms,
@@ -337,6 +402,6 @@ class Node:
                 "import_rows_last": self.importer.rows_last,
                 "import_errors": sum(self.importer.calls.errors.values()),
                 "global_lag_ms": dict(self.importer.lag_ms),
-                "regions": self._engine.regions,
+                "regions": self._engine.global_view.regions,
             }
         return known

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from concurrent.futures import CancelledError, Future, wait
 from contextlib import suppress
 
+from tidegate.adapters.deadline import Deadline
 from tidegate.core.engine import Need
 from tidegate.errors import Closed
 from tidegate.runtime.node import Node
@@ -21,16 +22,16 @@ __all__ = ["NodeThread"]
 
 
 class NodeThread:
-    """`on_started` is called in the thread, with what went wrong or None; requests wait for it `patience_s`."""
+    """`on_started` is called in the thread, with the error or None; requests wait at most `wait_s` for it."""
 
     def __init__(
-        self, node: Node, on_started: Callable[[BaseException | None], object], patience_s: float
+        self, node: Node, on_started: Callable[[BaseException | None], object], wait_s: float
     ) -> None:
         self._node = node
         self._on_started = on_started
-        self._start_by_s = time.monotonic() + patience_s
+        self._start_by = Deadline.after(wait_s, time.monotonic())
         self._loop = asyncio.new_event_loop()
-        self._leaving = asyncio.Event()
+        self._stopping = asyncio.Event()
         self._flush_timeout_s: float | None = None
         self._can_decide: Future[None] = Future()
         self._started: Future[None] = Future()
@@ -40,35 +41,35 @@ class NodeThread:
         self._thread.start()
 
     def _run(self) -> None:
-        # Whatever is still under way at the end, reads of callers for example, is cancelled by the runner.
+        # The runner cancels what is still under way at the end, such as reads of callers.
         with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
             runner.run(self._live())
 
     async def _live(self) -> None:
         starting = asyncio.ensure_future(self._node.start())
-        leaving = asyncio.ensure_future(self._leaving.wait())
+        stopping = asyncio.ensure_future(self._stopping.wait())
         deciding = asyncio.ensure_future(self._node.can_decide.wait())
-        await asyncio.wait([starting, leaving, deciding], return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait([starting, stopping, deciding], return_when=asyncio.FIRST_COMPLETED)
         if deciding.done() and not starting.done():
             self._can_decide.set_result(None)
-            await asyncio.wait([starting, leaving], return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait([starting, stopping], return_when=asyncio.FIRST_COMPLETED)
         deciding.cancel()
         if not starting.done():
             starting.cancel()
             await asyncio.wait([starting])
         failure = Closed("stopped while it started") if starting.cancelled() else starting.exception()
         self._on_started(failure)
-        for told in (self._can_decide, self._started):
-            if told.done():
+        for future in (self._can_decide, self._started):
+            if future.done():
                 continue
             if failure is None:
-                told.set_result(None)
+                future.set_result(None)
             else:
-                told.set_exception(failure)
+                future.set_exception(failure)
         if failure is None:
-            await leaving
+            await stopping
         else:
-            leaving.cancel()
+            stopping.cancel()
         if failure is None or starting.cancelled():
             await self._node.stop(self._flush_timeout_s)
 
@@ -77,8 +78,8 @@ class NodeThread:
         self._started.result()
 
     def wait_can_decide(self) -> None:
-        """Wait until requests can be decided as well as may be; raise what went wrong with the start by then."""
-        wait([self._can_decide], max(0.0, self._start_by_s - time.monotonic()))
+        """Wait until the origin was opened or could not be; raise the error of a start that failed by then."""
+        wait([self._can_decide], self._start_by.remaining(time.monotonic()))
         if self._can_decide.done():
             self._can_decide.result()
 
@@ -88,7 +89,7 @@ class NodeThread:
             self._loop.call_soon_threadsafe(callback)
 
     def read(self, needs: list[Need], timeout_s: float) -> bool:
-        """Read on the node's loop and wait for it; False when a decision must do without."""
+        """Read on the node's loop and wait for it; False when the decision must be made without it."""
         assert self._node.reads is not None
         reading = self._node.reads.fetch(needs)
         try:
@@ -105,5 +106,5 @@ class NodeThread:
         """Flush within a deadline, and end the thread."""
         self._flush_timeout_s = timeout_s
         with suppress(RuntimeError):  # closed: it never started
-            self._loop.call_soon_threadsafe(self._leaving.set)
+            self._loop.call_soon_threadsafe(self._stopping.set)
         self._thread.join()

@@ -1,23 +1,21 @@
 """The publish loop: this region's counts to the ledger, on a tick and under pressure.
 
-Rows go out sorted and in chunks; each chunk's "last published" is committed only after that chunk stands in the
-ledger, so that a failed one alone is repeated. A chunk that the database refuses is bisected: the bad row is set
-aside, the others go out in the same turn. The work between two awaits is bounded.
+Rows go out in chunks; each chunk's "last published" is committed only after that chunk is in the ledger, so that only
+a failed one is repeated. A chunk that the database refuses is bisected: the bad row is set
+aside, the others are written in the same turn. The work between two awaits is bounded.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterator
-from heapq import merge
-from itertools import islice
+from collections.abc import Callable
 from random import Random
 from typing import Final, NamedTuple
 
 from tidegate.core.cells import Cell, Subject
-from tidegate.core.convergence import Convergence, Publication, row_of
 from tidegate.core.gate import Gate
+from tidegate.core.ledger_sync import LedgerSync, Publication
 from tidegate.core.model import LedgerRow, Tuning
 from tidegate.errors import DependencyError, RowsRejected
 from tidegate.ports import Ledger
@@ -26,20 +24,20 @@ from tidegate.runtime.loops import Metronome, wait_for_event
 
 __all__ = ["PublishLoop", "Published"]
 
-logger = logging.getLogger(__name__)
+logger: Final = logging.getLogger(__name__)
 
 # After so many chunks in a row have failed the rest of the turn is left for the next one.
 FAILED_CHUNKS_MAX: Final = 2
 
-# To look at a changed cell that stays below its threshold costs us a fraction of what a row costs the database.
+# Looking at a changed cell that stays below its threshold costs a fraction of what a row costs the database.
 CONSIDERED_PER_ROW: Final = 20
 
-# Subjects looked at, and rows settled, between two breaths of the event loop: about half a millisecond, compiled.
+# Subjects looked at, and rows settled, between two turns of the event loop: about half a millisecond, compiled.
 SLICE_ROWS: Final = 200
 
 
 Found = tuple[LedgerRow, Subject, Cell]
-"""A row that should go out, and whose it is."""
+"""A row to publish, and what it comes from."""
 
 
 class Published(NamedTuple):
@@ -52,36 +50,32 @@ class Published(NamedTuple):
     """Rows in each chunk that was sent."""
 
 
-async def _taken(found: Iterator[Found], count: int) -> list[Found]:
-    """The next ones, at most so many, in slices."""
-    taken: list[Found] = []
-    while len(taken) < count:
-        run = list(islice(found, min(SLICE_ROWS, count - len(taken))))
-        if not run:
-            break
-        taken += run
-        await asyncio.sleep(0)
-    return taken
-
-
 class PublishLoop:
     """Publishes one node's view of its region."""
 
     def __init__(
-        self, ledger: Ledger, gate: Gate, convergence: Convergence, tuning: Tuning, random: Random
+        self,
+        ledger: Ledger,
+        gate: Gate,
+        sync: LedgerSync,
+        tuning: Tuning,
+        random: Random,
+        *,
+        is_usable: Callable[[], bool],
+        on_published: Callable[[], object],
     ) -> None:
         self._ledger = ledger
         self._gate = gate
-        self._convergence = convergence
+        self._sync = sync
         self._tuning = tuning
         self._random = random
         self._timeout_s = tuning.ledger_timeout_ms / 1000
         self._pressure = asyncio.Event()
-        # Called after rows went out: cells are hot, and imports should be fast.
-        self.on_published: Callable[[], object] = lambda: None
-        self.calls = Calls("ledger_publish", tuning)
-        self.rows_published = 0
-        self.turns = 0
+        # Called after rows were written: cells are hot, and imports should be fast.
+        self._on_published = on_published
+        self.calls: Final[Calls] = Calls("ledger_publish", tuning, is_usable)
+        self.rows_published: int = 0
+        self.turns: int = 0
 
     def press(self) -> None:
         """A cell has grown enough not to wait for the tick."""
@@ -112,36 +106,37 @@ class PublishLoop:
                 self._give_back_all(chunks[number + 1 :])
                 raise
         if done:
-            self.on_published()
+            self._on_published()
         return Published(ok, done, sizes)
 
     async def _plan(self, pressed_only: bool) -> list[Publication]:
-        """What should go out now, in key order, in chunks. Made in slices: none of them holds the event loop."""
-        runs: list[list[Found]] = []
+        """What to publish now, in chunks. Made in slices, so that the event loop is never held long."""
+        found: list[Found] = []
         chunks: list[Publication] = []
         size = self._tuning.publish_rows_max
         try:
-            waiting = self._convergence.subjects_waiting(pressed_only=pressed_only)
+            waiting = self._sync.subjects_waiting(pressed_only=pressed_only)
             for start in range(0, waiting, SLICE_ROWS):
-                run: list[Found] = []
-                runs.append(run)
                 with self._gate:
-                    self._convergence.collect_publish(
-                        run, self._gate.now_ms(), min(SLICE_ROWS, waiting - start), pressed_only=pressed_only
+                    self._sync.collect_publish(
+                        found,
+                        self._gate.now_ms(),
+                        min(SLICE_ROWS, waiting - start),
+                        pressed_only=pressed_only,
                     )
                 await asyncio.sleep(0)
-            merged = merge(*runs, key=row_of)
-            while chunk := await _taken(merged, size):
-                chunks.append(Publication(chunk))
+            for start in range(0, len(found), size):
+                chunks.append(Publication(found[start : start + size]))
+                await asyncio.sleep(0)
         except BaseException:
-            self._give_back_all([Publication(run) for run in runs])
+            self._give_back(Publication(found), 0, len(found))
             raise
         return chunks
 
     async def _sweep(self) -> None:
-        while self._convergence.sweeping:
+        while self._sync.sweep.is_active:
             with self._gate:
-                self._convergence.sweep(1_000)
+                self._sync.sweep.run(1_000)
             await asyncio.sleep(0)
 
     async def _send(
@@ -149,9 +144,9 @@ class PublishLoop:
     ) -> None:
         """Send the rows from `start` up to `end`; split them where the database refuses."""
         rows = publication.rows[start:end]
-        settled = start  # what lies before it is published, or in other hands
+        settled = start  # rows before it are published, or handled by `_bisect`
         try:
-            await self.calls.through(
+            await self.calls.call(
                 ["publish"],
                 lambda timeout_s: self._ledger.publish(rows, timeout_s=timeout_s),
                 self._timeout_s,
@@ -159,7 +154,7 @@ class PublishLoop:
             while settled < end:
                 slice_end = min(settled + SLICE_ROWS, end)
                 with self._gate:
-                    self._convergence.apply_publish(publication, settled, slice_end, self._gate.now_ms())
+                    self._sync.apply_publish(publication, settled, slice_end, self._gate.now_ms())
                 settled = slice_end
                 await asyncio.sleep(0)
         except RowsRejected as error:
@@ -190,7 +185,7 @@ class PublishLoop:
                 error,
             )
             with self._gate:
-                self._convergence.set_aside(publication, start, self._gate.now_ms())
+                self._sync.set_aside(publication, start, self._gate.now_ms())
             return
         middle = (start + end) // 2
         try:
@@ -207,7 +202,7 @@ class PublishLoop:
     def _give_back(self, publication: Publication, start: int, end: int) -> None:
         if start < end:
             with self._gate:
-                self._convergence.fail_publish(publication, start, end)
+                self._sync.fail_publish(publication, start, end)
 
     async def run(self) -> None:
         """The loop, until cancelled: on the tick, which is short while cells are hot, and under pressure at most
@@ -219,7 +214,7 @@ class PublishLoop:
         hot_tick_s = loop.time()
         pause_s = tuning.pressure_interval_ms / 1000
         while True:
-            is_hot = self._gate.now_ms() < self._convergence.hot_until_ms
+            is_hot = self._gate.now_ms() < self._sync.hot_until_ms
             due_s = min(tick_s, hot_tick_s) if is_hot else tick_s
             pressed = await wait_for_event(self._pressure, due_s - loop.time())
             self._pressure.clear()
@@ -229,7 +224,7 @@ class PublishLoop:
             if loop.time() >= due_s:
                 if loop.time() >= tick_s:
                     tick_s = ticks.next_s(loop.time())
-                considered = self._convergence.subjects_waiting()
+                considered = self._sync.subjects_waiting()
                 turn = await self.run_once()
                 hot_tick_s = loop.time() + self._hot_pause_s(considered, len(turn.rows))
             elif pressed:

@@ -1,8 +1,8 @@
-"""The pulse: who are you, and what time is it?
+"""The pulse: once a second the node asks its origin for the region's name and its clock.
 
-Every second the node asks its origin for the region's name and its clock. A missing name means that the origin was
-wiped or replaced, traffic or not: everything is merged again. Another region's name means that the origin is not
-ours: it is not used until somebody mends it. The clock offset is reported, never corrected.
+A missing name means that the origin was wiped or replaced, with or without traffic: everything is merged again.
+Another region's name means that this is the wrong origin: it is not used until that is corrected. The clock offset is
+reported, never corrected.
 """
 
 from __future__ import annotations
@@ -10,54 +10,60 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from typing import Final
 
-from tidegate.core.convergence import Convergence
 from tidegate.core.gate import Gate
 from tidegate.core.model import Tuning
+from tidegate.core.sweep import Sweep
 from tidegate.errors import DependencyError, DependencyUnavailable, RegionMismatch
 from tidegate.ports import Origin
 
 __all__ = ["PulseLoop"]
 
-logger = logging.getLogger(__name__)
+logger: Final = logging.getLogger(__name__)
 
 
 class PulseLoop:
-    """Watches over one node's origin."""
+    """Asks one node's origin who it is."""
 
     def __init__(
         self,
         origin: Origin,
         region: str,
         gate: Gate,
-        convergence: Convergence,
+        sweep: Sweep,
         tuning: Tuning,
+        *,
         on_wiped: Callable[[], object],
+        on_recovered: Callable[[], object],
     ) -> None:
         self._origin = origin
         self._region = region
         self._gate = gate
-        self._convergence = convergence
+        self._sweep = sweep
         self._interval_s = tuning.pulse_interval_ms / 1000
         self._timeout_s = tuning.read_timeout_ms / 1000
         self._offset_warn_ms = tuning.clock_offset_warn_ms
         self._on_wiped = on_wiped
+        # Called when the origin answers after it did not.
+        self._on_recovered = on_recovered
         self._warned = False
-        # Called when the origin answers after it had not.
-        self.on_recovered: Callable[[], object] = lambda: None
         self.last_error: str | None = None
         # Origin clock minus ours, at the middle of the last round trip; None before the first.
         self.clock_offset_ms: int | None = None
-        self.alive = False
-        # True once the origin was seen to hold our name. Also written by `Node.open`.
-        self.is_confirmed = False
-        # The name that the origin holds instead of ours, if it is not our origin.
+        self.is_alive: bool = False
+        self._is_confirmed = False
+        # The name that the origin holds instead of ours, if it is the origin of another region.
         self.foreign_region: str | None = None
 
     @property
     def is_ours(self) -> bool:
-        """The origin may be used: it has been met, and holds our name as far as anybody knows."""
-        return self.is_confirmed and self.foreign_region is None
+        """The origin may be used: it has been opened, and held our name when it last answered."""
+        return self._is_confirmed and self.foreign_region is None
+
+    def confirm(self) -> None:
+        """The origin was opened: it holds our name."""
+        self._is_confirmed = True
 
     async def run_once(self) -> None:
         """One pulse. Raises a `DependencyError` when the origin does not answer."""
@@ -68,37 +74,37 @@ class PulseLoop:
             self._failed(error)
             raise
         except Exception as error:
-            logger.exception("the origin's adapter failed in a way of its own")
+            logger.exception("the origin's adapter raised an unexpected error")
             self._failed(error)
             raise DependencyUnavailable(str(self.last_error)) from error
         after_ms = self._gate.now_ms()
-        had_failed, self.alive = not self.alive, True
+        had_failed, self.is_alive = not self.is_alive, True
         if pulse.region != self._region:
             if self.foreign_region is None:
                 logger.error("%s", RegionMismatch(self._region, pulse.region))
             self.foreign_region = pulse.region
             return
         self.foreign_region = None
-        self.is_confirmed = True
+        self._is_confirmed = True
         self._note_offset(pulse.time_ms - (before_ms + after_ms) // 2, after_ms - before_ms)
         if pulse.was_empty:
             with self._gate:
-                self._convergence.start_heal()
+                self._sweep.start_heal()
             self._on_wiped()
         if had_failed:
             if self.last_error is not None:
                 logger.warning("the origin answers again")
-            self.on_recovered()
+            self._on_recovered()
 
     def _failed(self, error: Exception) -> None:
-        if self.alive:
+        if self.is_alive:
             logger.warning("the origin does not answer, decisions are local: %s", error)
-        self.alive = False
+        self.is_alive = False
         self.last_error = f"{type(error).__name__}: {error}"
 
     def _note_offset(self, offset_ms: int, round_trip_ms: int) -> None:
         if round_trip_ms > 2 * self._offset_warn_ms:
-            # Half a round trip is how exact this can be. A busy event loop must not be taken for a wrong clock.
+            # The offset is exact to half a round trip. A busy event loop must not look like a wrong clock.
             return
         self.clock_offset_ms = offset_ms
         if abs(offset_ms) <= self._offset_warn_ms:

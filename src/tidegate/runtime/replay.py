@@ -1,23 +1,25 @@
 """The replay loop: own counts to the origin, as a group commit.
 
-As soon as there are dirty cells they are sent; what gets dirty meanwhile goes next. There is no timer (but for an
-origin that is a file of our own, see `Tuning.replay_interval_ms`) and no queue that could overflow: what is not
-acknowledged simply stays in its cell. Merging is idempotent, so whatever failed, timed out or was cut off is sent
-again. After a wipe of the origin the cells are swept, in slices, and merged again.
+As soon as there are dirty cells they are sent; what becomes dirty meanwhile is sent next. There is no timer (except
+for an origin in a local file, see `Tuning.replay_interval_ms`) and no queue that could overflow: a count that is not
+acknowledged stays in its cell. Merging is idempotent, so what failed or timed out is sent again. After a wipe of the
+origin the cells are swept, in slices, and merged again.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Final
 
-from tidegate.core.convergence import Convergence, Replay
+from tidegate.adapters.backoff import Backoff
 from tidegate.core.gate import Gate
 from tidegate.core.model import Tuning
+from tidegate.core.origin_sync import OriginSync, Replay
 from tidegate.errors import DependencyError
 from tidegate.ports import Origin
 from tidegate.runtime.calls import Calls
-from tidegate.runtime.loops import Backoff, wait_for_event
+from tidegate.runtime.loops import wait_for_event
 
 __all__ = ["ReplayLoop"]
 
@@ -29,48 +31,55 @@ SLICE_CELLS: Final = 100
 SLICE_SUBJECTS: Final = 400
 # Turns of the event loop between two full commands. A command of 250 cells costs about 0.8 ms of it, a busy turn of
 # decisions some 0.06 ms: replay then takes about a quarter at most, however fast the origin answers.
-BREATHS: Final = 40
+YIELDS: Final = 40
 
 
 class ReplayLoop:
     """Sends one node's components. `wake` starts a turn; `run_once` is one turn."""
 
     def __init__(
-        self, origin: Origin, gate: Gate, convergence: Convergence, tuning: Tuning, backoff: Backoff
+        self,
+        origin: Origin,
+        gate: Gate,
+        sync: OriginSync,
+        tuning: Tuning,
+        backoff: Backoff,
+        *,
+        is_usable: Callable[[], bool],
     ) -> None:
         self._origin = origin
         self._gate = gate
-        self._convergence = convergence
+        self._sync = sync
         self._cells_max = tuning.replay_cells_max
         self._interval_s = tuning.replay_interval_ms / 1000
         self._timeout_s = tuning.replay_timeout_ms / 1000
         self._backoff = backoff
         self._woken = asyncio.Event()
-        self._hopeful = asyncio.Event()
-        # False only while the loop sleeps with nothing to do: whoever makes a cell dirty then must wake it.
-        self.awake = True
-        self.calls = Calls("origin_replay", tuning)
-        self.cells_merged = 0
-        # Since when there has been something unacknowledged; None when all is told.
+        self._retry_now = asyncio.Event()
+        # False only while the loop sleeps with nothing to do: a decision that makes a cell dirty then must wake it.
+        self.awake: bool = True
+        self.calls: Final[Calls] = Calls("origin_replay", tuning, is_usable)
+        self.cells_merged: int = 0
+        # Since when there have been unacknowledged counts; None when there are none.
         self.behind_since_s: float | None = None
 
     def wake(self) -> None:
         self.awake = True
         self._woken.set()
 
-    def retry(self) -> None:
-        """The origin was heard again: do not wait for the end of a backoff."""
-        self._hopeful.set()
+    def retry_now(self) -> None:
+        """The origin answers again: do not wait for the end of a backoff."""
+        self._retry_now.set()
 
     async def run_once(self) -> int:
-        """Send what is dirty now, command by command; what gets dirty meanwhile goes next. Returns the cells merged,
-        raises what failed."""
+        """Send what is dirty now, command by command; what becomes dirty meanwhile is for the next turn. Returns how
+        many cells were merged; raises a `DependencyError`."""
         merged = 0
         healing = True
         while healing:
             await self._sweep()
             began_s = asyncio.get_running_loop().time()
-            waiting = self._convergence.dirty_subjects
+            waiting = len(self._sync.pending.dirty)
             if waiting and self.behind_since_s is None:
                 self.behind_since_s = began_s
             while waiting > 0:
@@ -78,44 +87,44 @@ class ReplayLoop:
                 waiting -= taken
                 merged += cells
                 if cells >= self._cells_max:
-                    await self._breathe()
-            # All that was dirty then is told; what is dirty now came later.
-            self.behind_since_s = began_s if self._convergence.has_dirty else None
-            # An answer told of a wipe: what that makes dirty belongs to this turn.
-            healing = self._convergence.sweeping
+                    await self._yield_to_loop()
+            # All that was dirty then is acknowledged; what is dirty now came later.
+            self.behind_since_s = began_s if self._sync.pending.dirty else None
+            # An answer showed a wipe: what that makes dirty belongs to this turn.
+            healing = self._sync.sweep.is_active
         return merged
 
     async def _sweep(self) -> None:
-        while self._convergence.sweeping:
+        while self._sync.sweep.is_active:
             with self._gate:
-                self._convergence.sweep(SWEEP_SLOTS)
+                self._sync.sweep.run(SWEEP_SLOTS)
             await asyncio.sleep(0)
 
-    async def _breathe(self) -> None:
-        """There is more to send than one command carries: let the loop do others' work first. Not a timer: turns of
-        an idle loop are over at once."""
-        for _ in range(BREATHS):
+    async def _yield_to_loop(self) -> None:
+        """There is more to send than one command carries: let other tasks run first. Not a timer: turns of an idle
+        loop are over at once."""
+        for _ in range(YIELDS):
             await asyncio.sleep(0)
 
     async def _send(self, waiting: int) -> tuple[int, int]:
-        """One command with as much as it carries of the subjects that wait: how many of them, and how many cells.
+        """One command with as many of the waiting subjects as it can carry: how many of them, and how many cells.
 
         Planned and acknowledged in slices, with turns of the event loop between them.
         """
-        convergence, gate = self._convergence, self._gate
+        sync, gate = self._sync, self._gate
         slices: list[Replay] = []
-        taken = cells = told = 0
+        taken = cells = acknowledged = 0
         try:
             while taken < waiting and cells < self._cells_max:
                 if slices:
                     await asyncio.sleep(0)
                 with gate:
-                    dirty = convergence.dirty_subjects
-                    replay = convergence.plan_replay(
+                    dirty = len(sync.pending.dirty)
+                    replay = sync.plan_replay(
                         gate.now_ms(), min(SLICE_CELLS, self._cells_max - cells), SLICE_SUBJECTS
                     )
-                    looked_at = dirty - convergence.dirty_subjects
-                # None when those who waited were forgotten meanwhile, and dropped from the queue.
+                    looked_at = dirty - len(sync.pending.dirty)
+                # 0 when the waiting subjects were evicted meanwhile, and dropped from the queue.
                 taken = taken + looked_at if looked_at else waiting
                 if replay is not None:
                     slices.append(replay)
@@ -123,7 +132,7 @@ class ReplayLoop:
             if not slices:
                 return taken, 0
             components = [component for each in slices for component in each.components]
-            answers = await self.calls.through(
+            answers = await self.calls.call(
                 ["replay"],
                 lambda timeout_s: self._origin.merge(components, timeout_s=timeout_s),
                 self._timeout_s,
@@ -134,15 +143,15 @@ class ReplayLoop:
                     await asyncio.sleep(0)
                 end = start + len(replay.components)
                 with gate:
-                    convergence.apply_replay(replay, answers[start:end], gate.now_ms())
+                    sync.apply_replay(replay, answers[start:end], gate.now_ms())
                 start = end
-                told += 1
+                acknowledged += 1
             self.cells_merged += cells
         finally:
-            if told < len(slices):
+            if acknowledged < len(slices):
                 with gate:
-                    for replay in slices[told:]:
-                        convergence.fail_replay(replay)
+                    for replay in slices[acknowledged:]:
+                        sync.fail_replay(replay)
         return taken, cells
 
     async def run(self) -> None:
@@ -153,12 +162,12 @@ class ReplayLoop:
                 merged = await self.run_once()
                 self._backoff.succeeded()
             except DependencyError:
-                self._hopeful.clear()
-                await wait_for_event(self._hopeful, self._backoff.pause_s())
+                self._retry_now.clear()
+                await wait_for_event(self._retry_now, self._backoff.pause_s())
                 continue
             if merged and self._interval_s > 0:
-                # What is accepted now waits for this pause and the next turn, while this one took as long as that
-                # will: all of it fits into the interval. After a quiet moment nothing waits at all.
+                # A count that is accepted now waits for this pause and the next turn, which will take about as long as
+                # this one: together they fit into the interval. After an idle time nothing waits at all.
                 took_s = asyncio.get_running_loop().time() - began_s
                 await asyncio.sleep(max(0.0, self._interval_s - 2 * took_s))
             await self._sleep()
@@ -167,8 +176,8 @@ class ReplayLoop:
         self._woken.clear()
         self.awake = False
         with self._gate:
-            # Whatever became dirty before `awake` fell was not announced.
-            idle = not self._convergence.has_dirty and not self._convergence.sweeping
+            # What became dirty before `awake` was False has woken nothing.
+            idle = not self._sync.pending.dirty and not self._sync.sweep.is_active
         if idle:
             await self._woken.wait()
         self.awake = True

@@ -1,4 +1,4 @@
-"""How long the event loop was held by somebody: the delay of a timer that should be on time."""
+"""How long the event loop was blocked: the delay of a timer."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ class StallMonitor:
     """Feeds `loop_stall_seconds`."""
 
     def __init__(self) -> None:
-        self.histogram = Histogram()
-        self.worst_s = 0.0
+        self.histogram: Final[Histogram] = Histogram()
+        self.worst_s: float = 0.0
 
     async def run(self) -> None:
         """The loop, until cancelled."""

@@ -19,7 +19,7 @@ class StateMachine(Generic[S]):
     """One object's state."""
 
     def __init__(self, initial: S, transitions: Mapping[S, AbstractSet[S]]) -> None:
-        self.state = initial
+        self.state: S = initial
         self._transitions = transitions
 
     def move(self, state: S) -> None:

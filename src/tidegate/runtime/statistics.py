@@ -1,4 +1,4 @@
-"""What a limiter can tell about itself: one frozen value, made on request, from the counters of its parts.
+"""What a limiter reports about itself: one frozen value, made on request from the counters of its parts.
 
 Names follow the metrics that telemetry makes of them; nothing here is labelled by workspace or identifier.
 """
@@ -28,7 +28,7 @@ class Statistics:
 
     node_id: str
     region: str | None
-    # Decisions: all, and those that waited for the origin or had to do without it.
+    # Decisions: all, those that waited for the origin, and those that were made without its answer.
     allowed: int
     denied: int
     from_origin: int

@@ -1,7 +1,7 @@
-"""Accuracy as a number: what Tidegate admits, against a perfect counter, an exact log and the plain scheme.
+"""Measures accuracy: what Tidegate admits, compared with a perfect counter, an exact log and the plain scheme.
 
-Every case is an attack or a load on one identifier, drawn from a seed, offered to real nodes in virtual time and to the
-references. Each node has been running for a while when a case begins: its region knows how many others there are.
+Each case is an attack or a load on one identifier, drawn from a seed, and sent to real nodes in virtual time and to the
+baselines. The nodes have been running for a while when a case starts: they know how many regions there are.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ from random import Random
 from typing import Any, Final
 
 from tidegate.core.model import Decision, Limit, Tuning
-from tidegate.sim.fairground import Fairground, Offer
+from tidegate.sim.baselines import PlainOptions, PlainScheme, admitted_by_log, admitted_by_perfect_counter
+from tidegate.sim.fleet import Fleet, Offer
 from tidegate.sim.plan import EPOCH_MS
-from tidegate.sim.references import Plain, PlainWorld, admitted_by_log, admitted_by_perfect_counter
 
 __all__ = ["GROUPS", "Case", "Measured", "cases", "measure", "measure_all", "table"]
 
-# Heartbeats have gone round by then, with intervals of 5 s.
+# Enough for all regions to see each other's heartbeats, which come every 5 s.
 WARM_UP_S: Final = 15
 GROUPS: Final = (
     *("nodes", "window", "load", "regions", "skewed", "spreader", "mechanisms", "lag", "burst", "stop"),
 )
-PLAIN: Final = (Plain(20, 5), Plain(50, 10))
+PLAIN: Final = (PlainOptions(20, 5), PlainOptions(50, 10))
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Case:
     """One experiment."""
 
     group: str
-    """Which table and plot it belongs to."""
+    """The table and plot that it belongs to."""
     name: str
     regions: int = 1
     nodes: int = 1
@@ -41,31 +41,31 @@ class Case:
     limit: int = 1_000
     duration_ms: int = 60_000
     windows: float = 2.0
-    """How long the offers go on, in durations."""
+    """How long requests are sent, in durations."""
     per_second: float = 20.0
-    """In the whole world."""
+    """In all regions together."""
     kind: str = "even"
-    """even (every node in turn), random, skewed (80 % in one region), burst (all in one instant); stop (all regions
-    but one fall silent when nine tenths are used, and that one goes on), stop_short (it asks for the rest only)."""
+    """even (every node in turn), random, skewed (80 % in one region), burst (all at the same instant), stop (when nine
+    tenths are used, all regions but one stop, and that one continues), stop_short (it requests only the rest)."""
     ledger_delay_ms: int = 60
-    """One way to the ledger takes up to this long."""
+    """Longest delay to the ledger in one direction."""
     tuning: dict[str, Any] = field(default_factory=dict)
     seed: int = 1
 
     @property
     def load(self) -> float:
-        """What is offered, as a multiple of the limit."""
+        """Requests per duration, as a multiple of the limit."""
         return self.per_second * self.duration_ms / 1_000 / self.limit
 
     @property
     def start_ms(self) -> int:
-        """A cell begins when the offers do."""
+        """Chosen so that a cell begins with the first request."""
         return EPOCH_MS // self.duration_ms * self.duration_ms - WARM_UP_S * 1_000
 
 
 @dataclass(frozen=True)
 class Measured:
-    """What came of a case."""
+    """The result of a case."""
 
     case: Case
     offered: int
@@ -82,7 +82,7 @@ class Measured:
 
     @property
     def over_percent(self) -> float:
-        """Admitted beyond one perfect counter."""
+        """How much more was admitted than by one perfect counter."""
         return max(0.0, 100 * (self.admitted / self.perfect - 1)) if self.perfect else 0.0
 
     @property
@@ -128,7 +128,7 @@ def offers_of(case: Case) -> list[Offer]:
 
 
 def _stopping(case: Case, begin_us: int) -> list[Offer]:
-    """Everybody offers until nine tenths of the limit are used; then one region goes on alone."""
+    """All regions send until nine tenths of the limit are used; then one region continues alone."""
     step_us = 1e6 / case.per_second
     crowd = case.limit * 9 // 10
     offers = [Offer(begin_us + int(number * step_us), number % case.regions) for number in range(crowd)]
@@ -141,10 +141,10 @@ def _stopping(case: Case, begin_us: int) -> list[Offer]:
 
 
 def measure(case: Case) -> Measured:
-    """Run one case on everything."""
+    """Run one case on Tidegate and on the baselines."""
     offers = offers_of(case)
     tuning = replace(Tuning(), **case.tuning)
-    ground = Fairground(
+    fleet = Fleet(
         [case.nodes] * case.regions,
         tuning,
         ledger_delay_ms=case.ledger_delay_ms,
@@ -158,13 +158,13 @@ def measure(case: Case) -> Measured:
         if decision:
             admitted.append(offer.at_us)
 
-    ground.run(lambda _identifier: limit, offers, answered)
+    fleet.run(lambda _identifier: limit, offers, answered)
     first_until_us = WARM_UP_S * 1_000_000 + case.duration_ms * 1_000
     plain: dict[str, int] = {}
     plain_first: dict[str, int] = {}
     for scheme in PLAIN:
         name = f"{scheme.floor_percent} % floor, {scheme.interval_s} s"
-        world = PlainWorld(
+        baseline = PlainScheme(
             scheme,
             regions=case.regions,
             nodes=case.nodes,
@@ -174,7 +174,7 @@ def measure(case: Case) -> Measured:
             ledger_delay_ms=case.ledger_delay_ms,
             seed=case.seed,
         )
-        answers = [world.admits(offer) for offer in offers]
+        answers = [baseline.admits(offer) for offer in offers]
         plain[name] = sum(answers)
         plain_first[name] = sum(
             fits for fits, offer in zip(answers, offers, strict=True) if offer.at_us < first_until_us
@@ -188,9 +188,9 @@ def measure(case: Case) -> Measured:
         first_window=sum(at_us < first_until_us for at_us in admitted),
         plain=plain,
         plain_first_window=plain_first,
-        rows_published=ground.traffic.rows_published,
-        ledger_calls=ground.traffic.ledger_calls,
-        origin_commands=ground.traffic.merges + ground.traffic.reads,
+        rows_published=fleet.traffic.rows_published,
+        ledger_calls=fleet.traffic.ledger_calls,
+        origin_commands=fleet.traffic.merges + fleet.traffic.reads,
     )
 
 
@@ -251,7 +251,7 @@ def _between_regions() -> Iterator[Case]:
 
 
 def measure_all(chosen: Sequence[Case], jobs: int) -> Iterator[Measured]:
-    """All cases, in order, on `jobs` processes."""
+    """Measure all cases on `jobs` processes; results come in the order of the cases."""
     if jobs <= 1:
         yield from map(measure, chosen)
         return
@@ -260,7 +260,7 @@ def measure_all(chosen: Sequence[Case], jobs: int) -> Iterator[Measured]:
 
 
 def table(results: Sequence[Measured]) -> Iterator[str]:
-    """For people. Multiples of the limit are of the first cell, percentages of one perfect counter."""
+    """Text. Multiples of the limit are for the first cell; percentages compare with one perfect counter."""
     yield (
         f"{'case':<50} {'offered':>8} {'admitted':>8} {'perfect':>8} {'log':>8} {'over %':>7} {'under %':>7} "
         f"{'× limit':>8} {'plain 20 %, 5 s':>15} {'plain 50 %, 10 s':>16} {'rows':>6}"

@@ -1,7 +1,7 @@
-"""The auditor: knows what every node really accepted, and holds every node to the invariants of the design.
+"""The auditor: records what every node accepted, and checks every node against the invariants of the design.
 
-It learns of acceptances from the answers that callers got, in the same step in which they got them, and of everything
-else from the wire. It has its own formula for a decision. Numbers in its complaints are those of the invariants.
+It records decisions in the step in which the caller gets them, and messages when they are sent. It has its own formula
+for a decision. The numbers of violations are those of the invariants (docs/architecture/consistency-model.md).
 """
 
 from __future__ import annotations
@@ -10,13 +10,14 @@ from collections.abc import Callable, Mapping, Sequence
 from hashlib import blake2b
 from typing import TYPE_CHECKING, NamedTuple
 
-from tidegate.core.cells import Cell, Shared, Subject
-from tidegate.core.model import Component, Decision, Heard, LedgerRow, Limit, Tuning, subject_digest
+from tidegate.core.cells import Cell, Subject
+from tidegate.core.model import Component, Decision, LedgerRow, Limit, OriginReply, Tuning, subject_digest
+from tidegate.core.views import OriginView
 from tidegate.ports import Clock
 from tidegate.sim.plan import SubjectSpec
 
 if TYPE_CHECKING:
-    from tidegate.sim.life import Life
+    from tidegate.sim.node_process import NodeProcess
 
 __all__ = ["WORKSPACE", "Auditor", "CellId", "Violation", "key_of"]
 
@@ -24,12 +25,12 @@ WORKSPACE = "world"
 
 
 def key_of(limit: Limit) -> tuple[str, str, int]:
-    """The subject's part that the limit knows."""
+    """The part of a subject that comes from its limit."""
     return limit.workspace, limit.namespace, limit.duration_ms
 
 
 class CellId(NamedTuple):
-    """A cell, named as everywhere in the world."""
+    """A cell, identified the same way for all nodes."""
 
     key: tuple[str, str, int]
     identifier: str
@@ -37,7 +38,7 @@ class CellId(NamedTuple):
 
 
 class Violation(NamedTuple):
-    """An invariant that did not hold."""
+    """An invariant that was violated."""
 
     invariant: int
     at_us: int
@@ -47,8 +48,8 @@ class Violation(NamedTuple):
         return f"invariant {self.invariant}, at {self.at_us / 1e6:.6f} s: {self.text}"
 
 
-class Seen(NamedTuple):
-    """A cell of a node as it was last looked at."""
+class CellView(NamedTuple):
+    """The values of a cell at the last check."""
 
     own: int
     others: int
@@ -59,7 +60,7 @@ class Seen(NamedTuple):
 
 
 class Auditor:
-    """Watches one world."""
+    """Checks one simulation."""
 
     def __init__(
         self, tuning: Tuning, subjects: Sequence[SubjectSpec], clock: Clock, now_us: Callable[[], int]
@@ -69,7 +70,7 @@ class Auditor:
         self.now_us = now_us
         self.violations: list[Violation] = []
         self._trace = blake2b(digest_size=16)
-        # The truth: what each life has accepted in each cell, and each region together.
+        # What each process has accepted in each cell, and the sum for each region: the expected values.
         self.accepted: dict[CellId, dict[str, int]] = {}
         self.regional: dict[tuple[CellId, str], int] = {}
         self._subjects: dict[bytes, tuple[tuple[str, str, int], str]] = {}
@@ -79,19 +80,19 @@ class Auditor:
                 key,
                 one.identifier,
             )
-        # id(cell) -> the cell, what callers were told was accepted in it, and how it last looked. Holding the cell
-        # keeps its id from being given to another.
-        self._cells: dict[int, tuple[Cell, int, Seen | None]] = {}
+        # id(cell) -> the cell, what it accepted according to its callers, and its values at the last check. The
+        # reference to the cell keeps its id from being reused.
+        self._cells: dict[int, tuple[Cell, int, CellView | None]] = {}
         self._strict: dict[int, tuple[Subject, int]] = {}
         self.decisions = 0
 
-    # -- telling
+    # -- trace and violations
 
     def fail(self, invariant: int, text: str) -> None:
         self.violations.append(Violation(invariant, self.now_us(), text))
 
     def note(self, *what: object) -> None:
-        """Something happened: it goes into the trace."""
+        """Add an event to the trace."""
         self._trace.update(repr((self.now_us(), *what)).encode())
 
     def trace_hash(self) -> str:
@@ -105,52 +106,54 @@ class Auditor:
 
     def decided(
         self,
-        life: Life,
+        process: NodeProcess,
         items: Sequence[tuple[Limit, str, int]],
         decisions: Sequence[Decision],
         at_ms: int,
         own_time: bool,
     ) -> None:
-        """A caller got these answers, just now."""
+        """A caller got these decisions in this step."""
         self.decisions += 1
-        passed = all(decision.allowed for decision in decisions)
-        self.note("decided", life.node_id, at_ms, [(d.allowed, d.effective, d.source) for d in decisions])
+        allowed = all(decision.allowed for decision in decisions)
+        self.note("decided", process.node_id, at_ms, [(d.allowed, d.effective, d.source) for d in decisions])
         touched: dict[int, tuple[CellId, Cell]] = {}
         for (limit, identifier, cost), decision in zip(items, decisions, strict=True):
             cell_id = CellId(key_of(limit), identifier, at_ms // limit.duration_ms)
-            subject = life.engine.subjects.find(cell_id.key, identifier)
+            subject = process.engine.subjects.find(cell_id.key, identifier)
             cell = None if subject is None else subject.cell(cell_id.sequence)
-            if passed:
-                self._accept(life, cell_id, cell, cost)
+            if allowed:
+                self._accept(process, cell_id, cell, cost)
             if cell is not None:
                 touched[id(cell)] = (cell_id, cell)
             if len(items) == 1 and subject is not None and cell is not None:
-                self._judge(life, limit, cost, decision, cell, subject.cell(cell_id.sequence - 1), at_ms)
-            if passed and not own_time:
-                self._check_reading(life, limit, identifier, decision, at_ms)
+                self._check_decision(
+                    process, limit, cost, decision, cell, subject.cell(cell_id.sequence - 1), at_ms
+                )
+            if allowed and not own_time:
+                self._check_freshness(process, limit, identifier, decision, at_ms)
             if not decision.allowed and decision.effective > limit.quota:
                 place = (cell_id.key, identifier)
-                life.denied_ms[place] = max(life.denied_ms.get(place, 0), at_ms)
+                process.denied_ms[place] = max(process.denied_ms.get(place, 0), at_ms)
         for cell_id, cell in touched.values():
-            self.check_cell(life, cell_id, cell)
-        if len(items) > 1 and passed:
-            self._judge_batch(life, items, at_ms)
+            self.check_cell(process, cell_id, cell)
+        if len(items) > 1 and allowed:
+            self._check_batch(process, items, at_ms)
 
-    def _accept(self, life: Life, cell_id: CellId, cell: Cell | None, cost: int) -> None:
-        lives = self.accepted.setdefault(cell_id, {})
-        lives[life.node_id] = lives.get(life.node_id, 0) + cost
-        place = (cell_id, life.region)
+    def _accept(self, process: NodeProcess, cell_id: CellId, cell: Cell | None, cost: int) -> None:
+        by_process = self.accepted.setdefault(cell_id, {})
+        by_process[process.node_id] = by_process.get(process.node_id, 0) + cost
+        place = (cell_id, process.region)
         self.regional[place] = self.regional.get(place, 0) + cost
         if cost:
             digest = subject_digest(*cell_id.key[:2], cell_id.identifier, cell_id.key[2])
-            life.accepted.append((self.now_us() / 1e6, digest, cell_id.sequence, cost))
+            process.accepted.append((self.now_us() / 1e6, digest, cell_id.sequence, cost))
         if cell is not None:
-            known, told, seen = self._cells.get(id(cell), (cell, 0, None))
-            self._cells[id(cell)] = (known, told + cost, seen)
+            known, counted, seen = self._cells.get(id(cell), (cell, 0, None))
+            self._cells[id(cell)] = (known, counted + cost, seen)
 
-    def _judge(
+    def _check_decision(
         self,
-        life: Life,
+        process: NodeProcess,
         limit: Limit,
         cost: int,
         decision: Decision,
@@ -158,7 +161,7 @@ class Auditor:
         previous: Cell | None,
         at_ms: int,
     ) -> None:
-        """The answer against the formula, on the cells as they are in the same step (7), and on no others (10)."""
+        """Compare a decision with the formula on the cells of the same step (7), and on no other cells (10)."""
         duration_ms = limit.duration_ms
         before = 0 if previous is None else previous.own + previous.others + previous.foreign
         left_ms = (cell.sequence + 1) * duration_ms - at_ms
@@ -166,17 +169,19 @@ class Auditor:
         if not decision.allowed:
             used += cost
         if decision.effective != used:
-            self.fail(7, f"{life.node_id}: answered {decision.effective} in use, the cells say {used}")
+            self.fail(
+                7, f"{process.node_id}: the decision says {decision.effective} in use, the cells {used}"
+            )
         if decision.allowed and used > limit.quota:
-            self.fail(7, f"{life.node_id}: passed with {used} of {limit.quota}")
+            self.fail(7, f"{process.node_id}: allowed with {used} of {limit.quota}")
         if not decision.allowed and used <= limit.quota and not self._tuning.anticipation:
-            self.fail(7, f"{life.node_id}: denied with {used} of {limit.quota}")
+            self.fail(7, f"{process.node_id}: denied with {used} of {limit.quota}")
         if decision.remaining != (limit.quota - used if decision.allowed else 0):
-            self.fail(7, f"{life.node_id}: {decision.remaining} remaining, {used} of {limit.quota} used")
+            self.fail(7, f"{process.node_id}: {decision.remaining} remaining, {used} of {limit.quota} used")
 
-    def _judge_batch(self, life: Life, items: Sequence[tuple[Limit, str, int]], at_ms: int) -> None:
+    def _check_batch(self, process: NodeProcess, items: Sequence[tuple[Limit, str, int]], at_ms: int) -> None:
         for limit, identifier, _ in items:
-            subject = life.engine.subjects.find(key_of(limit), identifier)
+            subject = process.engine.subjects.find(key_of(limit), identifier)
             if subject is None:
                 continue
             sequence = at_ms // limit.duration_ms
@@ -186,51 +191,57 @@ class Auditor:
                 left_ms = (sequence + 1) * limit.duration_ms - at_ms
                 used += (previous.own + previous.others + previous.foreign) * left_ms // limit.duration_ms
             if used > limit.quota:
-                self.fail(6, f"{life.node_id}: a batch passed with {used} of {limit.quota} used")
+                self.fail(6, f"{process.node_id}: a batch was allowed with {used} of {limit.quota} used")
 
-    def _check_reading(
-        self, life: Life, limit: Limit, identifier: str, decision: Decision, at_ms: int
+    def _check_freshness(
+        self, process: NodeProcess, limit: Limit, identifier: str, decision: Decision, at_ms: int
     ) -> None:
-        """Local memory may be used only while it is fresh, and never after a denial."""
-        if decision.source != "local" or life.has_stepped or life.evictions:
+        """A decision may use local memory only while it is fresh, and never soon after a denial."""
+        if decision.source != "local" or process.has_stepped or process.evictions:
             return
         duration_ms = limit.duration_ms
-        denied_ms = life.denied_ms.get((key_of(limit), identifier))
+        denied_ms = process.denied_ms.get((key_of(limit), identifier))
         if denied_ms is not None and at_ms < denied_ms + duration_ms:
-            self.fail(2, f"{life.node_id}: passed from memory {at_ms - denied_ms} ms after a denial")
+            self.fail(2, f"{process.node_id}: allowed from memory {at_ms - denied_ms} ms after a denial")
         digest = subject_digest(limit.workspace, limit.namespace, identifier, duration_ms)
         sequence = at_ms // duration_ms
-        heard_ms = life.heard_ms.get((digest, sequence))
-        if heard_ms is not None and at_ms < heard_ms + self._tuning.fresh_ms:
+        replied_ms = process.replied_ms.get((digest, sequence))
+        if replied_ms is not None and at_ms < replied_ms + self._tuning.fresh_ms:
             return
         if at_ms - sequence * duration_ms < self._tuning.rollover_grace_ms:
             return
-        age = "never" if heard_ms is None else f"{at_ms - heard_ms} ms ago"
-        self.fail(2, f"{life.node_id}: passed from memory, the origin was heard {age}")
+        age = "never" if replied_ms is None else f"{at_ms - replied_ms} ms ago"
+        self.fail(2, f"{process.node_id}: allowed from memory, last reply of the origin: {age}")
 
-    # -- the wire
+    # -- messages
 
-    def sent(self, life: Life, components: Sequence[Component]) -> None:
-        """A node sends its counts to the origin: its own, and no more than it accepted (3, and never twice)."""
-        now_ms = life.clock.now_ms()
-        self.note("sent", life.node_id, [(one.sequence, one.writer, one.own) for one in components])
+    def sent(self, process: NodeProcess, components: Sequence[Component]) -> None:
+        """A node sends to the origin only its own counts, and no more than it accepted (3)."""
+        now_ms = process.clock.now_ms()
+        self.note("sent", process.node_id, [(one.sequence, one.writer, one.own) for one in components])
         for one in components:
             cell_id = self.cell_of(one.digest, one.sequence)
             duration_ms = cell_id.key[2]
-            accepted = self.accepted.get(cell_id, {}).get(life.node_id, 0)
-            if one.writer.partition("~")[0] != life.node_id:
-                self.fail(3, f"{life.node_id} wrote the component of {one.writer}")
+            accepted = self.accepted.get(cell_id, {}).get(process.node_id, 0)
+            if one.writer.partition("~")[0] != process.node_id:
+                self.fail(3, f"{process.node_id} sent the component of {one.writer}")
             elif one.own > accepted:
-                self.fail(3, f"{life.node_id} told the origin {one.own} of {cell_id}, it accepted {accepted}")
+                self.fail(
+                    3, f"{process.node_id} sent the origin {one.own} of {cell_id}, but accepted {accepted}"
+                )
             if one.expires_at_ms != (one.sequence + 3) * duration_ms:
-                self.fail(10, f"{life.node_id}: {cell_id} would expire at {one.expires_at_ms}")
+                self.fail(10, f"{process.node_id}: {cell_id} would expire at {one.expires_at_ms}")
             elif one.expires_at_ms <= now_ms:
-                self.fail(10, f"{life.node_id} replayed {cell_id}, which has aged out")
+                self.fail(10, f"{process.node_id} replayed {cell_id}, which has aged out")
 
     def merged(
-        self, life: Life, components: Sequence[Component], before: Sequence[Heard], after: Sequence[Heard]
+        self,
+        process: NodeProcess,
+        components: Sequence[Component],
+        before: Sequence[OriginReply],
+        after: Sequence[OriginReply],
     ) -> None:
-        """A merge arrived, perhaps late, perhaps again: components only rise (2), totals with them (5)."""
+        """A merge arrived, maybe late or repeated: components and totals only rise (2, 5)."""
         now_ms = self._clock.now_ms()
         for one, old, new in zip(components, before, after, strict=True):
             if one.expires_at_ms <= now_ms:
@@ -238,94 +249,99 @@ class Auditor:
             if new.component != max(old.component, one.own) or new.total < old.total:
                 self.fail(
                     2,
-                    f"the origin of {life.region} held {old} of {one.writer}, and {new} after it got {one.own}",
+                    f"the origin of {process.region} held {old} of {one.writer}, and {new} after it got {one.own}",
                 )
 
-    def published(self, life: Life, rows: Sequence[LedgerRow]) -> None:
-        """A node publishes its region's counts: its region's, and no more than that accepted (3, 4)."""
-        now_ms = life.clock.now_ms()
-        self.note("published", life.node_id, [(row.identifier, row.sequence, row.regional) for row in rows])
-        if list(rows) != sorted(rows):
-            self.fail(3, f"{life.node_id} published rows that are not in the order of their key")
+    def published(self, process: NodeProcess, rows: Sequence[LedgerRow]) -> None:
+        """A node publishes only its own region's counts, and no more than the region accepted (3, 4)."""
+        now_ms = process.clock.now_ms()
+        self.note(
+            "published", process.node_id, [(row.identifier, row.sequence, row.regional) for row in rows]
+        )
         for row in rows:
             cell_id = CellId((row.workspace, row.namespace, row.duration_ms), row.identifier, row.sequence)
-            accepted = self.regional.get((cell_id, life.region), 0)
-            if row.region != life.region:
-                self.fail(3, f"{life.node_id} of region {life.region} wrote the row of region {row.region}")
+            accepted = self.regional.get((cell_id, process.region), 0)
+            if row.region != process.region:
+                self.fail(
+                    3, f"{process.node_id} of region {process.region} wrote the row of region {row.region}"
+                )
             elif row.regional > accepted:
                 self.fail(
-                    4, f"{life.node_id} published {row.regional} of {cell_id}, accepted were {accepted}"
+                    4,
+                    f"{process.node_id} published {row.regional} of {cell_id}, but its region accepted {accepted}",
                 )
             if row.duration_ms < self._tuning.ledger_duration_ms_min:
-                self.fail(4, f"{life.node_id} published the short window {cell_id}")
+                self.fail(4, f"{process.node_id} published the short window {cell_id}")
             if row.expires_at_ms != (row.sequence + 2) * row.duration_ms or row.expires_at_ms <= now_ms:
-                self.fail(10, f"{life.node_id} published {cell_id}, which has aged out")
+                self.fail(10, f"{process.node_id} published {cell_id}, which has aged out")
 
-    # -- what a node believes
+    # -- the memory of a node
 
-    def sweep(self, life: Life) -> None:
-        """Look at everything that a node remembers."""
-        subjects = life.engine.subjects
+    def sweep(self, process: NodeProcess) -> None:
+        """Check everything that a node holds in memory."""
+        subjects = process.engine.subjects
         for subject in subjects.slots:
             if subject is None:
                 continue
             key = subjects.key_of(subject)
             if subject.strict_until_ms < self._strict.get(id(subject), (subject, 0))[1]:
-                self.fail(2, f"{life.node_id}: the strict deadline of {subject.identifier} fell")
+                self.fail(2, f"{process.node_id}: the strict deadline of {subject.identifier} decreased")
             self._strict[id(subject)] = (subject, subject.strict_until_ms)
             for cell in subject.cells():
-                self.check_cell(life, CellId(key, subject.identifier, cell.sequence), cell)
+                self.check_cell(process, CellId(key, subject.identifier, cell.sequence), cell)
 
-    def check_cell(self, life: Life, cell_id: CellId, cell: Cell) -> None:
-        """A node's view of a cell: exact for itself, never above the truth for others, never falling."""
-        shared = cell.shared
-        assert shared is not None
-        known, told, seen = self._cells.get(id(cell), (cell, 0, None))
-        # A cell that was dropped and is met again may take back its part from the origin; otherwise these are equal.
-        accepted = self.accepted.get(cell_id, {}).get(life.node_id, 0)
-        if not told <= cell.own <= accepted:
-            self.fail(6, f"{life.node_id}: {cell_id} holds {cell.own}, callers were told of {accepted}")
-        truth = self.regional.get((cell_id, life.region), 0)
-        if cell.own + cell.others > truth:
+    def check_cell(self, process: NodeProcess, cell_id: CellId, cell: Cell) -> None:
+        """The counts of a node in a cell: exact for itself, never too high for others, never decreasing."""
+        origin, ledger = cell.origin, cell.ledger
+        assert origin is not None
+        known, counted, seen = self._cells.get(id(cell), (cell, 0, None))
+        # A cell that was dropped and created again may restore its count from the origin; otherwise these are equal.
+        accepted = self.accepted.get(cell_id, {}).get(process.node_id, 0)
+        if not counted <= cell.own <= accepted:
+            self.fail(6, f"{process.node_id}: {cell_id} holds {cell.own}, but {accepted} were accepted")
+        accepted = self.regional.get((cell_id, process.region), 0)
+        if cell.own + cell.others > accepted:
             self.fail(
-                5, f"{life.node_id}: {cell_id} has {cell.own} + {cell.others}, its region accepted {truth}"
+                5,
+                f"{process.node_id}: {cell_id} has {cell.own} + {cell.others}, its region accepted {accepted}",
             )
-        components = {} if shared.components is None else shared.components
+        components = {} if ledger is None or ledger.components is None else ledger.components
         if cell.foreign != sum(components.values()):
-            self.fail(2, f"{life.node_id}: foreign {cell.foreign} is not the sum of {components}")
+            self.fail(2, f"{process.node_id}: foreign {cell.foreign} is not the sum of {components}")
         for region, count in components.items():
-            truth = self.regional.get((cell_id, region), 0)
-            if region == life.region or count > truth:
+            accepted = self.regional.get((cell_id, region), 0)
+            if region == process.region or count > accepted:
                 self.fail(
-                    5, f"{life.node_id}: {cell_id} has {count} of region {region}, which accepted {truth}"
+                    5,
+                    f"{process.node_id}: {cell_id} has {count} of region {region}, which accepted {accepted}",
                 )
         if seen is not None:
-            self._check_rising(life, cell_id, cell, shared, components, seen)
-        now = Seen(
+            self._check_rising(process, cell_id, cell, origin, components, seen)
+        now = CellView(
             cell.own,
             cell.others,
             cell.foreign,
-            shared.fresh_until_ms,
-            shared.failed_until_ms,
+            origin.fresh_until_ms,
+            origin.failed_until_ms,
             dict(components),
         )
-        self._cells[id(cell)] = (known, told, now)
+        self._cells[id(cell)] = (known, counted, now)
 
     def _check_rising(
         self,
-        life: Life,
+        process: NodeProcess,
         cell_id: CellId,
         cell: Cell,
-        shared: Shared,
+        origin: OriginView,
         components: Mapping[str, int],
-        seen: Seen,
+        seen: CellView,
     ) -> None:
         if (
             cell.own < seen.own
             or cell.others < seen.others
             or cell.foreign < seen.foreign
-            or shared.fresh_until_ms < seen.fresh_until_ms
-            or shared.failed_until_ms < seen.failed_until_ms
+            or origin.fresh_until_ms < seen.fresh_until_ms
+            or origin.failed_until_ms < seen.failed_until_ms
             or any(components.get(region, 0) < count for region, count in seen.components.items())
         ):
-            self.fail(2, f"{life.node_id}: {cell_id} fell from {seen}")
+            self.fail(2, f"{process.node_id}: {cell_id} decreased from {seen}")

@@ -1,9 +1,8 @@
-"""What a fleet costs: commands at the origins, rows and reads at the ledger, bytes, memory, and how old views are.
+"""Measures what a fleet costs: origin commands, ledger rows and reads, bytes, memory, and the age of foreign counts.
 
-The reference fleet has 33 nodes in 10 regions and 24,000 active windows, of which 5 % are seen in several regions; 3 %
-of the requests are denied, 25 % in bursts. It is run with real nodes in virtual time. Ten times the fleet means ten
-times the nodes, windows and requests, run for the same time; a hundred times is computed from the two, by the growth
-between them.
+The reference fleet has 33 nodes in 10 regions and 24,000 active windows, 5 % of them in several regions; 3 % of the
+requests are denied, 25 % in bursts. It runs with real nodes in virtual time. Ten times the fleet means ten times the
+nodes, windows and requests for the same time. A hundred times is computed from the growth between these two.
 """
 
 from __future__ import annotations
@@ -19,8 +18,8 @@ from typing import Final
 
 from tidegate.core.engine import Engine
 from tidegate.core.model import Decision, Limit, Tuning
-from tidegate.sim.fairground import Fairground, Offer
-from tidegate.sim.inside import parts_of
+from tidegate.sim.fleet import Fleet, Offer
+from tidegate.sim.node_process import parts_of
 
 __all__ = ["FleetCost", "extrapolated", "measure_fleet", "table"]
 
@@ -28,18 +27,18 @@ REGIONS: Final = 10
 NODES: Final = 33
 WINDOWS: Final = 24_000
 SHARED_PERCENT: Final = 5
-# A window is asked for this often, by a caller that keeps its limit, and by one that does not.
+# Requests per window of a caller within its limit, and of one beyond it.
 PER_MINUTE: Final = 10
 LIMIT: Final = 100
 HOT_LIMIT: Final = 10
 HOT_PER_MINUTE: Final = 400
-# Share of all requests that come from callers beyond their limit: usually, and in the bursts of the second half.
+# Share of all requests from callers beyond their limit: usually, and in the bursts of the second half.
 HOT_PERCENT: Final = 4
 BURST_PERCENT: Final = 30
 DURATION_MS: Final = 60_000
 
-# What travels, counted from the wire formats: a merge or read of a cell at the origin with its answer, a row to the
-# ledger and from it, and what a command costs without any.
+# Sizes from the wire formats: a cell in a merge or read with its reply, a row written to or read from the ledger, and
+# a command without either.
 CELL_BYTES: Final = 96
 ROW_BYTES: Final = 180
 COMMAND_BYTES: Final = 120
@@ -47,17 +46,17 @@ COMMAND_BYTES: Final = 120
 
 @dataclass(frozen=True)
 class FleetCost:
-    """What one fleet costs, per second where it is a rate."""
+    """The cost of one fleet. Rates are per second."""
 
     scale: float
     nodes: int
     windows: int
     requests_per_s: float
     denied_percent: float
-    """Outside of bursts."""
+    """Outside bursts."""
     denied_percent_in_bursts: float
     origin_commands_per_s: float
-    """Of all origins together; each region has its own."""
+    """Sum over the origins of all regions."""
     origin_cells_per_s: float
     ledger_rows_written_per_s: float
     ledger_reads_per_s: float
@@ -75,10 +74,10 @@ class FleetCost:
 
 
 class _Views:
-    """How old foreign counts are where they are used."""
+    """Measures how old the foreign counts of the nodes are."""
 
-    def __init__(self, ground: Fairground, identifiers: Sequence[str], key: tuple[str, str, int]) -> None:
-        self._ground = ground
+    def __init__(self, fleet: Fleet, identifiers: Sequence[str], key: tuple[str, str, int]) -> None:
+        self._fleet = fleet
         self._identifiers = identifiers
         self._key = key
         # (identifier, region) -> times at which its count rose, one for each unit accepted.
@@ -87,37 +86,37 @@ class _Views:
         }
         self.ages_ms: list[float] = []
 
-    def look(self) -> None:
-        now_s = self._ground.loop.time()
-        sequence = self._ground.clock.now_ms() // self._key[2]
-        first_s = now_s - (self._ground.clock.now_ms() - sequence * self._key[2]) / 1000
-        for node, limiter in enumerate(self._ground.limiters[:: max(1, len(self._ground.limiters) // NODES)]):
-            region = self._ground.regions[node * max(1, len(self._ground.limiters) // NODES)]
+    def sample(self) -> None:
+        now_s = self._fleet.loop.time()
+        sequence = self._fleet.clock.now_ms() // self._key[2]
+        first_s = now_s - (self._fleet.clock.now_ms() - sequence * self._key[2]) / 1000
+        for node, limiter in enumerate(self._fleet.limiters[:: max(1, len(self._fleet.limiters) // NODES)]):
+            region = self._fleet.regions[node * max(1, len(self._fleet.limiters) // NODES)]
             engine = parts_of(limiter).engine
             for identifier in self._identifiers:
                 subject = engine.subjects.find(self._key, identifier)
                 cell = None if subject is None else subject.cell(sequence)
-                if cell is None or cell.shared is None or not cell.shared.components:
+                if cell is None or cell.ledger is None or not cell.ledger.components:
                     continue
                 for other in range(REGIONS):
                     rises = self.rises[identifier, other]
                     begin = bisect_right(rises, first_s)
-                    known = cell.shared.components.get(f"region-{other}", 0)
+                    known = cell.ledger.components.get(f"region-{other}", 0)
                     if other == region or known == 0 or begin + known > len(rises):
                         continue
-                    # Nothing new since: the view is right now. Otherwise it is as old as what it does not know.
+                    # Age 0 if nothing is missing, otherwise the age of the oldest missing count.
                     missed = begin + known < len(rises)
                     self.ages_ms.append((now_s - rises[begin + known]) * 1000 if missed else 0.0)
 
 
 def measure_fleet(scale: int, seconds: float, seed: int = 1, tuning: Tuning | None = None) -> FleetCost:
-    """Run the fleet for so many virtual seconds, after a warm-up of six."""
+    """Run the fleet for `seconds` of virtual time, after a warm-up of six."""
     random = Random(f"fleet {seed} {scale}")
     members = NODES * scale
     nodes = [members // REGIONS + (region < members % REGIONS) for region in range(REGIONS)]
-    ground = Fairground(nodes, tuning or Tuning(), ledger_delay_ms=60, seed=seed)
+    fleet = Fleet(nodes, tuning or Tuning(), ledger_delay_ms=60, seed=seed)
     by_region: list[list[int]] = [[] for _ in range(REGIONS)]
-    for node, region in enumerate(ground.regions):
+    for node, region in enumerate(fleet.regions):
         by_region[region].append(node)
     windows = WINDOWS * scale
     homes = _homes(random, windows)
@@ -125,8 +124,8 @@ def measure_fleet(scale: int, seconds: float, seed: int = 1, tuning: Tuning | No
     limit = Limit(LIMIT, duration_ms=DURATION_MS, namespace="fleet")
     hot_limit = Limit(HOT_LIMIT, duration_ms=DURATION_MS, namespace="fleet")
     shared = [name for name, regions in homes.items() if len(regions) > 1 and name.startswith("hot")][:20]
-    views = _Views(ground, shared, (limit.workspace, limit.namespace, DURATION_MS))
-    ground.look = views.look
+    views = _Views(fleet, shared, (limit.workspace, limit.namespace, DURATION_MS))
+    fleet.sample = views.sample
     outcomes: Counter[tuple[bool, bool]] = Counter()
     burst_us = (warm_s + seconds / 2) * 1e6
 
@@ -134,16 +133,16 @@ def measure_fleet(scale: int, seconds: float, seed: int = 1, tuning: Tuning | No
 
     def answered(offer: Offer, decision: Decision) -> None:
         if not before:
-            before.update(_counted(ground))
+            before.update(_counted(fleet))
         outcomes[offer.at_us >= burst_us, decision.allowed] += 1
-        if decision and (offer.identifier, ground.regions[offer.node]) in views.rises:
-            views.rises[offer.identifier, ground.regions[offer.node]].append(ground.loop.time())
+        if decision and (offer.identifier, fleet.regions[offer.node]) in views.rises:
+            views.rises[offer.identifier, fleet.regions[offer.node]].append(fleet.loop.time())
 
     offers = _offers(random, homes, by_region, windows, warm_s, seconds)
-    ground.run(lambda name: hot_limit if name.startswith("hot") else limit, offers, answered)
-    after = _counted(ground)
+    fleet.run(lambda name: hot_limit if name.startswith("hot") else limit, offers, answered)
+    after = _counted(fleet)
     rates = {name: (after[name] - before[name]) / seconds for name in after}
-    subjects = sum(parts_of(one).engine.subjects.count for one in ground.limiters) / members
+    subjects = sum(parts_of(one).engine.subjects.count for one in fleet.limiters) / members
     ages = sorted(views.ages_ms) or [0.0]
     requests = outcomes.total() / seconds
     usual = outcomes[False, True] + outcomes[False, False]
@@ -176,9 +175,9 @@ def _bytes(rates: dict[str, float]) -> float:
     return commands * COMMAND_BYTES + rates["cells"] * CELL_BYTES + rows * ROW_BYTES
 
 
-def _counted(ground: Fairground) -> dict[str, float]:
-    traffic = ground.traffic
-    imported = sum(one.statistics().import_rows for one in ground.limiters) if traffic.ledger_calls else 0
+def _counted(fleet: Fleet) -> dict[str, float]:
+    traffic = fleet.traffic
+    imported = sum(one.statistics().import_rows for one in fleet.limiters) if traffic.ledger_calls else 0
     return {
         "commands": traffic.merges + traffic.reads,
         "cells": traffic.cells_merged + traffic.cells_read,
@@ -190,7 +189,7 @@ def _counted(ground: Fairground) -> dict[str, float]:
 
 
 def _homes(random: Random, windows: int) -> dict[str, list[int]]:
-    """Where each identifier is seen: in one region, or in two to four."""
+    """The regions of each identifier: one, or two to four."""
     homes = {}
     hot = windows * PER_MINUTE * HOT_PERCENT // 100 // HOT_PER_MINUTE
     for number in range(windows):
@@ -223,7 +222,7 @@ def _offers(
 
 
 def subject_bytes() -> float:
-    """What one subject with a current and a previous cell weighs in this build, measured."""
+    """Measured memory of one subject with a current and a previous cell, in this build."""
     count = 2_000
     limit = Limit(LIMIT, duration_ms=DURATION_MS, namespace="fleet")
     names = [f"user-{number:06d}" for number in range(count)]
@@ -239,7 +238,7 @@ def subject_bytes() -> float:
 
 
 def extrapolated(small: FleetCost, large: FleetCost, scale: int) -> FleetCost:
-    """A fleet too large to run: every rate grows on as it grew between two that were run, by their power law."""
+    """The cost of a fleet that is too large to run: each rate continues the power law between two measured fleets."""
     factor = scale / large.scale
     step = large.scale / small.scale
 
@@ -247,7 +246,7 @@ def extrapolated(small: FleetCost, large: FleetCost, scale: int) -> FleetCost:
         low, high = float(getattr(small, name)), float(getattr(large, name))
         if low <= 0 or high <= 0:
             return high
-        # high / low = step ** power, so that high * factor ** power is the same growth, continued.
+        # high / low = step ** power; high * factor ** power continues the same growth.
         return float(high * factor ** (log(high / low) / log(step)))
 
     rates = (
@@ -265,7 +264,7 @@ def extrapolated(small: FleetCost, large: FleetCost, scale: int) -> FleetCost:
 
 
 def table(costs: Sequence[FleetCost]) -> Iterator[str]:
-    """For people: one column for each fleet."""
+    """Text with one column per fleet."""
     names = [name for name in costs[0].document() if name != "measured"]
     for name in names:
         yield f"{name:<28}" + "".join(f"{getattr(one, name):>16,}" for one in costs)

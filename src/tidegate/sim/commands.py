@@ -1,7 +1,7 @@
-"""`tidegate simulate`: scenario files, seeded worlds, accuracy and capacity.
+"""`tidegate simulate`: runs scenario files and seeds, and measures accuracy and capacity.
 
-`simulate FILE…` and `simulate --seed N` are one command without a name of its own; `accuracy` and `fleet` are named.
-Exit codes: 0 when everything held, 1 when a scenario or a world failed, 2 for an error.
+`simulate FILE…` and `simulate --seed N` are one command without a name; `accuracy` and `fleet` have one.
+Exit codes: 0 if everything passed, 1 if a scenario or a seed failed, 2 for an error.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ from tidegate.sim.plan import TRAFFIC, Options, draw_plan
 from tidegate.sim.plots import plot_accuracy, plot_fleet
 from tidegate.sim.scenario_files import load_file
 from tidegate.sim.scenario_runner import run_scenario
-from tidegate.sim.world import Report, run_world
-from tidegate.sim.worlds import Summary, run_seeds, shrink, write_scenario
+from tidegate.sim.seeds import Summary, run_seeds, shrink, write_scenario
+from tidegate.sim.simulation import Report, run_plan
 
 __all__ = ["simulate"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 FAILED: Final = 1
-# The command that is meant when none is named.
+# The command that runs if none is named.
 UNNAMED: Final = "run"
-# Where the root command looks when it has to report an error as JSON.
+# The root command reads this key to report errors as JSON.
 JSON_KEY: Final = "tidegate.cli.json"
 
 
 class Simulate(click.Group):
-    """A group with a command for what names no command: files and seeds."""
+    """A group that runs the command for files and seeds if no command is named."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         if not args or args[0] not in self.commands:
@@ -47,7 +47,7 @@ class Simulate(click.Group):
 
 
 class Unnamed(click.Command):
-    """A command that is called by the name of its group."""
+    """A command that has the name of its group in its usage line."""
 
     def format_usage(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         path = ctx.command_path if ctx.parent is None else ctx.parent.command_path
@@ -66,18 +66,18 @@ def _json_option(command: F) -> F:
         is_flag=True,
         is_eager=True,
         callback=_remember,
-        help="Answer with one JSON document on stdout.",
+        help="Print one JSON document on stdout.",
     )
     return option(command)
 
 
-def _answer(as_json: bool, document: object, text: str) -> None:
+def _print_result(as_json: bool, document: object, text: str) -> None:
     click.echo(json.dumps(document, ensure_ascii=False, indent=1) if as_json else text)
 
 
 @click.group(cls=Simulate)
 def simulate() -> None:
-    """Run scenario files and seeded worlds; measure accuracy and capacity."""
+    """Run scenario files and seeded simulations; measure accuracy and capacity."""
 
 
 class SeedRange(click.ParamType[Sequence[int]]):
@@ -90,24 +90,36 @@ class SeedRange(click.ParamType[Sequence[int]]):
     ) -> Sequence[int]:
         first, dots, last = str(value).partition("..")
         if not dots or not first.isdigit() or not last.isdigit() or int(first) > int(last):
-            self.fail(f"{value!r} is not a range of seeds such as 1..2000", param, ctx)
+            self.fail(f"{value!r} is not a range of seeds: write it as 1..2000", param, ctx)
         return range(int(first), int(last) + 1)
 
 
 @simulate.command(UNNAMED, cls=Unnamed, hidden=True)
 @click.argument("files", nargs=-1, type=click.Path(path_type=Path))
-@click.option("--seed", type=click.IntRange(0), help="Run the world of this seed.")
-@click.option("--seeds", type=SeedRange(), help="Run the worlds of these seeds, both ends included.")
+@click.option("--seed", type=click.IntRange(0), help="Run the simulation of this seed.")
+@click.option("--seeds", type=SeedRange(), help="Run the simulations of these seeds, both ends included.")
 @click.option(
-    "--regions", type=click.IntRange(1, 100), help="Regions of a world; drawn from the seed by default."
+    "--regions", type=click.IntRange(1, 100), help="Number of regions; drawn from the seed by default."
 )
-@click.option("--nodes", type=click.IntRange(1, 100), help="Nodes in each region; drawn by default.")
 @click.option(
-    "--minutes", type=click.FloatRange(0.01), help="Minutes of traffic and trouble; drawn by default."
+    "--nodes", type=click.IntRange(1, 100), help="Nodes per region; drawn from the seed by default."
 )
-@click.option("--traffic", type=click.Choice(TRAFFIC), help="How requests spread; drawn by default.")
 @click.option(
-    "--jobs", type=click.IntRange(1), default=2, show_default=True, help="Processes for many seeds."
+    "--minutes",
+    type=click.FloatRange(0.01),
+    help="Virtual minutes of traffic and faults; drawn from the seed by default.",
+)
+@click.option(
+    "--traffic",
+    type=click.Choice(TRAFFIC),
+    help="How requests are distributed; drawn from the seed by default.",
+)
+@click.option(
+    "--jobs",
+    type=click.IntRange(1),
+    default=2,
+    show_default=True,
+    help="Number of processes to run seeds in.",
 )
 @click.option(
     "--shrink",
@@ -115,7 +127,7 @@ class SeedRange(click.ParamType[Sequence[int]]):
     is_flag=False,
     flag_value="",
     type=str,
-    help="Make a failing seed small and write it to this scenario file (seed-N.json by default).",
+    help="Reduce a failing seed to few events and write them to this scenario file (default: seed-N.json).",
 )
 @_json_option
 @click.pass_context
@@ -132,13 +144,13 @@ def run(
     shrink_to: str | None,
     as_json: bool,
 ) -> None:
-    """Run scenario FILEs: stories in virtual time, with expected answers. Or run seeded worlds, with --seed or
-    --seeds: traffic and faults drawn from the seed, the invariants checked at every step.
+    """Run scenario FILEs: timed steps in virtual time, with expected results. Or run simulations, with --seed or
+    --seeds: traffic and faults are drawn from the seed, and the invariants are checked at every step.
 
     See also `tidegate simulate accuracy --help` and `tidegate simulate fleet --help`.
     """
     if sum((bool(files), seed is not None, seeds is not None)) != 1:
-        raise click.UsageError("name scenario files, or --seed N, or --seeds A..B")
+        raise click.UsageError("give scenario files, or --seed N, or --seeds A..B")
     if files:
         passed = _run_files(files, as_json)
     else:
@@ -150,10 +162,10 @@ def run(
 
 
 def _run_files(files: Sequence[Path], as_json: bool) -> bool:
-    # All files are read before anything runs: a malformed one is an error, not a failed scenario.
+    # Read all files before anything runs: a malformed file is an error, not a failed scenario.
     scenarios = [scenario for file in files for scenario in load_file(file)]
     outcomes = [run_scenario(scenario) for scenario in scenarios]
-    _answer(as_json, scenario_report.document(outcomes), "\n".join(scenario_report.lines(outcomes)))
+    _print_result(as_json, scenario_report.document(outcomes), "\n".join(scenario_report.lines(outcomes)))
     return all(outcome.ok for outcome in outcomes)
 
 
@@ -165,26 +177,26 @@ def _run_seeds(
     for number, report in enumerate(run_seeds(seeds, options, jobs), 1):
         summary.add(report)
         if not as_json:
-            for line in _world_lines(report, named, len(seeds) == 1):
+            for line in _seed_lines(report, named, len(seeds) == 1):
                 click.echo(line)
         if number % 1_000 == 0 and len(seeds) > number:
-            click.echo(f"{number} of {len(seeds)} worlds, {len(summary.failures)} failed", err=True)
+            click.echo(f"{number} of {len(seeds)} seeds, {len(summary.failures)} failed", err=True)
     for report in summary.failures if shrink_to is not None else ():
         path = Path(shrink_to or f"seed-{report.seed}.json")
-        small = shrink(draw_plan(report.seed, options), lambda plan: not run_world(plan).ok)
-        write_scenario(path, small, run_world(small))
-        click.echo(f"seed {report.seed}: {len(small.events)} events are enough, written to {path}", err=True)
+        small = shrink(draw_plan(report.seed, options), lambda plan: not run_plan(plan).ok)
+        write_scenario(path, small, run_plan(small))
+        click.echo(f"seed {report.seed}: fails with {len(small.events)} events, written to {path}", err=True)
     document = {"seeds": [seeds[0], seeds[-1]], "options": named, **summary.document()}
-    _answer(as_json, document, "\n".join(summary.lines()))
+    _print_result(as_json, document, "\n".join(summary.lines()))
     return not summary.failures
 
 
-def _world_lines(report: Report, named: Mapping[str, object], alone: bool) -> Iterator[str]:
+def _seed_lines(report: Report, named: Mapping[str, object], alone: bool) -> Iterator[str]:
     if report.ok and not alone:
         return
     options = "".join(f" --{name} {value}" for name, value in named.items())
     state = "ok" if report.ok else "FAILED"
-    yield f"seed {report.seed}: {state}, trace {report.trace} (again: tidegate simulate --seed {report.seed}{options})"
+    yield f"seed {report.seed}: {state}, trace {report.trace} (repeat: tidegate simulate --seed {report.seed}{options})"
     yield f"  {report.decisions} decisions in {report.virtual_s:.1f} virtual seconds; {report.description}"
     for violation in report.violations:
         yield f"  {violation}"
@@ -201,15 +213,15 @@ def _plot_option(command: F) -> F:
 
 
 @simulate.command()
-@click.option("--seed", type=click.IntRange(0), default=1, show_default=True, help="Of the offered requests.")
+@click.option("--seed", type=click.IntRange(0), default=1, show_default=True, help="Seed of the requests.")
 @click.option(
-    "--group", "groups", multiple=True, type=click.Choice(ACCURACY_GROUPS), help="Only these groups."
+    "--group", "groups", multiple=True, type=click.Choice(ACCURACY_GROUPS), help="Measure only these groups."
 )
-@click.option("--jobs", type=click.IntRange(1), default=2, show_default=True, help="Processes.")
+@click.option("--jobs", type=click.IntRange(1), default=2, show_default=True, help="Number of processes.")
 @_plot_option
 @_json_option
 def accuracy(seed: int, groups: tuple[str, ...], jobs: int, plot_to: Path | None, as_json: bool) -> None:
-    """Measure what is admitted, against one perfect counter, an exact log and the plain scheme.
+    """Measure what is admitted, compared with one perfect counter, an exact log and the plain scheme.
 
     "× limit" and the plain scheme's columns are multiples of the limit, admitted in the first window.
     """
@@ -217,25 +229,27 @@ def accuracy(seed: int, groups: tuple[str, ...], jobs: int, plot_to: Path | None
     results = list(measure_all(chosen, jobs))
     if plot_to is not None:
         plot_accuracy(results, plot_to)
-    _answer(as_json, {"results": [one.document() for one in results]}, "\n".join(accuracy_table(results)))
+    _print_result(
+        as_json, {"results": [one.document() for one in results]}, "\n".join(accuracy_table(results))
+    )
 
 
 @simulate.command()
-@click.option("--seed", type=click.IntRange(0), default=1, show_default=True, help="Of the offered requests.")
+@click.option("--seed", type=click.IntRange(0), default=1, show_default=True, help="Seed of the requests.")
 @click.option(
     "--seconds",
     type=click.FloatRange(1),
     default=5,
     show_default=True,
-    help="Virtual seconds of requests, in each fleet.",
+    help="Virtual seconds of requests for each fleet.",
 )
 @_plot_option
 @_json_option
 def fleet(seed: int, seconds: float, plot_to: Path | None, as_json: bool) -> None:
-    """Measure what the reference fleet costs, and ten times it; compute a hundred times."""
+    """Measure the cost of the reference fleet and of one ten times as large; compute a hundred times."""
     reference = measure_fleet(1, seconds, seed)
     tenfold = measure_fleet(10, seconds, seed)
     costs = [reference, tenfold, extrapolated(reference, tenfold, 100)]
     if plot_to is not None:
         plot_fleet(costs, plot_to)
-    _answer(as_json, {"fleets": [one.document() for one in costs]}, "\n".join(fleet_table(costs)))
+    _print_result(as_json, {"fleets": [one.document() for one in costs]}, "\n".join(fleet_table(costs)))

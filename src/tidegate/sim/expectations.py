@@ -1,7 +1,7 @@
-"""What a scenario expects, compared with what happened.
+"""Compares what a scenario expects with what happened.
 
-A wanted value is exact, `{"min": …, "max": …}` or `{"any": […]}`; of an object only the fields that are named are
-compared; lists are compared item by item, lengths included. Nothing here knows what is being compared.
+A wanted value is an exact value, `{"min": …, "max": …}` or `{"any": […]}`. Of an object only the fields that are named
+are compared; lists are compared item by item, including their length.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from typing import NamedTuple
 
 __all__ = ["ABSENT", "Difference", "differences", "matches"]
 
-ABSENT = "nothing of that name"
+ABSENT = "no such field"
 
 
 class Difference(NamedTuple):
-    """One thing that is not as it was wanted."""
+    """A value that is not as wanted."""
 
     path: str
     wanted: object
@@ -26,7 +26,7 @@ class Difference(NamedTuple):
 
 
 def differences(path: str, wanted: object, got: object) -> Iterator[Difference]:
-    """Everything that differs, with where it is."""
+    """All values that differ, with their paths."""
     if isinstance(wanted, Mapping):
         if _is_range(wanted) or _is_choice(wanted):
             if not _fits(wanted, got):
@@ -49,12 +49,12 @@ def differences(path: str, wanted: object, got: object) -> Iterator[Difference]:
 
 
 def matches(wanted: object, got: object) -> bool:
-    """Nothing differs."""
+    """Whether nothing differs."""
     return next(differences("", wanted, got), None) is None
 
 
 def _same(wanted: object, got: object) -> bool:
-    # 1 == True in Python; in JSON a number is not a truth.
+    # 1 == True in Python, but not in JSON.
     return wanted == got and isinstance(wanted, bool) == isinstance(got, bool)
 
 

@@ -1,7 +1,7 @@
-"""The virtual network: messages that are late, lost, doubled and overtaken, and stores that are down or frozen.
+"""The virtual network: messages can be delayed, lost, duplicated and reordered; servers can be down or frozen.
 
-A request that has left arrives or is lost, whatever becomes of its sender: a caller that stops waiting, or dies, takes
-nothing back. So a request can be applied although its sender was told that it timed out.
+A message that was sent arrives or is lost, whatever happens to its sender. So a request can be applied after its sender
+stopped waiting, timed out or crashed.
 """
 
 from __future__ import annotations
@@ -13,43 +13,46 @@ from random import Random
 from typing import Any, TypeVar
 
 from tidegate.errors import DependencyError, DependencyTimeout, DependencyUnavailable
-from tidegate.sim.plan import Network
+from tidegate.sim.plan import NetworkConditions
 from tidegate.sim.virtual_time import VirtualLoop
 
-__all__ = ["Link", "Server", "Weather"]
+__all__ = ["Link", "Network", "Server"]
 
 T = TypeVar("T")
 
 
-class Weather:
-    """What may happen to messages at the moment, and what did."""
+class Network:
+    """The current conditions for messages, and a count of the faults that happened."""
 
-    def __init__(self, loop: VirtualLoop, random: Random, network: Network) -> None:
+    def __init__(self, loop: VirtualLoop, random: Random, conditions: NetworkConditions) -> None:
         self.loop = loop
         self.random = random
-        self.network = network
+        self.conditions = conditions
         self.fired: Counter[str] = Counter()
 
     def delay_s(self) -> float:
-        network = self.network
-        if network.slow_percent and self.random.random() * 100 < network.slow_percent:
+        conditions = self.conditions
+        if conditions.slow_percent and self.random.random() * 100 < conditions.slow_percent:
             self.fired["message delayed"] += 1
-            return self.random.randrange(network.delay_ms, max(network.delay_ms, network.slow_ms) + 1) / 1000
-        return self.random.randrange(0, network.delay_ms * 1000 + 1) / 1e6
+            return (
+                self.random.randrange(conditions.delay_ms, max(conditions.delay_ms, conditions.slow_ms) + 1)
+                / 1000
+            )
+        return self.random.randrange(0, conditions.delay_ms * 1000 + 1) / 1e6
 
-    def strikes(self, percent: float, name: str) -> bool:
+    def happens(self, percent: float, name: str) -> bool:
         if percent and self.random.random() * 100 < percent:
             self.fired[name] += 1
             return True
         return False
 
-    def clear(self) -> None:
-        """Good weather from now on."""
-        self.network = Network(delay_ms=self.network.delay_ms)
+    def remove_faults(self) -> None:
+        """From now on messages are only delayed as usual."""
+        self.conditions = NetworkConditions(delay_ms=self.conditions.delay_ms)
 
 
 class Server:
-    """A store at the far end: up, down (refuses) or frozen (takes requests, and answers when it thaws)."""
+    """A virtual server: up, down (refuses requests) or frozen (queues requests until it is thawed)."""
 
     def __init__(self) -> None:
         self.is_down = False
@@ -69,7 +72,7 @@ class Server:
             arrive()
 
     def take(self, arrive: Callable[[], None]) -> None:
-        """A request has come in."""
+        """Receive a request."""
         if self._frozen is not None:
             self._frozen.append(arrive)
         else:
@@ -77,54 +80,54 @@ class Server:
 
 
 class Link:
-    """One node's way to one store."""
+    """The connection of one node to one server."""
 
-    def __init__(self, weather: Weather, server: Server) -> None:
-        self._weather = weather
+    def __init__(self, network: Network, server: Server) -> None:
+        self._network = network
         self._server = server
         self.is_cut = False
         self.is_dead = False
-        # When the last trouble on this way ended, in loop time: a call may still be paying for it.
-        self.troubled_s = 0.0
+        # Loop time of the last fault on this link: calls may be slow for a while after it.
+        self.disturbed_s = 0.0
         self._sent = 0
         self._newest = 0
 
     async def call(self, apply: Callable[[], T], timeout_s: float) -> T:
-        """Have `apply` done at the far end, and wait for its answer."""
-        weather = self._weather
-        loop = weather.loop
+        """Run `apply` on the server, and wait for its reply."""
+        network = self._network
+        loop = network.loop
         if self.is_dead:
-            raise DependencyUnavailable("the process is gone")
+            raise DependencyUnavailable("the process has ended")
         reply: asyncio.Future[T] = loop.create_future()
-        timer = loop.call_later(timeout_s, self._give_up, reply)
-        network = weather.network
+        timer = loop.call_later(timeout_s, self._time_out, reply)
+        conditions = network.conditions
         if self.is_cut:
-            weather.fired["message into a partition"] += 1
-        elif not weather.strikes(network.loss_percent, "request lost"):
+            network.fired["message into a partition"] += 1
+        elif not network.happens(conditions.loss_percent, "request lost"):
             self._sent += 1
-            self._depart(apply, reply, self._sent)
-            if weather.strikes(network.duplicate_percent, "request duplicated"):
-                self._depart(apply, None, self._sent)
+            self._send(apply, reply, self._sent)
+            if network.happens(conditions.duplicate_percent, "request duplicated"):
+                self._send(apply, None, self._sent)
         try:
             return await reply
         finally:
             timer.cancel()
 
-    def _give_up(self, reply: asyncio.Future[Any]) -> None:
+    def _time_out(self, reply: asyncio.Future[Any]) -> None:
         if not reply.done():
-            self._weather.fired["call timed out"] += 1
-            self.troubled_s = self._weather.loop.time()
-            reply.set_exception(DependencyTimeout("no answer in time"))
+            self._network.fired["call timed out"] += 1
+            self.disturbed_s = self._network.loop.time()
+            reply.set_exception(DependencyTimeout("the call timed out"))
 
-    def _depart(self, apply: Callable[[], T], reply: asyncio.Future[T] | None, number: int) -> None:
-        self._weather.loop.call_later(
-            self._weather.delay_s(), self._server.take, lambda: self._arrive(apply, reply, number)
+    def _send(self, apply: Callable[[], T], reply: asyncio.Future[T] | None, number: int) -> None:
+        self._network.loop.call_later(
+            self._network.delay_s(), self._server.take, lambda: self._arrive(apply, reply, number)
         )
 
     def _arrive(self, apply: Callable[[], T], reply: asyncio.Future[T] | None, number: int) -> None:
-        weather = self._weather
+        network = self._network
         if number < self._newest:
-            weather.fired["message overtaken"] += 1
+            network.fired["message overtaken"] += 1
         self._newest = max(self._newest, number)
         answer: T | None = None
         failure: DependencyError | None = None
@@ -139,18 +142,18 @@ class Link:
             return
         if reply.done():
             if failure is None:
-                weather.fired["applied although timed out"] += 1
+                network.fired["applied although timed out"] += 1
             return
-        if failure is None and weather.strikes(weather.network.reply_loss_percent, "reply lost"):
+        if failure is None and network.happens(network.conditions.reply_loss_percent, "reply lost"):
             return
-        weather.loop.call_later(weather.delay_s(), self._answer, reply, answer, failure)
+        network.loop.call_later(network.delay_s(), self._answer, reply, answer, failure)
 
     def _answer(self, reply: asyncio.Future[Any], answer: object, failure: DependencyError | None) -> None:
         if reply.done():
             if failure is None:
-                self._weather.fired["applied although timed out"] += 1
+                self._network.fired["applied although timed out"] += 1
         elif failure is None:
             reply.set_result(answer)
         else:
-            self.troubled_s = self._weather.loop.time()
+            self.disturbed_s = self._network.loop.time()
             reply.set_exception(failure)

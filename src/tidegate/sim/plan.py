@@ -1,8 +1,7 @@
-"""The plan of a seeded world: everything that will happen from outside, as data.
+"""The plan of a simulation, as data: nodes, tuning, clocks, network conditions and timed events (requests and faults).
 
-Nodes, tunables, clocks, the weather of the network, and a list of timed events: requests and faults. It is drawn from
-one seed, can be written into a scenario file, and is what `--shrink` makes smaller. What happens to a single message
-is drawn while the world runs, from the same seed.
+A plan is drawn from one seed, can be written to a scenario file, and is what `--shrink` reduces. Faults of single
+messages are drawn while the simulation runs, from the same seed.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from tidegate.core.model import Tuning
 __all__ = [
     "TRAFFIC",
     "Event",
-    "Network",
+    "NetworkConditions",
     "Options",
     "Plan",
     "SubjectSpec",
@@ -28,52 +27,52 @@ __all__ = [
 
 TRAFFIC: Final = ("even", "skewed", "bursts")
 
-# Worlds begin here, a drawn part of two minutes earlier or later.
+# Simulations start here, give or take a random part of a minute.
 EPOCH_MS: Final = 1_799_971_200_000
 
 
 class Options(NamedTuple):
-    """What the command line may fix; what is None is drawn from the seed."""
+    """Options of the command line; those that are None are drawn from the seed."""
 
     regions: int | None = None
     nodes: int | None = None
     """In each region."""
     minutes: float | None = None
-    """How long there is traffic and trouble."""
+    """How long there is traffic and faults."""
     traffic: str | None = None
 
 
 class Event(NamedTuple):
-    """Something that happens at an instant of virtual time."""
+    """A request or a fault, at a point in virtual time."""
 
     at_ms: int
     kind: str
-    """A request (limit, batch) or a fault; see `world.py` for what each does."""
+    """A request (limit, batch) or a fault; see `simulation.py` for what each does."""
     who: str
-    """A node, a region, or nothing for the ledger."""
+    """A node, a region, or empty for the ledger."""
     what: Mapping[str, Any]
 
 
 @dataclass(frozen=True)
-class Network:
-    """The weather: what may happen to any message."""
+class NetworkConditions:
+    """How messages are delayed, lost and duplicated."""
 
     delay_ms: int = 2
-    """Usual delay of one way, at most."""
+    """Longest usual delay in one direction."""
     slow_percent: float = 0.0
-    """Share of messages that take up to `slow_ms`: late enough to be overtaken."""
+    """Share of messages that take up to `slow_ms`, so that later ones can overtake them."""
     slow_ms: int = 100
     loss_percent: float = 0.0
-    """Of requests; they never arrive."""
+    """Share of requests that never arrive."""
     reply_loss_percent: float = 0.0
-    """Of replies; the request was applied, and times out."""
+    """Share of replies that are lost: the request was applied, and times out."""
     duplicate_percent: float = 0.0
-    """Of requests; they arrive a second time, later."""
+    """Share of requests that arrive a second time, later."""
 
 
 @dataclass(frozen=True)
 class SubjectSpec:
-    """Something that is limited, by one or two limits."""
+    """A subject, with the quotas of its two limits."""
 
     namespace: str
     identifier: str
@@ -83,20 +82,20 @@ class SubjectSpec:
 
 @dataclass(frozen=True)
 class Plan:
-    """A world, before it begins."""
+    """All input of a simulation."""
 
     seed: int
     epoch_ms: int
     trouble_ms: int
-    """How long there is traffic and trouble; then everything heals."""
+    """How long there is traffic and faults; then all faults are removed."""
     traffic: str
     nodes: tuple[tuple[str, str], ...]
     """(name, region)"""
     tuning: Mapping[str, Any]
-    network: Network
+    network: NetworkConditions
     replica_lag_ms: int
     clocks: Mapping[str, tuple[int, int]]
-    """Of each node: offset in ms, drift in ppm."""
+    """For each node: offset in ms, drift in ppm."""
     subjects: tuple[SubjectSpec, ...]
     events: tuple[Event, ...] = field(default=())
 
@@ -119,7 +118,7 @@ def plan_to(plan: Plan) -> dict[str, Any]:
 
 
 def plan_from(document: Mapping[str, Any]) -> Plan:
-    """The plan that `plan_to` wrote. Raises KeyError, TypeError or ValueError for anything else."""
+    """Read what `plan_to` wrote. Raises KeyError, TypeError or ValueError for anything else."""
     return Plan(
         seed=document["seed"],
         epoch_ms=document["epoch_ms"],
@@ -127,7 +126,7 @@ def plan_from(document: Mapping[str, Any]) -> Plan:
         traffic=document["traffic"],
         nodes=tuple((name, region) for name, region in document["nodes"]),
         tuning=dict(document["tuning"]),
-        network=Network(**document["network"]),
+        network=NetworkConditions(**document["network"]),
         replica_lag_ms=document["replica_lag_ms"],
         clocks={name: (offset, drift) for name, (offset, drift) in document["clocks"].items()},
         subjects=tuple(
@@ -138,8 +137,8 @@ def plan_from(document: Mapping[str, Any]) -> Plan:
     )
 
 
-def draw_plan(seed: int, options: Options = Options()) -> Plan:  # noqa: B008 - frozen, so one for all is fine
-    """The world of this seed."""
+def draw_plan(seed: int, options: Options = Options()) -> Plan:  # noqa: B008 - immutable, so a shared default is safe
+    """Draw the plan of this seed."""
     random = Random(f"plan {seed}")
     regions = options.regions or random.choice((1, 2, 2, 3))
     per_region = options.nodes or random.choice((1, 2, 2, 3))
@@ -162,7 +161,7 @@ def draw_plan(seed: int, options: Options = Options()) -> Plan:  # noqa: B008 - 
         subjects=_subjects(random),
     )
     events = [*_requests(random, plan), *_faults(random, plan)]
-    # Sorted by time alone: Python's sort is stable, so that the order of drawing decides among equals.
+    # Sorted by time only: the sort is stable, so events of the same time stay in the order in which they were drawn.
     events.sort(key=lambda event: event.at_ms)
     return plan.with_events(tuple(events))
 
@@ -172,7 +171,7 @@ def _region(number: int) -> str:
 
 
 def _tuning(random: Random) -> dict[str, int | bool]:
-    """Tunables inside their legal range: never slower than the defaults, or healing would take too long to watch."""
+    """Valid tuning, never slower than the defaults: the liveness phase would take too long otherwise."""
     tuning: dict[str, int | bool] = {
         "fresh_ms": random.randrange(1_000, 3_001),
         "read_timeout_ms": random.randrange(50, 301),
@@ -202,10 +201,10 @@ def _tuning(random: Random) -> dict[str, int | bool]:
     return tuning
 
 
-def _network(random: Random) -> Network:
+def _network(random: Random) -> NetworkConditions:
     if random.random() < 0.25:
-        return Network(delay_ms=random.randrange(1, 20))
-    return Network(
+        return NetworkConditions(delay_ms=random.randrange(1, 20))
+    return NetworkConditions(
         delay_ms=random.randrange(1, 20),
         slow_percent=random.choice((0.0, 3.0, 15.0)),
         slow_ms=random.randrange(50, 2_000),
@@ -276,7 +275,7 @@ def _request(random: Random, plan: Plan, who: str) -> tuple[str, str, dict[str, 
 
 
 def _faults(random: Random, plan: Plan) -> list[Event]:
-    """Troubles, each with its end: everything is over when the trouble is."""
+    """Faults, each with a duration that ends within the fault phase."""
     if random.random() < 0.05:
         return []
     kinds = (

@@ -1,4 +1,4 @@
-"""Plots of accuracy and capacity, as PNG and SVG. Needs the extra `plot`; nothing else in the simulator does."""
+"""Plots of accuracy and capacity, as PNG and SVG. Only this module needs the extra `plot`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def _figure(title: str, x: str, y: str) -> tuple[Any, Any]:
     except ImportError as error:
         raise MissingExtra("plot", "tidegate simulate --plot") from error
     mpl.use("Agg")
-    # The same input gives the same SVG, byte for byte.
+    # Makes the SVG reproducible, byte for byte.
     mpl.rcParams["svg.hashsalt"] = "tidegate"
     from matplotlib import pyplot as plt
 
@@ -65,7 +65,12 @@ def plot_accuracy(results: Sequence[Measured], directory: Path) -> list[Path]:
     }
     plots: tuple[tuple[str, str, str, Callable[[Case], float]], ...] = (
         ("regions", "Twice the limit, spread evenly over regions", "regions", lambda case: case.regions),
-        ("lag", "10 regions × 20/s", "one way to the ledger, up to ms", lambda case: case.ledger_delay_ms),
+        (
+            "lag",
+            "10 regions × 20/s",
+            "delay to the ledger in one direction, up to ms",
+            lambda case: case.ledger_delay_ms,
+        ),
         ("load", "4 nodes of one region", "offered, × limit", lambda case: case.load),
         ("nodes", "Nodes of one region at twice the limit", "nodes", lambda case: case.nodes),
     )

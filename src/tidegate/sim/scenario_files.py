@@ -1,8 +1,8 @@
-"""Scenario files: read, checked, and handed on as values.
+"""Reads and checks scenario files.
 
-A file that is not well formed is refused as a whole, with the file, the scenario and the step, before anything runs.
-Names that nobody knows are refused too: an expectation with a typing error would otherwise pass for ever. The format
-is documented in docs/how-to/scenario-files.md.
+A malformed file is rejected as a whole before anything runs; the error names the file, the scenario and the step.
+Unknown names are errors, because a misspelled expectation would always pass. docs/how-to/scenario-files.md documents
+the format.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _ROW_EXPECTS: Final = frozenset(
     {"expect_rows", "expect_row_count", "expect_first_row", "expect_last_row", "expect_chunks", "expect_ok"}
 )
 
-# For each operation: what it must name, and what it may expect.
+# For each operation: the required fields, and the expectations that it may have.
 OPERATIONS: Final[Mapping[str, tuple[frozenset[str], frozenset[str]]]] = {
     "limit": (frozenset({"node", *_REQUEST}) - {"cost", "identifier"}, _LIMIT_EXPECTS),
     "concurrent": (frozenset({"node", *_REQUEST}) - {"cost", "identifier"}, _LIMIT_EXPECTS),
@@ -60,31 +60,31 @@ OPERATIONS: Final[Mapping[str, tuple[frozenset[str], frozenset[str]]]] = {
     "tick": (frozenset(), frozenset()),
 }
 
-# What a step may name besides its expectations; one that an operation does not need is free to say it.
+# The fields that any step may have besides its expectations.
 _KNOWN: Final = frozenset(
     {"t_ms", "op", "why", "note", "count", "identifier_pattern", "time_ms", *_CELL, *_REQUEST}.union(
         *(required for required, _ in OPERATIONS.values())
     )
 )
-# What must be a whole number where it is structure. The values of a request are for the limiter to judge.
+# Fields of the format that must be integers. The limiter itself checks the values of a request.
 _NUMBERS: Final = frozenset({"t_ms", "amount", "count", "index", "cutoff_ms", "sequence"})
 
 
 class MalformedScenario(TidegateError):
-    """A scenario file cannot be understood. Names the file, the scenario and the step."""
+    """A scenario file is malformed. The message names the file, the scenario and the step."""
 
 
 @dataclass(frozen=True)
 class Step:
-    """One step, checked for shape."""
+    """One step, with its fields checked."""
 
     number: int
-    """From 1, for people."""
+    """Counted from 1."""
     op: str
     t_ms: int | None
     fields: Mapping[str, Any]
     place: str
-    """Where it stands: file, scenario, step."""
+    """Its file, scenario and step, for messages."""
 
     def get(self, name: str, default: Any = None) -> Any:
         return self.fields.get(name, default)
@@ -98,11 +98,11 @@ class Step:
     def whole(self, name: str) -> int:
         value = self.fields[name]
         if isinstance(value, bool) or not isinstance(value, int):
-            raise MalformedScenario(f"{self.place}: {name} must be a whole number, not {value!r}")
+            raise MalformedScenario(f"{self.place}: {name} must be an integer, not {value!r}")
         return value
 
     def rows(self) -> list[LedgerRow]:
-        """The rows of a store_put."""
+        """The rows of a store_put step."""
         return [
             LedgerRow(
                 row["workspace"],
@@ -128,7 +128,7 @@ class NodeSpec:
 
 @dataclass(frozen=True)
 class Load:
-    """What a scenario of kind "load" asks for."""
+    """The parameters of a scenario of kind "load"."""
 
     nodes_count: int
     limit: int
@@ -143,7 +143,7 @@ class Load:
 
 @dataclass(frozen=True)
 class Scenario:
-    """A story: nodes, timed steps, expected answers; or a load."""
+    """Nodes with timed steps and expected results; or a load; or the plan of a simulation."""
 
     file: str
     name: str
@@ -152,7 +152,7 @@ class Scenario:
     tuning: Tuning
     steps: tuple[Step, ...]
     load: Load | None = None
-    world: Plan | None = None
+    plan: Plan | None = None
 
 
 def bundled_files() -> list[Path]:
@@ -161,7 +161,7 @@ def bundled_files() -> list[Path]:
 
 
 def load_file(path: Path) -> list[Scenario]:
-    """All scenarios of a file, or a `MalformedScenario`."""
+    """All scenarios of a file. Raises `MalformedScenario`."""
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -172,7 +172,7 @@ def load_file(path: Path) -> list[Scenario]:
         raise MalformedScenario(f'{path}: a scenario file is {{"schema": {SCHEMA}, "scenarios": […]}}')
     if document["schema"] != SCHEMA:
         raise MalformedScenario(
-            f"{path}: schema {document['schema']!r} is not known; this version reads {SCHEMA}"
+            f"{path}: schema {document['schema']!r} is unknown; this version reads schema {SCHEMA}"
         )
     scenarios = document.get("scenarios")
     if not isinstance(scenarios, list):
@@ -194,9 +194,9 @@ def _scenario(file: str, number: int, raw: object) -> Scenario:
     if kind == "load":
         return Scenario(file, name, why, (), tuning, (), _load(place, raw))
     if kind == "world":
-        return Scenario(file, name, why, (), tuning, (), world=_world(place, raw.get("plan")))
+        return Scenario(file, name, why, (), tuning, (), plan=_plan(place, raw.get("plan")))
     if kind != "steps":
-        raise MalformedScenario(f"{place}: kind {kind!r} is not known; it is absent, 'load' or 'world'")
+        raise MalformedScenario(f"{place}: kind {kind!r} is unknown; leave it out, or use 'load' or 'world'")
     nodes = tuple(_nodes(place, raw.get("nodes")))
     steps = raw.get("steps")
     if not isinstance(steps, list):
@@ -209,13 +209,13 @@ def _scenario(file: str, number: int, raw: object) -> Scenario:
 def _tuning(place: str, raw: object) -> Tuning:
     if not isinstance(raw, dict):
         raise MalformedScenario(f"{place}: tuning must be an object, not {raw!r}")
-    # The defaults tell the types: annotations are classes in a compiled core and strings in an interpreted one.
+    # Types come from the defaults: annotations are classes in a compiled core and strings in an interpreted one.
     known = asdict(Tuning())
     for name, value in raw.items():
         if name not in known:
             raise MalformedScenario(f"{place}: tuning has no field {name!r}")
         if type(value) is not type(known[name]):
-            kind = "true or false" if isinstance(known[name], bool) else "a whole number"
+            kind = "true or false" if isinstance(known[name], bool) else "an integer"
             raise MalformedScenario(f"{place}: tuning.{name} must be {kind}, not {value!r}")
     return Tuning(**({"anticipation": False} | raw))
 
@@ -228,7 +228,7 @@ def _nodes(place: str, raw: object) -> Iterator[NodeSpec]:
         if not isinstance(node, dict) or not all(isinstance(node.get(key), str) for key in ("id", "region")):
             raise MalformedScenario(f"{place}: a node is {{id, region}}, not {node!r}")
         if node["id"] in seen:
-            raise MalformedScenario(f"{place}: two nodes are called {node['id']!r}")
+            raise MalformedScenario(f"{place}: two nodes have the id {node['id']!r}")
         seen.add(node["id"])
         yield NodeSpec(node["id"], node["region"])
 
@@ -242,20 +242,22 @@ def _load(place: str, raw: Mapping[str, Any]) -> Load:
         if field.type == "int" and (
             isinstance(raw[field.name], bool) or not isinstance(raw[field.name], int)
         ):
-            raise MalformedScenario(f"{place}: {field.name} must be a whole number, not {raw[field.name]!r}")
+            raise MalformedScenario(f"{place}: {field.name} must be an integer, not {raw[field.name]!r}")
     if values["nodes_count"] < 1 or values["replay_every_ms"] < 1:
         raise MalformedScenario(f"{place}: nodes_count and replay_every_ms must be at least 1")
     return Load(**values)
 
 
-def _world(place: str, raw: object) -> Plan:
+def _plan(place: str, raw: object) -> Plan:
     if not isinstance(raw, dict):
         raise MalformedScenario(f"{place}: plan must be an object, not {raw!r}")
     try:
         plan = plan_from(raw)
         plan.tuned()
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise MalformedScenario(f"{place}: plan is not one that --shrink wrote: {error!r}") from error
+        raise MalformedScenario(
+            f"{place}: plan is not valid, use one that --shrink wrote: {error!r}"
+        ) from error
     return plan
 
 
@@ -264,7 +266,7 @@ def _step(place: str, number: int, raw: object) -> Step:
         raise MalformedScenario(f"{place}: must be an object, not {raw!r}")
     op = raw.get("op")
     if not isinstance(op, str) or op not in OPERATIONS:
-        raise MalformedScenario(f"{place}: op {op!r} is not known; known are {', '.join(OPERATIONS)}")
+        raise MalformedScenario(f"{place}: op {op!r} is unknown; use one of {', '.join(OPERATIONS)}")
     place = f"{place} ({op})"
     required, expects = OPERATIONS[op]
     for name in sorted(required):
@@ -275,9 +277,9 @@ def _step(place: str, number: int, raw: object) -> Step:
             if name not in expects:
                 raise MalformedScenario(f"{place}: cannot have {name}")
         elif name not in _KNOWN:
-            raise MalformedScenario(f"{place}: field {name!r} is not known")
+            raise MalformedScenario(f"{place}: unknown field {name!r}")
         elif name in _NUMBERS and (isinstance(value, bool) or not isinstance(value, int)):
-            raise MalformedScenario(f"{place}: {name} must be a whole number, not {value!r}")
+            raise MalformedScenario(f"{place}: {name} must be an integer, not {value!r}")
     if op in {"limit", "concurrent"} and "identifier" not in raw and "identifier_pattern" not in raw:
         raise MalformedScenario(f"{place}: needs identifier, or identifier_pattern")
     if "requests" in raw:
@@ -298,7 +300,7 @@ def _check_items(
         for missing in sorted(required - item.keys()):
             raise MalformedScenario(f"{place}: {name}[{index}] needs {missing}")
         for unknown in sorted(item.keys() - known):
-            raise MalformedScenario(f"{place}: {name}[{index}]: field {unknown!r} is not known")
+            raise MalformedScenario(f"{place}: {name}[{index}]: unknown field {unknown!r}")
 
 
 def _check_references(nodes: tuple[NodeSpec, ...], steps: tuple[Step, ...]) -> None:

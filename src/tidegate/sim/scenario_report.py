@@ -1,4 +1,4 @@
-"""How scenarios went, for people and for programs."""
+"""The results of scenarios as text and as JSON data."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from tidegate.sim.scenario_runner import Outcome
 __all__ = ["document", "lines"]
 
 
-def _closing(outcomes: Sequence[Outcome]) -> str:
+def _totals(outcomes: Sequence[Outcome]) -> str:
     passed = sum(outcome.ok for outcome in outcomes)
     return f"{passed} passed, {len(outcomes) - passed} failed"
 
 
 def lines(outcomes: Sequence[Outcome]) -> Iterator[str]:
-    """One line for each scenario, one more for each difference, and a closing line."""
+    """One line per scenario, one per difference, and a last line with the totals."""
     for outcome in outcomes:
         yield f"{'ok    ' if outcome.ok else 'FAILED'}  {outcome.scenario.name}"
         for difference in outcome.differences:
             yield f"          {difference}"
-    yield _closing(outcomes)
+    yield _totals(outcomes)
 
 
 def document(outcomes: Sequence[Outcome]) -> dict[str, object]:
-    """The same as data."""
+    """The results as JSON data."""
     passed = sum(outcome.ok for outcome in outcomes)
     return {
         "passed": passed,

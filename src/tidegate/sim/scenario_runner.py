@@ -1,7 +1,7 @@
-"""Runs scenarios: real limiters on a clock that the steps move, and answers compared with what was expected.
+"""Runs scenarios: real limiters on a clock that the steps move, with results compared with the expected ones.
 
-Nothing runs by itself. The loops of a node are never started; a step that says replay, publish or import runs one
-turn of the real loop. Every region of the scenario is alive from the beginning, and every node knows it.
+The background loops of a node are not started; a replay, publish or import step runs the real loop once. All regions of
+a scenario are running from the start, and every node knows how many there are.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from tidegate.errors import DependencyError, InvalidInput
 from tidegate.runtime.limiter import AsyncLimiter
 from tidegate.runtime.node import Node
 from tidegate.sim.expectations import Difference, differences, matches
-from tidegate.sim.inside import parts_of
+from tidegate.sim.node_process import parts_of
 from tidegate.sim.scenario_files import Load, NodeSpec, Scenario, Step
 from tidegate.sim.scenario_stores import RegionOrigin, ScenarioLedger, ScenarioOrigin
+from tidegate.sim.simulation import run_plan
 from tidegate.sim.virtual_time import VirtualLoop, recorded_errors
-from tidegate.sim.world import run_world
 from tidegate.testing.clock import ManualClock
 from tidegate.testing.limiters import make_async_limiter
 
@@ -35,7 +35,7 @@ LOAD_REGION: Final = "load"
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a scenario went."""
+    """The result of a scenario."""
 
     scenario: Scenario
     differences: list[Difference]
@@ -46,8 +46,8 @@ class Outcome:
 
 
 @dataclass
-class Member:
-    """A node of the scenario, as it runs at the moment."""
+class ScenarioNode:
+    """A node of the scenario, and the limiter of its last start."""
 
     spec: NodeSpec
     limiter: AsyncLimiter
@@ -61,7 +61,7 @@ class Member:
 
 
 class Answers:
-    """What came of some requests: decisions, or errors, and whether the requests are as they were."""
+    """The results of a step: decisions or errors, and whether the requests are unchanged."""
 
     def __init__(self) -> None:
         self.decisions: list[Decision] = []
@@ -69,7 +69,7 @@ class Answers:
         self.unchanged = True
 
 
-class Story:
+class ScenarioRun:
     """One run of one scenario."""
 
     def __init__(self, scenario: Scenario) -> None:
@@ -78,11 +78,11 @@ class Story:
         self._clock = ManualClock()
         self._ledger = ScenarioLedger(self._clock)
         self._origins: dict[str, RegionOrigin] = {}
-        self._members: dict[str, Member] = {}
-        self._begun: dict[str, Answers] = {}
+        self._members: dict[str, ScenarioNode] = {}
+        self._open_batches: dict[str, Answers] = {}
         self.found: list[Difference] = []
 
-    # -- the world
+    # -- nodes and time
 
     def run(self) -> list[Difference]:
         scenario = self._scenario
@@ -101,7 +101,7 @@ class Story:
         finally:
             self._loop.close()
 
-    def _start(self, spec: NodeSpec, starts: int) -> Member:
+    def _start(self, spec: NodeSpec, starts: int) -> ScenarioNode:
         limiter = make_async_limiter(
             region=spec.region,
             origin=ScenarioOrigin(self._origin(spec.region)),
@@ -112,10 +112,10 @@ class Story:
             random=Random(starts),
             run_loops=False,
         )
-        member = Member(spec, limiter, starts)
+        member = ScenarioNode(spec, limiter, starts)
         self._members[spec.id] = member
         regions = {one.region for one in self._scenario.nodes} | {spec.region}
-        member.node.convergence.apply_regions(len(regions))
+        member.node.ledger_sync.apply_regions(len(regions))
         return member
 
     def _origin(self, region: str) -> RegionOrigin:
@@ -124,7 +124,7 @@ class Story:
         return self._origins[region]
 
     def _move_to(self, t_ms: int | None) -> None:
-        """It is now `t_ms` on every clock. Timers follow when time goes forward; a step back moves clocks only."""
+        """Set every clock to `t_ms`. Timers follow when time goes forward; a step back moves the clocks only."""
         if t_ms is None:
             return
         passed_ms = t_ms - self._clock.now_ms()
@@ -138,7 +138,7 @@ class Story:
 
         return self._loop.run_until_complete(wait())
 
-    def _member(self, step: Step) -> Member:
+    def _member(self, step: Step) -> ScenarioNode:
         return self._members[step.text("node")]
 
     def _differ(self, step: Step, name: str, got: object, key: str = "expect") -> None:
@@ -170,8 +170,8 @@ class Story:
         self._ask(self._member(step), step, range(step.get("count", 1)), answers)
         self._compare(step, answers, answers.decisions[-1:] and _answer(answers.decisions[-1]))
 
-    def _ask(self, member: Member, step: Step, indexes: Iterable[int], answers: Answers) -> None:
-        """Ask for decisions, all at the same instant."""
+    def _ask(self, member: ScenarioNode, step: Step, indexes: Iterable[int], answers: Answers) -> None:
+        """Send requests at the same instant."""
         try:
             requests = [self._request(step.fields, index) for index in indexes]
             before = [_frozen(request) for request in requests]
@@ -205,13 +205,13 @@ class Story:
         self._compare(step, answers, [_answer(decision) for decision in answers.decisions])
 
     def _do_batch_begin(self, step: Step) -> None:
-        # Check and commit are one step: there is nothing between begin and end that anybody could see.
-        answers = self._begun[step.text("handle")] = self._batch(step)
+        # Check and commit are one step: nothing is observable between begin and end.
+        answers = self._open_batches[step.text("handle")] = self._batch(step)
         if any(name.startswith("expect") for name in step.fields):
             self._compare(step, answers, [_answer(decision) for decision in answers.decisions])
 
     def _do_batch_end(self, step: Step) -> None:
-        answers = self._begun[step.text("handle")]
+        answers = self._open_batches[step.text("handle")]
         self._compare(step, answers, [_answer(decision) for decision in answers.decisions])
 
     def _compare(self, step: Step, answers: Answers, got: object) -> None:
@@ -234,9 +234,9 @@ class Story:
         assert replay is not None
         self._differ(step, "ok", self._succeeds(replay.run_once), "expect_ok")
 
-    def _succeeds(self, turn: Callable[[], Awaitable[object]]) -> bool:
+    def _succeeds(self, run_once: Callable[[], Awaitable[object]]) -> bool:
         try:
-            self._await(turn())
+            self._await(run_once())
         except DependencyError:
             return False
         return True
@@ -247,10 +247,11 @@ class Story:
         self._ledger.chunks = []
         published = self._await(publish.run_once())
         self._differ(step, "ok", published.ok, "expect_ok")
-        self._compare_rows(step, published.rows)
+        # In the order of the unique key, in which a ledger writes them.
+        self._compare_rows(step, sorted(published.rows))
         chunks = self._ledger.chunks
         if "expect_chunks" in step.fields and not matches(step.fields["expect_chunks"], published.chunks):
-            # A chunk that failed may be listed or left out: it was sent, and its rows did not stand.
+            # A failed chunk may be listed or left out: it was sent, but its rows were not stored.
             self._differ(step, "chunks", chunks, "expect_chunks")
 
     def _do_import(self, step: Step) -> None:
@@ -278,7 +279,7 @@ class Story:
             "updated_at": self._ledger.updated_at_ms(row),
         }
 
-    # -- looking
+    # -- inspection
 
     def _do_peek_cell(self, step: Step) -> None:
         engine = parts_of(self._member(step).limiter).engine
@@ -294,16 +295,15 @@ class Story:
             "publish_threshold": 0,
             "last_published": 0,
         }
-        if cell is not None and cell.shared is not None:
-            shared = cell.shared
-            got |= {
-                "regional": cell.regional(),
-                "foreign": cell.foreign,
-                "fresh_until_ms": shared.fresh_until_ms,
-                "last_published": shared.published,
-            }
-            if shared.limit_min:
-                got["publish_threshold"] = publish_threshold(shared.limit_min, engine.regions)
+        if cell is not None:
+            got |= {"regional": cell.regional(), "foreign": cell.foreign}
+            if cell.origin is not None:
+                got["fresh_until_ms"] = cell.origin.fresh_until_ms
+            if cell.ledger is not None:
+                got["last_published"] = cell.ledger.published
+                if cell.ledger.quota_min:
+                    regions = engine.global_view.regions
+                    got["publish_threshold"] = publish_threshold(cell.ledger.quota_min, regions)
         self._differ(step, "", got)
 
     def _do_peek_strict(self, step: Step) -> None:
@@ -325,7 +325,7 @@ class Story:
     def _do_peek_store(self, step: Step) -> None:
         self._compare_rows(step, self._ledger.memory.rows())
 
-    # -- faults and other people's doings
+    # -- faults, and changes by nodes outside the scenario
 
     def _do_origin_add(self, step: Step) -> None:
         self._origin(step.text("region")).add(
@@ -365,20 +365,20 @@ class Story:
         self._differ(step, "deleted", deleted, "expect_deleted")
 
     def _do_janitor(self, step: Step) -> None:
-        """Drop what has aged out. A running node looks at it in spans of time; here everything is looked at."""
+        """Drop all aged cells. A running node does this in small steps; here everything is checked at once."""
         now_ms = self._clock.now_ms()
         subjects = parts_of(self._member(step).limiter).engine.subjects
         subjects.expire(now_ms, 1 << 62)
         for subject in list(subjects.slots):
             if subject is not None and not subject.drop_aged(now_ms, subjects.key_of(subject)[2]):
-                subjects.forget(subject)
+                subjects.drop(subject)
 
     def _do_restart(self, step: Step) -> None:
         member = self._member(step)
         self._start(member.spec, member.starts + 1)
 
     def _do_tick(self, _step: Step) -> None:
-        """Time has passed; nothing else."""
+        """Only moves the time."""
 
     # -- load
 
@@ -437,11 +437,13 @@ def _frozen(request: Request) -> tuple[object, ...]:
 
 
 def run_scenario(scenario: Scenario) -> Outcome:
-    """Run it from the beginning, in a world of its own."""
-    if scenario.world is not None:
-        report = run_world(scenario.world)
-        return Outcome(scenario, [Difference("world", "no violation", str(one)) for one in report.violations])
+    """Run a scenario from its start."""
+    if scenario.plan is not None:
+        report = run_plan(scenario.plan)
+        return Outcome(
+            scenario, [Difference("simulation", "no violation", str(one)) for one in report.violations]
+        )
     with recorded_errors() as errors:
-        found = Story(scenario).run()
+        found = ScenarioRun(scenario).run()
     found += [Difference("log", "no error", error) for error in errors]
     return Outcome(scenario, found)

@@ -1,6 +1,6 @@
-"""The origin and the ledger of a scenario: the embedded ones, with switches for faults and counters of use.
+"""The origin and the ledger of a scenario: the in-memory adapters, with switches for faults and counters of calls.
 
-They answer at once or fail at once; nothing here takes time. An attempt counts as use, also when it fails.
+They reply or fail immediately. Failed attempts are counted too.
 """
 
 from __future__ import annotations
@@ -8,18 +8,18 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from tidegate.adapters.memory import MemoryLedger, MemoryOrigin
-from tidegate.core.model import Component, Heard, LedgerRow
+from tidegate.core.model import Component, LedgerRow, OriginReply
 from tidegate.errors import DependencyUnavailable
 from tidegate.ports import Changes, Clock, LedgerOverview, Pulse, RegionBeat
 
 __all__ = ["RegionOrigin", "ScenarioLedger", "ScenarioOrigin"]
 
-# Who has replayed what an `origin_add` step adds.
+# The writer of what an `origin_add` step adds.
 UNNAMED = "unnamed"
 
 
 class RegionOrigin:
-    """A region's origin as the steps of a scenario see it."""
+    """The origin of a region, shared by its nodes and changed by steps."""
 
     def __init__(self, clock: Clock) -> None:
         self.memory = MemoryOrigin(clock=clock)
@@ -34,7 +34,7 @@ class RegionOrigin:
             raise DependencyUnavailable("the origin is down")
 
     def take_statistics(self) -> dict[str, int]:
-        """Use since this was last asked."""
+        """The counters since the last call."""
         taken = {"cells_read": self._cells_read, "cells_merged": self._cells_merged}
         self._cells_read = self._cells_merged = 0
         return taken
@@ -43,28 +43,28 @@ class RegionOrigin:
         return self.memory.read_nowait([Component(digest, sequence, UNNAMED, 0, 0)])[0].total
 
     def add(self, digest: bytes, sequence: int, duration_ms: int, amount: int) -> None:
-        """Another, unnamed node of the region has replayed so much more."""
+        """Add to the component of another, unnamed node of the region."""
         wanted = Component(digest, sequence, UNNAMED, 0, (sequence + 3) * duration_ms)
         held = self.memory.read_nowait([wanted])[0].component
         self.memory.merge_nowait([wanted._replace(own=held + amount)])
 
 
 class ScenarioOrigin:
-    """One node's connection to its region's origin."""
+    """The connection of one node to the origin of its region."""
 
     def __init__(self, region: RegionOrigin) -> None:
         self._region = region
         self._memory = region.memory.another()
 
     async def open(self, region: str, *, timeout_s: float) -> None:
-        # A node of a scenario is running already: the faults of a scenario are those of its steps.
+        # Never fails: nodes of a scenario are already running, and faults come from its steps.
         await self._memory.open(region, timeout_s=timeout_s)
 
-    async def read(self, wanted: Sequence[Component], *, timeout_s: float) -> list[Heard]:
+    async def read(self, wanted: Sequence[Component], *, timeout_s: float) -> list[OriginReply]:
         self._region.use(read=len(wanted))
         return self._memory.read_nowait(wanted)
 
-    async def merge(self, components: Sequence[Component], *, timeout_s: float) -> list[Heard]:
+    async def merge(self, components: Sequence[Component], *, timeout_s: float) -> list[OriginReply]:
         self._region.use(merged=len(components))
         return self._memory.merge_nowait(components)
 
@@ -85,10 +85,10 @@ class ScenarioLedger:
     def __init__(self, clock: Clock) -> None:
         self.memory = MemoryLedger(clock=clock)
         self.is_down = False
-        # Chunks sent since the last turn began, and the number of the one that fails.
+        # Sizes of the chunks of the current publish, and the index of the one that fails.
         self.chunks: list[int] = []
         self.fail_chunk: int | None = None
-        # When the row of a key was last raised, and to what: the embedded ledger tells rows without their times.
+        # Key -> (count, time) of its last increase: the in-memory ledger returns rows without times.
         self._raised: dict[tuple[object, ...], tuple[int, int]] = {}
         self._clock = clock
         self._reads = 0
@@ -99,13 +99,13 @@ class ScenarioLedger:
             raise DependencyUnavailable("the ledger is down")
 
     def take_statistics(self) -> dict[str, int]:
-        """Use since this was last asked."""
+        """The counters since the last call."""
         taken = {"reads": self._reads, "writes": self._writes}
         self._reads = self._writes = 0
         return taken
 
     def put(self, rows: Sequence[LedgerRow]) -> None:
-        """Another region's publish."""
+        """Store rows that another region published."""
         self.memory.publish_nowait(rows)
         now_ms = self._clock.now_ms()
         for row in rows:
@@ -116,7 +116,7 @@ class ScenarioLedger:
         return self._raised[row[:6]][1]
 
     async def open(self, *, timeout_s: float) -> None:
-        """Always there; its faults are those of the steps."""
+        """Never fails: faults come from the steps."""
 
     async def publish(self, rows: Sequence[LedgerRow], *, timeout_s: float) -> None:
         self._writes += 1
@@ -125,7 +125,7 @@ class ScenarioLedger:
         self._use()
         if index == self.fail_chunk:
             self.fail_chunk = None
-            raise DependencyUnavailable(f"chunk {index} fails, as the scenario asked")
+            raise DependencyUnavailable(f"chunk {index} fails, as the scenario demands")
         self.put(rows)
 
     async def changes(self, cursor: str | None, *, now_ms: int, timeout_s: float) -> Changes:

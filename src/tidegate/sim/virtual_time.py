@@ -1,8 +1,7 @@
-"""An event loop whose time is virtual: when nothing is ready, it jumps to the next timer.
+"""An event loop with virtual time: when nothing is ready, it jumps to the next timer.
 
-It has no selector, no sockets and no threads. Callbacks run in the order in which they were scheduled, so that a
-program without other sources of chance runs the same way every time. A loop that waits for something that can never
-happen says so instead of hanging.
+It has no selector, no sockets and no threads. Callbacks run in the order in which they were scheduled, so a program
+without other randomness runs the same way every time. A loop that would wait forever raises `LoopStalled`.
 """
 
 from __future__ import annotations
@@ -14,12 +13,12 @@ from contextlib import contextmanager
 from contextvars import Context, ContextVar, copy_context
 from typing import Any, TypeVar, TypeVarTuple, Unpack
 
-__all__ = ["StandStill", "VirtualClock", "VirtualLoop", "owned_context", "recorded_errors"]
+__all__ = ["LoopStalled", "VirtualClock", "VirtualLoop", "owned_context", "recorded_errors"]
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 
-# Whose work a callback is: the process that a task belongs to, in a world that has several of them on one loop.
+# The simulated process that a task belongs to; several processes share one loop.
 _OWNER: ContextVar[object] = ContextVar("owner", default=None)
 
 
@@ -30,16 +29,16 @@ def owned_context(owner: object) -> Context:
     return context
 
 
-# So many turns of the loop in one instant are no work but a circle.
+# More iterations than this without time passing mean an endless loop.
 TURNS_MAX = 100_000
 
 
-class StandStill(RuntimeError):
-    """Time will never pass again: everything waits without a timer, or something runs in a circle."""
+class LoopStalled(RuntimeError):
+    """Virtual time cannot advance: every task waits without a timer, or some task never waits."""
 
 
-class _Jump:
-    """In the place of a selector: waiting is moving the time forward."""
+class _TimeJump:
+    """Takes the place of a selector: it moves the time forward instead of waiting."""
 
     def __init__(self) -> None:
         self.now_s = 0.0
@@ -47,7 +46,7 @@ class _Jump:
 
     def select(self, timeout_s: float | None) -> list[Any]:
         if timeout_s is None:
-            raise StandStill("every task waits, and no timer is left")
+            raise LoopStalled("every task waits, and there is no timer")
         if timeout_s > 0:
             self.now_s += timeout_s
             self._turns = 0
@@ -55,7 +54,7 @@ class _Jump:
             self._turns += 1
             if self._turns > TURNS_MAX:
                 self._turns = 0
-                raise StandStill("some task is always ready, and never lets time pass")
+                raise LoopStalled("some task is always ready, so that time does not advance")
         return []
 
     def close(self) -> None:
@@ -65,17 +64,17 @@ class _Jump:
 class VirtualLoop(asyncio.BaseEventLoop):
     """A deterministic event loop in virtual time, which starts at 0.
 
-    Processes of a world share it. One of them can be paused, as by SIGSTOP: its callbacks wait while time goes on.
+    Simulated processes share it. Each can be paused, as by SIGSTOP: its callbacks are held while time goes on.
     """
 
     def __init__(self) -> None:
         super().__init__()
-        self._selector = _Jump()
+        self._selector = _TimeJump()
         self._ready: Any
         # Callbacks of paused owners, in order; and the running tasks of every owner, in order of their start.
         self._held: dict[object, list[asyncio.Handle]] = {}
         self._owned: dict[object, dict[asyncio.Task[Any], None]] = {}
-        # Timers this close together are due together: far below the microseconds that the world counts in.
+        # Timers this close together are due together; far below the microseconds of the simulation.
         self._clock_resolution = 1e-9
 
     def time(self) -> float:
@@ -86,10 +85,10 @@ class VirtualLoop(asyncio.BaseEventLoop):
         return round(self._selector.now_s * 1e6)
 
     def advance_to(self, now_s: float) -> None:
-        """Move the time by hand, never back. Timers that are due run with the next turn."""
+        """Move the time forward, never back. Due timers run in the next iteration."""
         self._selector.now_s = max(self._selector.now_s, now_s)
 
-    # -- processes
+    # -- simulated processes
 
     def call_soon(
         self, callback: Callable[[Unpack[Ts]], object], *args: *Ts, context: Context | None = None
@@ -119,30 +118,29 @@ class VirtualLoop(asyncio.BaseEventLoop):
         return task
 
     def pause(self, owner: object) -> None:
-        """Nothing of `owner` runs until it is resumed."""
+        """Hold the callbacks of `owner` until it is resumed."""
         self._held.setdefault(owner, [])
 
     def resume(self, owner: object) -> None:
         self._ready.extend(self._held.pop(owner, ()))
 
     def kill(self, owner: object) -> None:
-        """End every task of `owner`, paused or not."""
+        """Cancel every task of `owner`, paused or not."""
         self.resume(owner)
         for task in list(self._owned.pop(owner, ())):
             task.cancel()
 
     def _process_events(self, event_list: list[Any]) -> None:
-        """There are none: nothing outside this process exists."""
+        """There are no I/O events."""
 
     def _write_to_self(self) -> None:
-        """Nobody else's thread could be waiting for this."""
+        """There is no selector to wake up."""
 
 
 class VirtualClock:
-    """A node's view of the time of a `VirtualLoop`: honours `Clock`, with an offset and a drift.
+    """The clock of a node: implements `Clock` with the time of a `VirtualLoop`, plus an offset and a drift.
 
-    Steps and drift move the node's view only; the loop's time, which its timers obey, is monotonic as on a real
-    machine.
+    They change what the node reads, not its timers, which use the monotonic time of the loop, as on a real machine.
     """
 
     def __init__(self, loop: VirtualLoop, epoch_ms: int, *, offset_ms: int = 0, drift_ppm: int = 0) -> None:
@@ -168,7 +166,7 @@ class _Recorder(logging.Handler):
 
 @contextmanager
 def recorded_errors() -> Iterator[list[str]]:
-    """What the library logs as an error in this block; lesser complaints of a world full of faults are dropped."""
+    """The errors that the library logs in this block; warnings are dropped, because faults cause many."""
     logger = logging.getLogger("tidegate")
     recorder = _Recorder()
     level, propagate = logger.level, logger.propagate

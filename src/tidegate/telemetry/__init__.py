@@ -1,11 +1,11 @@
-"""What a running limiter tells the people who operate it: metrics, logs, traces.
+"""Metrics, logs and traces of a running limiter.
 
-Optional and lazy: nothing below this package imports it, and importing it costs nothing until it is used. It reads
-the `statistics()` of the parts and never touches a decision.
+Optional and lazy: no lower layer imports this package, and importing it loads no other module. It reads `statistics()`
+and takes no part in decisions.
 
     from tidegate.telemetry import collect, render
 
-    page = render([collect(limiter)])      # what a /metrics handler answers
+    page = render([collect(limiter)])      # the body of a /metrics response
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Collector", "collect", "render"]
 
-_HOMES = {
+_MODULES = {
     "Collector": "tidegate.telemetry.prometheus",
     "collect": "tidegate.telemetry.collecting",
     "render": "tidegate.telemetry.prometheus",
@@ -26,9 +26,9 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    """Imported when first used: the command line needs `telemetry.secrets` alone, and quickly."""
-    if name not in _HOMES:
+    """Import on first use: the command line needs none of it, and must start fast."""
+    if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib import import_module
 
-    return getattr(import_module(_HOMES[name]), name)
+    return getattr(import_module(_MODULES[name]), name)

@@ -1,7 +1,7 @@
-"""From a limiter's `statistics()` to the metrics that `tidegate.telemetry.metrics` declares.
+"""Converts the `statistics()` of a limiter to the metrics that `tidegate.telemetry.metrics` declares.
 
-The runtime knows nothing of metrics: it counts, this module names. Every series that is known to exist is there from
-the start, with 0, so that a rate over the first event is not lost.
+The runtime only counts and knows no metrics. Every series with known labels exists from the start, with 0, so that a
+rate includes the first event.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ class HasStatistics(Protocol):
 
 
 def collect(limiter: HasStatistics) -> Snapshot:
-    """The numbers of a limiter as of now."""
+    """The current metrics of a limiter."""
     return snapshot_of(limiter.statistics())
 
 
 def snapshot_of(statistics: Statistics) -> Snapshot:
-    """The same, from statistics that are at hand."""
+    """The metrics for these statistics."""
     values: dict[Key, float] = {
         (entry.name, labels): 0
         for entry in METRICS
@@ -65,7 +65,7 @@ def snapshot_of(statistics: Statistics) -> Snapshot:
     for name, state in statistics.breaker_states.items():
         values["breaker_state", (name,)] = state
     if statistics.clock_offset_ms is not None:
-        # The statistics tell how far the origin is ahead; an operator of this node wants to know how far this node is.
+        # The statistics say how far the origin is ahead of this node; the metric says how far this node is ahead.
         values["clock_offset_seconds", ()] = -statistics.clock_offset_ms / 1000
     histograms: dict[Key, HistogramValue] = {
         ("origin_latency_seconds", (operation,)): _histogram(histogram)

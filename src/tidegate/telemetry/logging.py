@@ -1,9 +1,9 @@
-"""Logs of the server: one line a record, for people or as JSON, with the request's id and without secrets.
+"""Logging of the server: one line per record, as text or JSON, with the request id and without secrets.
 
-A library must not configure logging: only `tidegate serve` calls `configure`. Everything else asks for a logger with
-`logging.getLogger("tidegate.…")` and may use the filter and the formatters on handlers of its own.
-Laws: a secret is masked wherever it stands in a record (message, arguments, exception, extra fields); one record is
-one line, whatever its values hold; a record that cannot be formatted is still written, masked.
+A library must not configure logging: only `tidegate serve` calls `configure`. Other code uses
+`logging.getLogger("tidegate.…")`, and may use the filter and the formatters on its own handlers.
+Rules: a secret is masked anywhere in a record (message, arguments, exception, extra fields); one record is one line,
+whatever its values contain; a record that cannot be formatted is still written, masked.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from datetime import UTC, datetime
 from types import TracebackType
 from typing import IO, Any, Final, Literal
 
-from tidegate.telemetry.secrets import Masker
+from tidegate.adapters.secrets import Masker
 
 __all__ = ["JSONFormatter", "MaskSecrets", "TextFormatter", "configure", "request_id", "set_level"]
 
 request_id: ContextVar[str | None] = ContextVar("tidegate_request_id", default=None)
-"""The request that the current task works for; `extra={"request_id": …}` says it where there is no task."""
+"""The request that the current task serves. Outside a task, pass `extra={"request_id": …}`."""
 
-# What every record has. Whatever else stands in its dictionary was given with `extra`.
+# The attributes of every record. All others come from `extra`.
 STANDARD: Final = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "asctime", "taskName"}
 
-# A message longer than this was not meant to be read.
+# Long enough for any message of ours; bounds the size of a line.
 MESSAGE_CHARACTERS_MAX: Final = 16_384
 
-# A value may not end a line or move the cursor of a terminal: that is how log lines are forged.
+# A value must not end a line or move the cursor of a terminal: that would allow forged log lines.
 CONTROL: Final = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 
 DEPTH_MAX: Final = 6
@@ -42,7 +42,7 @@ DEPTH_MAX: Final = 6
 class MaskSecrets(logging.Filter):
     """Masks every record that passes: message and arguments, exception, stack, and extra fields.
 
-    Put it on a handler, not on a logger: records of child loggers pass by a parent logger's filters.
+    Add it to a handler, not to a logger: records of child loggers skip the filters of parent loggers.
     """
 
     def __init__(self, secrets: Iterable[str] = ()) -> None:
@@ -54,7 +54,7 @@ class MaskSecrets(logging.Filter):
         record.args = None
         if record.exc_info and not record.exc_text:
             record.exc_text = _exception_text(record.exc_info)
-        # Formatters take exc_text when it is there; without exc_info none can make an unmasked one.
+        # Formatters use exc_text if it is set; without exc_info they cannot create an unmasked one.
         record.exc_info = None
         for name, value in list(record.__dict__.items()):
             if name not in STANDARD:
@@ -66,17 +66,17 @@ class MaskSecrets(logging.Filter):
     def _message(self, record: logging.LogRecord) -> str:
         try:
             message = record.getMessage()
-        except Exception as error:  # noqa: BLE001 - arguments of all kinds; logging would print them unmasked
+        except Exception as error:  # noqa: BLE001 - arguments can raise anything; logging would print them unmasked
             kind = type(error).__name__
             message = f"unformattable log message {_safe_repr(record.msg)} {_safe_repr(record.args)} ({kind})"
-        # Masked before it is cut: half a secret has no end by which it could be recognised.
+        # Masked before it is cut: part of a secret might not be recognised.
         message = self._mask(message)
         return (
             message if len(message) <= MESSAGE_CHARACTERS_MAX else message[:MESSAGE_CHARACTERS_MAX] + " (cut)"
         )
 
     def _named(self, name: object, value: object, depth: int) -> object:
-        """`value` without secrets, where its name may tell that it is one: {"password": "x"}."""
+        """`value` without secrets; its name may show that it is one: {"password": "x"}."""
         text = value.decode("latin-1") if isinstance(value, bytes) else value
         if isinstance(text, str):
             label = name.decode("latin-1") if isinstance(name, bytes) else str(name)
@@ -85,7 +85,7 @@ class MaskSecrets(logging.Filter):
         return self._plain(value, depth)
 
     def _plain(self, value: object, depth: int) -> object:
-        """`value` as plain data without secrets; what is neither data nor text becomes its repr."""
+        """`value` as plain data without secrets; objects of other types become their repr."""
         if value is None or isinstance(value, bool | int | float):
             return value
         if isinstance(value, str):
@@ -93,7 +93,7 @@ class MaskSecrets(logging.Filter):
         if depth > 0 and isinstance(value, dict):
             return {self._mask(str(key)): self._named(key, inner, depth - 1) for key, inner in value.items()}
         if depth > 0 and isinstance(value, tuple | list) and len(value) == 2:
-            # Headers come as pairs.
+            # Header fields are pairs.
             return [self._plain(value[0], depth - 1), self._named(value[0], value[1], depth - 1)]
         if depth > 0 and isinstance(value, list | tuple | set | frozenset):
             return [self._plain(inner, depth - 1) for inner in value]
@@ -103,14 +103,14 @@ class MaskSecrets(logging.Filter):
 def _safe_repr(value: object) -> str:
     try:
         return repr(value)
-    except Exception:  # noqa: BLE001 - a broken __repr__ must not cost the line
+    except Exception:  # noqa: BLE001 - a broken __repr__ must not lose the line
         return f"<{type(value).__name__}>"
 
 
 def _exception_text(exc_info: Any) -> str:
     try:
         return "".join(traceback.format_exception(*exc_info)).rstrip("\n")
-    except Exception:  # noqa: BLE001 - also of an exception that cannot be shown a line must remain
+    except Exception:  # noqa: BLE001 - an exception that cannot be formatted must not lose the line
         return f"{_safe_repr(exc_info)} (its traceback could not be formatted)"
 
 
@@ -125,7 +125,7 @@ def _extra(record: logging.LogRecord) -> dict[str, object]:
 
 
 class JSONFormatter(logging.Formatter):
-    """One JSON object a line: time, level, logger, message, then the extra fields, then the exception."""
+    """One JSON object per line: time, level, logger, message, extra fields, exception."""
 
     def format(self, record: logging.LogRecord) -> str:
         fields: dict[str, object] = {
@@ -146,7 +146,7 @@ class JSONFormatter(logging.Formatter):
 
 
 class TextFormatter(logging.Formatter):
-    """`2026-11-15T22:14:26.123Z INFO tidegate.server: message name=value`; a traceback follows on lines of its own."""
+    """`2026-11-15T22:14:26.123Z INFO tidegate.server: message name=value`; a traceback follows on separate lines."""
 
     def format(self, record: logging.LogRecord) -> str:
         line = f"{_time(record)} {record.levelname} {record.name}: {record.getMessage()}"
@@ -157,7 +157,7 @@ class TextFormatter(logging.Formatter):
             record.exc_text = _exception_text(record.exc_info)
         for text in (record.exc_text, record.stack_info):
             if text:
-                # Indented, so that no line of an exception's text can pass for a record.
+                # Indented, so that no line of the traceback looks like a record.
                 line += "".join(f"\n    {_escape_controls(part)}" for part in text.splitlines())
         return line
 
@@ -185,7 +185,7 @@ def configure(
     for old in list(root.handlers):
         root.removeHandler(old)
     root.addHandler(handler)
-    # Others' libraries speak up from warning on; the level that was asked for is that of our own loggers.
+    # Other libraries log from warning on; `level` applies to our own loggers.
     root.setLevel(logging.WARNING)
     logging.captureWarnings(True)
     sys.excepthook = _log_uncaught
@@ -195,7 +195,7 @@ def configure(
 
 
 def set_level(level: str) -> None:
-    """The least severe record of Tidegate's own loggers that is written: debug, info, warning or error."""
+    """Set the level of Tidegate's own loggers: debug, info, warning or error."""
     logging.getLogger("tidegate").setLevel(level.upper())
 
 

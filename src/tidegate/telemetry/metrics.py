@@ -1,9 +1,8 @@
-"""The metrics as data: name, kind, labels, help and when to worry; and the numbers of one node as a value.
+"""The table of all metrics (name, kind, labels, help, when to worry), and the values of one node.
 
-Everything that shows metrics reads this table: the Prometheus text, the `prometheus_client` collector and
-docs/reference/metrics.md, so that they cannot drift apart. Laws: a label's values are few and known, or the metric is
-a bounded top-K (cardinality is an attack surface); counters and histograms of several nodes add up, a gauge says for
-itself whether the sum or the worst of them is the truth.
+The Prometheus text, the `prometheus_client` collector and docs/reference/metrics.md all use this table. Rules: the
+values of a label are few and known, or the metric is a bounded top-K, because callers could create any number of
+series; counters and histograms of several nodes are added, and each gauge declares whether to add or take the worst.
 """
 
 from __future__ import annotations
@@ -30,11 +29,11 @@ __all__ = [
 PREFIX: Final = "tidegate_"
 
 Key = tuple[str, tuple[str, ...]]
-"""A series: the metric's name without the prefix, and the values of its labels in the metric's order."""
+"""A series: the name of the metric without the prefix, and its label values in order."""
 
 
 class HistogramValue(NamedTuple):
-    """A histogram at one moment. `counts` are per bucket, not cumulative; the last one is above all bounds."""
+    """The values of a histogram. `counts` are per bucket, not cumulative; the last is above all bounds."""
 
     bounds: tuple[float, ...]
     counts: tuple[int, ...]
@@ -43,7 +42,7 @@ class HistogramValue(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """One metric and what people should know of it."""
+    """One metric and its documentation."""
 
     name: str
     kind: Literal["counter", "gauge", "histogram"]
@@ -52,17 +51,17 @@ class Metric:
     """When to worry, for the reference page."""
     labels: tuple[str, ...] = ()
     values: tuple[tuple[str, ...], ...] = ()
-    """For each label its possible values, where they are known: such series exist from the start, with 0."""
+    """The possible values of each label, if known: these series exist from the start, with 0."""
     across: Literal["sum", "max"] = "sum"
-    """What several nodes of one machine make of it together."""
+    """How the values of several nodes are merged."""
     bounds: tuple[float, ...] = ()
-    """Of a histogram: upper bounds of its buckets, in seconds."""
+    """Upper bounds of the buckets of a histogram, in seconds."""
     series_max: int | None = None
-    """Of a top-K: only that many of the largest series are shown."""
+    """For a top-K: how many of the largest series are shown."""
 
     @property
     def full_name(self) -> str:
-        """The name as Prometheus sees it."""
+        """The name with the prefix."""
         return PREFIX + self.name
 
     def known_series(self) -> Iterable[tuple[str, ...]]:
@@ -77,8 +76,8 @@ METRICS: Final[tuple[Metric, ...]] = (
         "decisions_total",
         "counter",
         "Decisions made, by outcome and by whether an origin read came first.",
-        "source=origin is more than a few percent for long: subjects are asked for so rarely that memory is cold. "
-        "A jump of outcome=denied is an attack, a client in a loop, or a limit set too low.",
+        "source=origin stays above a few percent: subjects are used so rarely that memory is cold. "
+        "A jump of outcome=denied is an attack, a client in a loop, or a quota that is too low.",
         ("outcome", "source"),
         (("allowed", "denied"), ("local", "origin")),
     ),
@@ -86,19 +85,19 @@ METRICS: Final[tuple[Metric, ...]] = (
         "subjects",
         "gauge",
         "Subjects held in memory.",
-        "It stays at the bound (1,000,000 a node): somebody sprays identifiers, or the node is too small.",
+        "It stays at the bound (1,000,000 per node): an attack with many identifiers, or the node is too small.",
     ),
     Metric(
         "cells",
         "gauge",
         "Cells held in memory.",
-        "It grows while subjects do not: aged-out cells are not dropped. Report it as a fault.",
+        "It grows while subjects do not: aged-out cells are not dropped. This is a bug: report it.",
     ),
     Metric(
         "cells_created_total",
         "counter",
-        "Cells created, by what made them known.",
-        "by=import far above by=traffic: this node carries cells that only other regions use; harmless, costs memory.",
+        "Cells created, by cause.",
+        "by=import far above by=traffic: this node holds cells that only other regions use; harmless, costs memory.",
         ("by",),
         (("traffic", "import"),),
     ),
@@ -115,20 +114,20 @@ METRICS: Final[tuple[Metric, ...]] = (
         "strict_activations_total",
         "counter",
         "Denials that put a subject in strict mode for one duration.",
-        "Its rate follows denials. Many with few identifiers blocked: several nodes deny the same busy subject.",
+        "It rises with denials. Many for few identifiers: several nodes deny the same busy subject.",
     ),
     Metric(
         "origin_operations_total",
         "counter",
         "Round trips to the origin, by cause.",
-        "op=cold or op=stale near the rate of decisions: the hot path is not local for this traffic.",
+        "op=cold or op=stale near the rate of decisions: most decisions wait for Redis.",
         ("op",),
         (OPS,),
     ),
     Metric(
         "origin_errors_total",
         "counter",
-        "Origin operations that failed, by cause and reason. Decisions went on from memory.",
+        "Origin operations that failed, by cause and reason. Decisions continued from memory.",
         "Any steady rate. timeout: the origin is slow or far away. circuit_open: it has failed for a while.",
         ("op", "reason"),
         (OPS, ("timeout", "circuit_open", "other")),
@@ -137,7 +136,7 @@ METRICS: Final[tuple[Metric, ...]] = (
         "origin_latency_seconds",
         "histogram",
         "Duration of origin operations that succeeded, by cause.",
-        "p99 above 50 ms: nodes of the region see each other late. Above 300 ms reads are given up.",
+        "p99 above 50 ms: nodes of the region see each other's counts late. Above 300 ms reads time out.",
         ("op",),
         (OPS,),
         bounds=BOUNDS_S,
@@ -146,13 +145,13 @@ METRICS: Final[tuple[Metric, ...]] = (
         "origin_dirty_cells",
         "gauge",
         "Subjects with cells whose counts the origin has not acknowledged yet.",
-        "It grows without falling back: replay cannot keep up or the origin is gone. Nothing is lost meanwhile.",
+        "It keeps growing: replay cannot keep up, or the origin is down. No count is lost.",
     ),
     Metric(
         "replay_lag_seconds",
         "gauge",
         "Age of the oldest count that the origin has not acknowledged.",
-        "Above 1 s: nodes of this region over-admit by what they accept in that time.",
+        "Above 1 s: each node may allow too much, by what the others accept in that time.",
         across="max",
     ),
     Metric(
@@ -165,116 +164,116 @@ METRICS: Final[tuple[Metric, ...]] = (
         "global_publish_rows_total",
         "counter",
         "Rows published to the ledger.",
-        "It stands still while identifiers are near their limits and regions is above 1: other regions are blind.",
+        "It does not rise while identifiers are near their quota: other regions do not see them.",
     ),
     Metric(
         "global_publish_errors_total",
         "counter",
-        "Publish turns that failed.",
-        "Any steady rate: the ledger is down, overloaded, or refuses rows. Publishing resumes by itself.",
+        "Publishes that failed.",
+        "Any steady rate: the ledger is down, overloaded, or rejects rows. Publishing resumes by itself.",
     ),
     Metric(
         "global_import_rows_total",
         "counter",
         "Rows imported from the ledger.",
-        "It stands still while other regions publish: see global_lag_seconds.",
+        "It does not rise while other regions publish: see global_lag_seconds.",
     ),
     Metric(
         "global_import_errors_total",
         "counter",
-        "Import turns that failed.",
-        "Any steady rate: this region sees the others late. Foreign counts that are known stay in force.",
+        "Imports that failed.",
+        "Any steady rate: this region sees the others late. Foreign counts that were imported stay in use.",
     ),
     Metric(
         "global_import_rows_last",
         "gauge",
         "Rows in the last import.",
-        "It is 50,000 again and again: one answer is not enough, imports run behind.",
+        "It is 50,000 repeatedly: imports cannot keep up.",
         across="max",
     ),
     Metric(
         "global_lag_seconds",
         "gauge",
-        "How old the newest row of a region was when it was imported; this region's own rows come back too.",
-        "Above 15 s for a region that has traffic: it does not publish, or the ledger's replica is behind.",
+        "Age of the newest row of a region when it was imported, including this region.",
+        "Above 15 s for a region with traffic: it does not publish, or the replica of the ledger lags.",
         ("region",),
         across="max",
     ),
     Metric(
         "regions",
         "gauge",
-        "Regions with a live heartbeat in the ledger, this one included; 0 without a ledger.",
-        "Not the number of regions that you run: a region is cut off, or two carry one name.",
+        "Regions with a recent heartbeat in the ledger, including this one; 0 without a ledger.",
+        "It differs from the number of your regions: a region is disconnected, or two have the same name.",
         across="max",
     ),
     Metric(
         "breaker_state",
         "gauge",
         "State of a circuit breaker: 0 closed, 1 half open, 2 open.",
-        "2 for more than a minute: that dependency is down for this node.",
+        "2 for more than a minute: this dependency is down for this node.",
         ("name",),
         across="max",
     ),
     Metric(
         "loop_stall_seconds",
         "histogram",
-        "How late a timer of the event loop fired: how long somebody held the loop.",
+        "Delay of a timer of the event loop: how long the loop was blocked.",
         "More than a few observations above 5 ms: decisions wait behind background work, or the machine is too busy.",
         bounds=BOUNDS_S,
     ),
-    # What an operator of the server asks next.
+    # Metrics of the server process.
     Metric(
         "global_rows_set_aside_total",
         "counter",
-        "Rows that the ledger refused and that were set aside, to be tried again later.",
-        "It rises: the database refuses what others accept. Its log and ours name the reason; all other rows go out.",
+        "Rows that the ledger rejected, set aside for a later retry.",
+        "It rises: the database rejects rows. Its log and ours name the reason; all other rows are published.",
     ),
     Metric(
         "clock_offset_seconds",
         "gauge",
-        "This node's clock minus the origin's, as far as half a round trip can tell.",
-        "Beyond 0.1 s either way: fix NTP. Counts are misplaced by that much, never doubled.",
+        "The clock of this node minus that of the origin, accurate to half a round trip.",
+        "Beyond 0.1 s in either direction: fix NTP. Some counts go to the wrong window, never to two.",
         across="max",
     ),
     Metric(
         "http_requests_total",
         "counter",
         "HTTP requests answered, by operation and status.",
-        "status=500 at any rate; status=401 at a high rate is somebody trying keys.",
+        "status=500 at any rate. status=401 at a high rate: someone is guessing keys.",
         ("operation", "status"),
     ),
     Metric(
         "http_connections",
         "gauge",
         "Open HTTP connections.",
-        "Near http.connections_max times the workers: new clients wait.",
+        "Near http.connections_max times the number of workers: new clients wait.",
     ),
     Metric(
         "top_workspace_decisions",
         "gauge",
-        "Decisions of the busiest workspaces since the start: never too low, too high by at most 1 % of all.",
-        "One workspace has nearly all of it: consider an API quota for it.",
+        "Decisions of the busiest workspaces since the start; too high by at most 1 % of all decisions.",
+        "One workspace has nearly all of them: consider an API quota for it.",
         ("workspace",),
         series_max=20,
     ),
     Metric(
         "top_identifier_denials",
         "gauge",
-        "Denials of the most denied identifiers since the start: too high by at most 1 % of all; in a flood by sample.",
-        "The first place to look when outcome=denied jumps. Identifiers are shown as they are: guard /metrics.",
+        "Denials of the most denied identifiers since the start; too high by at most 1 %, sampled at high rates.",
+        "Look here first when outcome=denied jumps. Identifiers are shown unmasked: restrict access to /metrics.",
         ("workspace", "namespace", "identifier"),
         series_max=20,
     ),
     Metric(
         "workers",
         "gauge",
-        "Processes whose numbers are in this answer.",
-        "Less than the workers that you configured: one is starting again, or hangs.",
+        "Worker processes included in this page.",
+        "Less than the configured number of workers: one is restarting, or hangs.",
     ),
     Metric(
         "build_info",
         "gauge",
-        "Always 1; the labels tell the version of Tidegate and of Python, and whether the core is compiled.",
+        "Always 1; the labels are the versions of Tidegate and Python, and whether the core is compiled.",
         "Several versions in one fleet for longer than a rollout; compiled=false in production.",
         ("version", "python", "compiled"),
         across="max",
@@ -285,31 +284,31 @@ _BY_NAME: Final = {entry.name: entry for entry in METRICS}
 
 
 def metric(name: str) -> Metric:
-    """The metric of that name (without prefix). KeyError: declare it in METRICS first."""
+    """The metric with this name (without prefix). Raises KeyError if METRICS does not declare it."""
     return _BY_NAME[name]
 
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """All numbers of one node at one moment."""
+    """All values of one node at one time."""
 
     node: str
     values: Mapping[Key, float]
     histograms: Mapping[Key, HistogramValue] = field(default_factory=dict)
 
     def to_json(self) -> bytes:
-        """For another process of the same version; `from_json` reads it."""
+        """Encode it for another process of the same version."""
         document = {
             "node": self.node,
             "values": [[name, labels, value] for (name, labels), value in self.values.items()],
             "histograms": [[name, labels, *value] for (name, labels), value in self.histograms.items()],
         }
-        # ASCII, so that a label with a lone surrogate survives the way.
+        # ASCII, so that a label with a lone surrogate can be encoded.
         return json.dumps(document, separators=(",", ":")).encode("ascii")
 
     @classmethod
     def from_json(cls, data: bytes) -> Snapshot:
-        """What `to_json` wrote. ValueError if it is not that."""
+        """Decode what `to_json` wrote. Raises ValueError for anything else."""
         try:
             document: Any = json.loads(data)
             values = {(str(name), tuple(labels)): value for name, labels, value in document["values"]}
@@ -323,7 +322,7 @@ class Snapshot:
 
 
 def merge(snapshots: Sequence[Snapshot]) -> Snapshot:
-    """The numbers of several nodes as one: sums, or the worst, as each metric says."""
+    """The values of several nodes merged: added, or the worst, as each metric declares."""
     if not snapshots:
         return Snapshot("", {})
     values = dict(snapshots[0].values)

@@ -1,9 +1,8 @@
-"""OpenTelemetry spans around the origin and the ledger, for those who want them.
+"""OpenTelemetry spans for calls of the origin and the ledger (Redis and the database).
 
-Off by default and then free: without `traced_origin` / `traced_ledger` nothing of this runs, and a decision from memory
-is never traced (a span costs 20 times a decision). The wrappers are ports themselves, so that no loop of the runtime
-knows of tracing. `opentelemetry-api` is imported when the first wrapper is made. Span attributes hold counts only, no
-identifiers and no URLs.
+Off unless `traced_origin` or `traced_ledger` wraps a port. A decision from memory is never traced, because a span costs
+20 times as much. The wrappers are ports, so the runtime knows nothing about tracing. `opentelemetry-api` is imported
+when the first wrapper is created. Span attributes contain counts only, no identifiers and no URLs.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from tidegate.errors import MissingExtra
 if TYPE_CHECKING:
     from opentelemetry.trace import Span, Tracer
 
-    from tidegate.core.model import Component, Heard, LedgerRow
+    from tidegate.core.model import Component, LedgerRow, OriginReply
     from tidegate.ports import Changes, Ledger, LedgerOverview, Origin, Pulse, RegionBeat
 
 __all__ = ["traced_ledger", "traced_origin"]
@@ -52,16 +51,16 @@ class _TracedOrigin:
         with self._span("open"):
             await self._inner.open(region, timeout_s=timeout_s)
 
-    async def read(self, wanted: Sequence[Component], *, timeout_s: float) -> list[Heard]:
+    async def read(self, wanted: Sequence[Component], *, timeout_s: float) -> list[OriginReply]:
         with self._span("read", cells=len(wanted)):
             return await self._inner.read(wanted, timeout_s=timeout_s)
 
-    async def merge(self, components: Sequence[Component], *, timeout_s: float) -> list[Heard]:
+    async def merge(self, components: Sequence[Component], *, timeout_s: float) -> list[OriginReply]:
         with self._span("merge", cells=len(components)):
             return await self._inner.merge(components, timeout_s=timeout_s)
 
     async def pulse(self, region: str, *, timeout_s: float) -> Pulse:
-        # Once a second in every node and of interest to nobody: no span.
+        # No span: one per second and node would hide the others.
         return await self._inner.pulse(region, timeout_s=timeout_s)
 
     async def close(self) -> None:

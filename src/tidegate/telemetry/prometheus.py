@@ -1,7 +1,7 @@
-"""Metrics for Prometheus: a text renderer of its own, and a collector for those who use `prometheus_client`.
+"""Metrics for Prometheus: a text renderer, and a collector for applications that use `prometheus_client`.
 
-The renderer keeps the text before each number ready made, so that 10,000 series take a few milliseconds and a scrape
-never holds up decisions. It renders what `tidegate.telemetry.metrics` declares and knows no limiter.
+The renderer caches the text before each number, so that 10,000 series take a few milliseconds and a scrape does not
+delay decisions. It renders what `tidegate.telemetry.metrics` declares and does not know the limiter.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ __all__ = ["CONTENT_TYPE", "Collector", "Renderer", "render"]
 
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 
-# Series come and go in a top-K; what is kept ready made must not grow with them for ever.
+# The series of a top-K change over time: this bounds the cache of prepared text.
 PREPARED_MAX: Final = 50_000
 
 
@@ -43,11 +43,11 @@ def _number(value: float) -> str:
 
 
 class Renderer:
-    """Renders snapshots in the text format of Prometheus, and remembers what it can."""
+    """Renders snapshots in the text format of Prometheus, with a cache of prepared text."""
 
     def __init__(self) -> None:
         self._prepared: dict[Key, str] = {}
-        """`name{labels} ` of every series met so far. Only a cache: may be emptied at any time."""
+        """`name{labels} ` of every series rendered so far. A cache: it can be cleared at any time."""
         self._prepared_buckets: dict[Key, tuple[list[str], str, str]] = {}
         self._heads = {
             entry.name: f"# HELP {entry.full_name} {entry.help}\n# TYPE {entry.full_name} {entry.kind}\n"
@@ -55,7 +55,7 @@ class Renderer:
         }
 
     def __call__(self, snapshots: Sequence[Snapshot]) -> bytes:
-        """The numbers of all these nodes together, as one page."""
+        """The merged metrics of all these nodes, as one page."""
         merged = snapshots[0] if len(snapshots) == 1 else merge(snapshots)
         if len(self._prepared) > PREPARED_MAX:
             self._prepared.clear()
@@ -71,9 +71,9 @@ class Renderer:
         for entry in METRICS:
             if entry.series_max is not None and len(lines[entry.name]) > entry.series_max:
                 lines[entry.name] = self._largest(entry, merged)
-        # Also without a series a metric is named: who looks for it learns that it is there, and what it means.
+        # A metric without series still has its HELP line, so that it can be found.
         page = "".join(self._heads[name] + "".join(series) for name, series in lines.items())
-        # A label may hold a lone surrogate, which no scraper would take.
+        # A label may contain a lone surrogate, which is not valid UTF-8.
         return page.encode("utf-8", "backslashreplace")
 
     @staticmethod
@@ -111,29 +111,29 @@ render: Final = Renderer()
 
 
 class Collector:
-    """For a process that exposes `prometheus_client` metrics already:
+    """For a process that already exposes `prometheus_client` metrics:
 
         prometheus_client.REGISTRY.register(Collector(lambda: [collect(limiter)]))
 
-    Slower than `render` (each sample becomes an object), and only as fresh as the scrape.
+    It is slower than `render`, because each sample becomes an object.
     """
 
     def __init__(self, source: Callable[[], Sequence[Snapshot]]) -> None:
         try:
-            import prometheus_client.core  # noqa: F401 - is it there? Better told now than at the first scrape.
+            import prometheus_client.core  # noqa: F401 - fail now rather than at the first scrape
         except ModuleNotFoundError as error:
             raise MissingExtra("prometheus", "the prometheus_client collector") from error
         self._source = source
 
     def describe(self) -> Iterator[MetricFamily]:
-        """No samples: registering must not ask a limiter that has not started."""
+        """Families without samples: the limiter may not have started when the collector is registered."""
         from prometheus_client.core import Metric as Family
 
         for entry in METRICS:
             yield Family(self._family_name(entry), entry.help, entry.kind)
 
     def collect(self) -> Iterator[MetricFamily]:
-        """One family for each metric."""
+        """One family per metric."""
         from prometheus_client.core import Metric as Family
 
         merged = merge(self._source())

@@ -1,7 +1,7 @@
 """The heaviest keys of a stream in bounded memory: the space-saving sketch of Metwally, Agrawal and El Abbadi.
 
-Law: however many distinct keys come by, at most `capacity` are held; a key that is held is never counted too low, and
-too high by at most total / capacity; a key with more than that share of the stream is always held.
+It holds at most `capacity` keys, however many distinct keys there are. The count of a held key is never too low, and
+too high by at most total / capacity. A key with more than that share of the stream is always held.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ class Heavy(NamedTuple, Generic[K]):
 
     key: K
     weight: int
-    """Never below the truth."""
+    """Never below the true weight."""
     error: int
-    """The truth is at least `weight - error`."""
+    """The true weight is at least `weight - error`."""
 
 
 class SpaceSaving(Generic[K]):
-    """Counts what comes by. `add` of a key that is held is one dictionary access; a new one costs O(log capacity)."""
+    """Counts keys. `add` of a held key is one dictionary access; a new key costs O(log capacity)."""
 
     __slots__ = ("_capacity", "_counts", "_errors", "_heap", "_order", "total")
 
@@ -36,11 +36,11 @@ class SpaceSaving(Generic[K]):
         self._capacity = capacity
         self._counts: dict[K, int] = {}
         self._errors: dict[K, int] = {}
-        # (count when pushed, order of arrival, key): never above the key's count, so that the least count is found by
-        # correcting the top until it is true. The order keeps keys from being compared.
+        # (count when pushed, order of arrival, key). An entry may be below the count of its key, never above: the least
+        # count is found by correcting the top until it is up to date. The order avoids comparing keys.
         self._heap: list[tuple[int, int, K]] = []
         self._order = 0
-        self.total = 0
+        self.total: int = 0
 
     def add(self, key: K, weight: int = 1) -> None:
         """Count `key`. A weight below 1 counts nothing."""
@@ -62,7 +62,7 @@ class SpaceSaving(Generic[K]):
         heapq.heappush(self._heap, (error + weight, self._order, key))
 
     def _evict_least(self) -> int:
-        """Drop the key with the least count, the one that came first among equals; return its count."""
+        """Drop the key with the least count (the oldest of several), and return its count."""
         heap = self._heap
         while True:
             pushed, order, key = heap[0]
@@ -84,8 +84,8 @@ class SpaceSaving(Generic[K]):
 
 
 class Thinning:
-    """How much each event of a stream weighs. Up to `per_s` in a second all weigh 1; in a flood one in `share`, drawn
-    at random, weighs `share` and the others nothing. The sum stays true on average."""
+    """Weights of the events of a stream. Up to `per_s` events per second weigh 1 each; above that, one in `share`,
+    drawn at random, weighs `share` and the others 0. The sum stays correct on average."""
 
     __slots__ = ("_count", "_per_s", "_random", "_second", "_share")
 
@@ -97,7 +97,7 @@ class Thinning:
         self._count = 0
 
     def weight(self, now_s: int) -> int:
-        """Of one event at `now_s`: 0 for one that need not be looked at."""
+        """The weight of one event at `now_s`; skip the event if it is 0."""
         if now_s != self._second:
             self._second = now_s
             self._count = 0

@@ -1,8 +1,7 @@
-"""The numbers of several worker processes over time, so that counters never fall when a worker is replaced.
+"""Metrics of several worker processes, summed so that counters never fall when a worker is replaced.
 
-A scraper takes a counter that falls for one that started again and would count the survivors' numbers a second time.
-So what a worker had counted when it went stays in the totals; its gauges go with it. No I/O: the server brings the
-snapshots, by whatever means its processes talk.
+Prometheus treats a counter that falls as restarted, and would count the other workers a second time. So the counters of
+a worker that ended stay in the totals; its gauges are dropped. No I/O: the server passes the snapshots in.
 """
 
 from __future__ import annotations
@@ -13,25 +12,25 @@ __all__ = ["Totals"]
 
 
 class Totals:
-    """Feed it with `update`; tell it with `retire` that a worker is gone; render `snapshots()`."""
+    """Call `update` with new snapshots and `retire` when a worker has ended; render `snapshots()`."""
 
     def __init__(self) -> None:
         self._retired = Snapshot("retired", {})
         self._live: dict[str, Snapshot] = {}
 
     def update(self, snapshot: Snapshot) -> None:
-        """The newest numbers of one worker, known by its node id, which is new at every start."""
+        """Replace the snapshot of one worker, identified by its node id, which is new at every start."""
         self._live[snapshot.node] = snapshot
 
     def retire(self, node: str) -> None:
-        """The worker is gone. Its counts stay; calling it again, or for an unknown node, changes nothing."""
-        gone = self._live.pop(node, None)
-        if gone is None:
+        """A worker ended: keep its counters. A repeated call, or an unknown node, changes nothing."""
+        ended = self._live.pop(node, None)
+        if ended is None:
             return
-        counters = {key: value for key, value in gone.values.items() if metric(key[0]).kind == "counter"}
-        self._retired = merge([self._retired, Snapshot("", counters, gone.histograms)])
+        counters = {key: value for key, value in ended.values.items() if metric(key[0]).kind == "counter"}
+        self._retired = merge([self._retired, Snapshot("", counters, ended.histograms)])
 
     def snapshots(self) -> list[Snapshot]:
-        """What to render: every live worker, and what the departed ones left behind."""
+        """The snapshots to render: every running worker, and the counters of those that ended."""
         workers = Snapshot("workers", {("workers", ()): len(self._live)})
         return [*self._live.values(), self._retired, workers]

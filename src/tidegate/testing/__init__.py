@@ -1,7 +1,8 @@
-"""For tests of Tidegate, and of what is built on it: a clock that obeys, origins and ledgers that fail on command or
-remember what they were asked, real servers, and a proxy that hurts.
+"""Tools for tests of Tidegate and of applications that use it: a manual clock, wrappers that inject faults or record
+calls of an origin or ledger, real servers, and a TCP proxy that injects network faults.
 
-The pytest fixtures are a plugin of their own: `pytest_plugins = ["tidegate.testing.fixtures"]`.
+None of these needs pytest. The pytest fixtures (`pytest_plugins = ["tidegate.testing.fixtures"]`) and the contract
+suites (`tidegate.testing.contracts`) need `pip install 'tidegate[testing]'`.
 """
 
 from tidegate.testing.clock import ManualClock
@@ -22,6 +23,7 @@ from tidegate.testing.proxy import FaultProxy, Faults, ProxyStatistics
 from tidegate.testing.servers import (
     MariaDBServer,
     MissingBinary,
+    MySQLServer,
     PostgresServer,
     RedisCluster,
     RedisReplyError,
@@ -29,6 +31,7 @@ from tidegate.testing.servers import (
     RedisServer,
     ServerError,
     ServerProcess,
+    ValkeyServer,
     wait_until,
 )
 
@@ -46,6 +49,7 @@ __all__ = [
     "ManualClock",
     "MariaDBServer",
     "MissingBinary",
+    "MySQLServer",
     "PostgresServer",
     "ProxyStatistics",
     "RedisCluster",
@@ -56,6 +60,7 @@ __all__ = [
     "ServerProcess",
     "TrackingLedger",
     "TrackingOrigin",
+    "ValkeyServer",
     "advance_to_reset",
     "advance_until_empty",
     "consumed",

@@ -1,4 +1,4 @@
-"""A clock that moves only when it is told to, for tests of anything that takes a `Clock`."""
+"""A clock that tests set by hand."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ __all__ = ["ManualClock"]
 
 
 class ManualClock:
-    """Unix time in milliseconds, as last set. It may step back, as real clocks do."""
+    """A `Clock` that only moves when a test sets or advances it. It may step back, like real clocks."""
 
     def __init__(self, now_ms: int = 0) -> None:
         self._now_ms = now_ms
@@ -15,11 +15,11 @@ class ManualClock:
         return self._now_ms
 
     def set(self, now_ms: int) -> None:
-        """It is now this time."""
+        """Set the time, in Unix milliseconds."""
         self._now_ms = now_ms
 
     def advance(self, duration_ms: int) -> int:
-        """So much time passes; returns the new time."""
+        """Move the time forward, and return the new time."""
         self._now_ms += duration_ms
         return self._now_ms
 

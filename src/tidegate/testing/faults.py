@@ -1,8 +1,8 @@
-"""Origins and ledgers that misbehave on command, and ones that remember what was asked of them.
+"""Wrappers of origins and ledgers that inject faults, and wrappers that record calls.
 
-`FailingOrigin` and `FailingLedger` stand in front of a real adapter and hurt the operations they are told to hurt;
-`TrackingOrigin` and `TrackingLedger` change nothing and keep a log. They honour the ports, so that they can be
-stacked. A fault stays until `heal`, or for as many calls as it was ordered for.
+`FailingOrigin` and `FailingLedger` wrap a real adapter and let chosen operations fail; `TrackingOrigin` and
+`TrackingLedger` change nothing and record every call. They implement the ports, so they can be nested. A fault stays
+until `heal`, or for a given number of calls.
 
     origin = TrackingOrigin(FailingOrigin(MemoryOrigin()))
 """
@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Final, Generic, NamedTuple, TypeVar
 
-from tidegate.core.model import Component, Heard, LedgerRow
+from tidegate.core.model import Component, LedgerRow, OriginReply
 from tidegate.errors import DependencyTimeout, DependencyUnavailable
 from tidegate.ports import Changes, Ledger, LedgerOverview, Origin, Pulse, RegionBeat
 
@@ -46,28 +46,28 @@ class _Fault:
 
 
 class FaultPlan:
-    """Which operations are hurt, and how. Without `operations` a verb means all of them."""
+    """Which operations fail, and how. Without `operations`, a method applies to all of them."""
 
     def __init__(self, operations: Sequence[str]) -> None:
         self._operations = operations
         self._faults: dict[str, _Fault] = {}
         self.fired: Counter[str] = Counter()
-        """How often each operation was really hurt: a test that hurt nobody proves nothing."""
+        """How often a fault happened, by operation. Check it: a test without a fault proves nothing."""
 
     def fail(self, *operations: str, error: Exception | None = None, times: int | None = None) -> None:
-        """Raise, without asking the adapter: a dead peer, unless `error` says otherwise."""
+        """Raise `error`, or `DependencyUnavailable`, without calling the adapter."""
         self._set(operations, "fail", error, times)
 
     def lose_answers(self, *operations: str, times: int | None = None) -> None:
-        """Let the adapter do it, then report a timeout: applied, and nobody knows."""
+        """Call the adapter, then raise `DependencyTimeout`: the call is applied, but its reply is lost."""
         self._set(operations, "lose", None, times)
 
     def hang(self, *operations: str, times: int | None = None) -> None:
-        """Neither answer nor keep the time limit, until `heal`; then the adapter does it."""
+        """Block until `heal`, ignoring the timeout; then call the adapter."""
         self._set(operations, "hang", None, times)
 
     def heal(self, *operations: str) -> None:
-        """Stop hurting; calls that hang go on."""
+        """Remove faults; blocked calls continue."""
         for operation in operations or self._operations:
             fault = self._faults.pop(operation, None)
             if fault is not None:
@@ -76,11 +76,11 @@ class FaultPlan:
     def _set(self, operations: Sequence[str], kind: str, error: Exception | None, times: int | None) -> None:
         for operation in operations or self._operations:
             if operation not in self._operations:
-                raise ValueError(f"there is no operation {operation!r}; there are {self._operations}")
+                raise ValueError(f"unknown operation {operation!r}: use one of {', '.join(self._operations)}")
             self._faults[operation] = _Fault(kind, error, times)
 
     async def around(self, operation: str, call: Callable[[], Awaitable[T]]) -> T:
-        """Make the call as the plan will have it."""
+        """Call the adapter, with the fault of this operation."""
         fault = self._faults.get(operation)
         if fault is None:
             return await call()
@@ -90,28 +90,28 @@ class FaultPlan:
             if fault.times_left <= 0:
                 del self._faults[operation]
         if fault.kind == "fail":
-            raise fault.error or DependencyUnavailable(f"{operation}: told to fail")
+            raise fault.error or DependencyUnavailable(f"{operation}: injected failure")
         if fault.kind == "lose":
             await call()
-            raise DependencyTimeout(f"{operation}: done, but told to lose the answer")
+            raise DependencyTimeout(f"{operation}: injected loss of the reply")
         await fault.released.wait()
         return await call()
 
 
 class FailingOrigin:
-    """An origin in front of another one; `faults` says what goes wrong."""
+    """Wraps an origin; set faults through `faults`."""
 
     def __init__(self, inner: Origin) -> None:
         self.inner = inner
-        self.faults = FaultPlan(ORIGIN_OPERATIONS)
+        self.faults: FaultPlan = FaultPlan(ORIGIN_OPERATIONS)
 
     async def open(self, region: str, *, timeout_s: float) -> None:
         await self.faults.around("open", lambda: self.inner.open(region, timeout_s=timeout_s))
 
-    async def read(self, wanted: Sequence[Component], *, timeout_s: float) -> list[Heard]:
+    async def read(self, wanted: Sequence[Component], *, timeout_s: float) -> list[OriginReply]:
         return await self.faults.around("read", lambda: self.inner.read(wanted, timeout_s=timeout_s))
 
-    async def merge(self, components: Sequence[Component], *, timeout_s: float) -> list[Heard]:
+    async def merge(self, components: Sequence[Component], *, timeout_s: float) -> list[OriginReply]:
         return await self.faults.around("merge", lambda: self.inner.merge(components, timeout_s=timeout_s))
 
     async def pulse(self, region: str, *, timeout_s: float) -> Pulse:
@@ -125,11 +125,11 @@ class FailingOrigin:
 
 
 class FailingLedger:
-    """A ledger in front of another one; `faults` says what goes wrong."""
+    """Wraps a ledger; set faults through `faults`."""
 
     def __init__(self, inner: Ledger) -> None:
         self.inner = inner
-        self.faults = FaultPlan(LEDGER_OPERATIONS)
+        self.faults: FaultPlan = FaultPlan(LEDGER_OPERATIONS)
 
     async def open(self, *, timeout_s: float) -> None:
         await self.faults.around("open", lambda: self.inner.open(timeout_s=timeout_s))
@@ -166,46 +166,46 @@ class FailingLedger:
 
 
 class Call(NamedTuple):
-    """One call of a port: what, with what, and when it began by the loop's clock."""
+    """One call of a port: operation, argument, and start in loop time."""
 
     operation: str
     argument: object
-    """The components, the rows, the cursor or the region's name; None where there is no such thing."""
+    """The components, rows, cursor or region name; None if the operation has none of these."""
     began_s: float
 
 
 class _Tracking(Generic[Port]):
-    """The log of one adapter."""
+    """Records the calls of one adapter."""
 
     def __init__(self, inner: Port) -> None:
         self.inner: Port = inner
         self.calls: list[Call] = []
         self.in_flight: Counter[str] = Counter()
         self.in_flight_max: Counter[str] = Counter()
-        self.closed = 0
+        self.closed: int = 0
         """How often `close` was called."""
-        self._began = asyncio.Event()
+        self._call_started = asyncio.Event()
 
     def count(self, operation: str) -> int:
-        """How many calls of it began."""
+        """How many calls of this operation have started."""
         return sum(call.operation == operation for call in self.calls)
 
     def arguments(self, operation: str) -> list[object]:
-        """What each call of it was about, in order."""
+        """The argument of each call of this operation, in order."""
         return [call.argument for call in self.calls if call.operation == operation]
 
     async def until(self, operation: str, count: int) -> None:
-        """Return when so many calls of it have begun."""
+        """Wait until `count` calls of this operation have started."""
         while self.count(operation) < count:
-            self._began.clear()
-            await self._began.wait()
+            self._call_started.clear()
+            await self._call_started.wait()
 
     @contextmanager
     def tracked(self, operation: str, argument: object) -> Iterator[None]:
         self.calls.append(Call(operation, argument, asyncio.get_running_loop().time()))
         self.in_flight[operation] += 1
         self.in_flight_max[operation] = max(self.in_flight_max[operation], self.in_flight[operation])
-        self._began.set()
+        self._call_started.set()
         try:
             yield
         finally:
@@ -220,17 +220,17 @@ class _Tracking(Generic[Port]):
 
 
 class TrackingOrigin(_Tracking[Origin]):
-    """An origin in front of another one, which remembers every call."""
+    """Wraps an origin and records every call."""
 
     async def open(self, region: str, *, timeout_s: float) -> None:
         with self.tracked("open", region):
             await self.inner.open(region, timeout_s=timeout_s)
 
-    async def read(self, wanted: Sequence[Component], *, timeout_s: float) -> list[Heard]:
+    async def read(self, wanted: Sequence[Component], *, timeout_s: float) -> list[OriginReply]:
         with self.tracked("read", list(wanted)):
             return await self.inner.read(wanted, timeout_s=timeout_s)
 
-    async def merge(self, components: Sequence[Component], *, timeout_s: float) -> list[Heard]:
+    async def merge(self, components: Sequence[Component], *, timeout_s: float) -> list[OriginReply]:
         with self.tracked("merge", list(components)):
             return await self.inner.merge(components, timeout_s=timeout_s)
 
@@ -240,7 +240,7 @@ class TrackingOrigin(_Tracking[Origin]):
 
 
 class TrackingLedger(_Tracking[Ledger]):
-    """A ledger in front of another one, which remembers every call."""
+    """Wraps a ledger and records every call."""
 
     async def open(self, *, timeout_s: float) -> None:
         with self.tracked("open", None):

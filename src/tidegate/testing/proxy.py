@@ -1,12 +1,12 @@
-"""A TCP proxy that hurts: it stands between a client and a real server, and can be told at any time what to do.
+"""A TCP proxy between a client and a real server that injects network faults, which can change at any time.
 
-It runs in a thread of its own, so that synchronous and asynchronous tests use it alike; every verb returns when its
-effect is in place. Bytes keep their order and none are made up: what a stall holds back is delivered after it, as a
-healed network would, unless the connection was reset meanwhile. What is drawn at random comes from the seed, for each
-connection and direction apart; how the bytes fall into chunks is the kernel's business.
+It runs in its own thread, so that synchronous and asynchronous tests can use it; a method returns when its effect is in
+place. Bytes keep their order: what a stall holds back is delivered after it, unless the connection was reset. Random
+numbers come from the seed, separately for each connection and direction; the kernel decides how bytes are split into
+chunks.
 
-Knows nothing about what it carries. A server that is down looks different through it: a connection is accepted first
-and reset then. Use `Faults(refuse=True)` to refuse at once.
+It does not know the protocol. If the server is down, the proxy first accepts a connection and then resets it; use
+`Faults(refuse=True)` to refuse connections.
 """
 
 from __future__ import annotations
@@ -30,27 +30,27 @@ from tidegate.testing.servers.reservation import LOOPBACK, PortReservation
 
 T = TypeVar("T")
 
-# What one direction of one connection holds back before it stops reading, as a TCP window would.
+# How many bytes one direction of a connection holds back before it stops reading, like a TCP window.
 HELD_BYTES_MAX = 1024 * 1024
-# How much of a second's bytes a limited rate sends at once: fine enough to look smooth, coarse enough to be cheap.
+# The part of a second's bytes that a limited rate sends at once: small enough to be smooth, large enough to be cheap.
 RATE_SLICE_S = 0.01
 CALL_TIMEOUT_S = 10.0
 BACKLOG = 1024
 UNSENT_POLL_S = 0.001
-# l_onoff = 1, l_linger = 0: close() sends RST and forgets what was not sent.
+# l_onoff = 1, l_linger = 0: close() sends RST and drops unsent bytes.
 LINGER_RESET = struct.pack("ii", 1, 0)
 
 
 @dataclass(frozen=True, slots=True)
 class Faults:
-    """What the proxy does to every connection. All of them can be combined; the default is to do nothing.
+    """The faults of every connection. They can be combined; the default is none.
 
-    latency_ms, jitter_ms     each direction is late by latency_ms plus up to jitter_ms (a round trip by twice that)
+    latency_ms, jitter_ms     each direction is delayed by latency_ms plus up to jitter_ms (a round trip by twice that)
     bytes_per_s               the rate of each direction of each connection
-    stall_requests            what clients send is accepted and held
-    stall_replies             what the server answers is held: applied, but the client times out
-    reset_after_reply_bytes   each connection is reset after so many more bytes of replies
-    refuse                    new connections are refused; existing ones go on
+    stall_requests            bytes of clients are accepted and held back
+    stall_replies             replies of the server are held back: applied, but the client times out
+    reset_after_reply_bytes   each connection is reset after this many more bytes of replies
+    refuse                    new connections are refused; existing ones continue
     """
 
     latency_ms: float = 0.0
@@ -74,35 +74,35 @@ class Faults:
 
 @dataclass(frozen=True, slots=True)
 class ProxyStatistics:
-    """Counted since the start. Bytes count when they are forwarded, not while they are held."""
+    """Counts since the start. Bytes count when they are forwarded, not while they are held back."""
 
     connections_accepted: int
     connections_open: int
-    connections_reset: int  # by the proxy: a verb, a fault, or a server that could not be reached
+    connections_reset: int  # by the proxy: `reset_connections`, a fault, or an unreachable server
     request_bytes: int
     reply_bytes: int
 
 
 class _End(Enum):
-    """How a stream of bytes ends. It waits in the queue behind the bytes before it."""
+    """How a stream of bytes ends; queued behind its bytes."""
 
     CLOSED = "FIN"
     RESET = "RST"
 
 
 class _Pipe:
-    """One direction of one connection: a queue that is emptied as far as the faults allow."""
+    """One direction of one connection: a queue of chunks, forwarded as the faults allow."""
 
     def __init__(self, link: _Link, *, is_reply: bool, chance: random.Random) -> None:
         self._link = link
         self._board = link.board
         self._is_reply = is_reply
         self._chance = chance
-        # Arrival and luck are kept, not a due time: when the faults change, the waiting chunks obey the new ones.
+        # Arrival time and random number, not a due time: when the faults change, they apply to queued chunks too.
         self._queue: deque[tuple[float, float, bytes | _End]] = deque()
         self._held_bytes = 0
         self._bytes_since_faults = 0
-        self._sent_until_s = 0.0  # when the limited rate has room again
+        self._sent_until_s = 0.0  # when the limited rate allows the next chunk
         self._timer: asyncio.TimerHandle | None = None
         self._is_target_full = False
         self.source: asyncio.Transport | None = None
@@ -111,7 +111,7 @@ class _Pipe:
 
     def feed(self, item: bytes | _End) -> None:
         if self.has_ended:
-            if item is _End.RESET:  # the end before was a FIN, and has been passed on
+            if item is _End.RESET:  # after a FIN that has been forwarded
                 self._link.reset()
             return
         self._queue.append((self._board.loop.time(), self._chance.random(), item))
@@ -131,7 +131,7 @@ class _Pipe:
         self.pump()
 
     def discard(self) -> None:
-        """The connection is over: nothing waits any longer."""
+        """The connection has ended: drop the queue."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -139,14 +139,14 @@ class _Pipe:
         self.has_ended = True
 
     def pump(self) -> None:
-        """Forward all that may go now, and set a timer for what may go later."""
+        """Forward all chunks that are due, and set a timer for the next."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
         while self._queue and not self.has_ended and not self._is_held():
-            arrived_s, luck, item = self._queue[0]
+            arrived_s, chance, item = self._queue[0]
             faults = self._board.faults
-            late_s = (faults.latency_ms + luck * faults.jitter_ms) / 1000
+            late_s = (faults.latency_ms + chance * faults.jitter_ms) / 1000
             due_s = max(arrived_s + late_s, self._sent_until_s)
             if due_s > self._board.loop.time():
                 self._timer = self._board.loop.call_at(due_s, self.pump)
@@ -166,7 +166,7 @@ class _Pipe:
         sent_bytes = len(item)
         if faults.bytes_per_s is not None:
             sent_bytes = min(sent_bytes, max(1, int(faults.bytes_per_s * RATE_SLICE_S)))
-            # A late timer is made up for, by one slice at most.
+            # Catch up after a late timer, by one slice at most.
             since_s = max(self._sent_until_s, self._board.loop.time() - RATE_SLICE_S)
             self._sent_until_s = since_s + sent_bytes / faults.bytes_per_s
         is_last = False
@@ -174,9 +174,9 @@ class _Pipe:
             left_bytes = faults.reset_after_reply_bytes - self._bytes_since_faults
             is_last = sent_bytes >= left_bytes
             sent_bytes = min(sent_bytes, left_bytes)
-        arrived_s, luck, _ = self._queue.popleft()
+        arrived_s, chance, _ = self._queue.popleft()
         if sent_bytes < len(item):
-            self._queue.appendleft((arrived_s, luck, item[sent_bytes:]))
+            self._queue.appendleft((arrived_s, chance, item[sent_bytes:]))
         self._held_bytes -= sent_bytes
         self._bytes_since_faults += sent_bytes
         self._board.count_bytes(sent_bytes, is_reply=self._is_reply)
@@ -220,7 +220,7 @@ class _Side(asyncio.Protocol):
 
     def eof_received(self) -> bool:
         self._incoming.feed(_End.CLOSED)
-        return True  # half closed: the other direction goes on
+        return True  # half closed: the other direction stays open
 
     def pause_writing(self) -> None:
         self._outgoing.on_target_full(True)
@@ -234,14 +234,14 @@ class _Side(asyncio.Protocol):
             self.is_lost.set_result(None)
         if (
             error is not None and not self._link.is_over
-        ):  # the peer has reset: so will we, behind what it sent
+        ):  # the peer sent RST: forward it after the queued bytes
             self._incoming.source = None
             self._incoming.feed(_End.RESET)
         self._link.on_side_lost()
 
 
 class _Link:
-    """A client's connection and the one to the server that belongs to it."""
+    """The connection of a client, and the connection to the server for it."""
 
     def __init__(self, board: _Switchboard, number: int) -> None:
         def chance(direction: str) -> random.Random:
@@ -253,7 +253,7 @@ class _Link:
         self.client = _Side(self, incoming=self.requests, outgoing=self.replies)
         self.server = _Side(self, incoming=self.replies, outgoing=self.requests)
         self.is_over = False
-        self.dialling: asyncio.Task[None] | None = None  # set when the client is there
+        self.dialling: asyncio.Task[None] | None = None  # set when the client is connected
 
     @property
     def made_sides(self) -> list[_Side]:
@@ -279,7 +279,7 @@ class _Link:
         self.replies.on_new_faults()
 
     def reset_when_sent(self) -> None:
-        """RST throws away what has not left yet, and the promised number of bytes would not arrive."""
+        """Wait until all bytes have left: RST would drop the rest, and fewer bytes than configured would arrive."""
         transport = self.client.transport
         if transport is None or transport.is_closing() or _unsent_bytes(transport) == 0:
             self.reset()
@@ -287,7 +287,7 @@ class _Link:
             self.board.loop.call_later(UNSENT_POLL_S, self.reset_when_sent)
 
     def reset(self) -> None:
-        """RST to both sides; what is held is lost."""
+        """Send RST to both sides; held bytes are lost."""
         if self.is_over:
             return
         self.board.reset += 1
@@ -317,7 +317,7 @@ class _Link:
 
 
 class _Switchboard:
-    """All connections, what is done to them, and what was counted. Touched in the loop's thread only."""
+    """All connections, their faults and the counts. Only used in the thread of the loop."""
 
     def __init__(
         self, loop: asyncio.AbstractEventLoop, port: int, upstream: tuple[str, int], seed: int
@@ -332,7 +332,7 @@ class _Switchboard:
         self._bytes = {False: 0, True: 0}
         self._port = port
         self._listener: socket.socket | None = None
-        self._welcomes: set[asyncio.Task[None]] = set()  # accepted, and not yet with the client's side
+        self._welcomes: set[asyncio.Task[None]] = set()  # accepted, but not connected to the server side yet
 
     def count_bytes(self, count: int, *, is_reply: bool) -> None:
         self._bytes[is_reply] += count
@@ -345,7 +345,7 @@ class _Switchboard:
 
     def _stop_listening(self) -> None:
         if self._listener is not None:
-            self._accept_waiting()  # a client that has connected already is an existing connection
+            self._accept_waiting()  # a client that has already connected counts as a connection
             self.loop.remove_reader(self._listener)
             self._listener.close()
             self._listener = None
@@ -406,10 +406,10 @@ class _Switchboard:
 
 
 class FaultProxy:
-    """A proxy on a port of its own in front of `upstream_host:upstream_port`.
+    """A proxy with its own port in front of `upstream_host:upstream_port`.
 
-    `apply` replaces what it does from now on, for existing connections too; `heal` ends it; `reset_connections` is an
-    act, not a state. Also a context manager.
+    `apply` replaces the faults, for existing connections too; `heal` removes them; `reset_connections` resets once. Can
+    be used as a context manager.
     """
 
     host = LOOPBACK
@@ -428,7 +428,7 @@ class FaultProxy:
         return self._reservation.port
 
     def through(self, url: str) -> str:
-        """The URL of a server, leading here instead: `proxy.through(redis.url)`."""
+        """The URL of a server with the address of the proxy: `proxy.through(redis.url)`."""
         parts = urlsplit(url)
         credentials, at, _ = parts.netloc.rpartition("@")
         return urlunsplit(parts._replace(netloc=f"{credentials}{at}{self.host}:{self.port}"))
@@ -443,22 +443,22 @@ class FaultProxy:
         return self
 
     def apply(self, faults: Faults) -> None:
-        """From now on do this, and only this."""
+        """Replace the current faults."""
         self._call(self._board.apply(faults))
 
     def heal(self) -> None:
-        """Do nothing but forward. What was held is delivered."""
+        """Remove all faults; held bytes are delivered."""
         self.apply(Faults())
 
     def reset_connections(self) -> None:
-        """RST every existing connection, on both sides; what they held is lost."""
+        """Send RST on every connection, on both sides; held bytes are lost."""
         self._call(self._board.reset_connections())
 
     def statistics(self) -> ProxyStatistics:
         return self._call(self._board.statistics())
 
     def close(self) -> None:
-        """Reset what is open and end the thread. Harmless when called twice."""
+        """Reset all connections and end the thread. Safe to call twice."""
         if self._is_closed:
             return
         self._is_closed = True
@@ -493,6 +493,6 @@ def _abort(side: _Side) -> None:
 
 
 def _unsent_bytes(transport: asyncio.Transport) -> int:
-    """What asyncio or the kernel still holds for the peer: not sent, or not acknowledged."""
+    """Bytes that asyncio or the kernel has not sent, or the peer has not acknowledged."""
     answer = fcntl.ioctl(_socket_of(transport).fileno(), termios.TIOCOUTQ, b"\0" * 4)
     return transport.get_write_buffer_size() + int(struct.unpack("i", answer)[0])

@@ -20,7 +20,7 @@ async def _database(request: pytest.FixtureRequest, kind: str, tmp_path: Path) -
     return database
 
 
-@pytest.fixture(params=["mariadb", "postgres"])
+@pytest.fixture(params=["mariadb", "mysql", "postgres"])
 async def server_database(request: pytest.FixtureRequest, tmp_path: Path) -> ServerDatabase:
     """A database on a real server."""
     database = await _database(request, request.param, tmp_path)
@@ -28,7 +28,7 @@ async def server_database(request: pytest.FixtureRequest, tmp_path: Path) -> Ser
     return database
 
 
-@pytest.fixture(params=["mariadb", "postgres", "sqlite"])
+@pytest.fixture(params=["mariadb", "mysql", "postgres", "sqlite"])
 async def database(request: pytest.FixtureRequest, tmp_path: Path) -> Database:
     """A database of any kind."""
     return await _database(request, request.param, tmp_path)

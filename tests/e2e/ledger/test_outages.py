@@ -31,7 +31,7 @@ from tidegate.errors import SchemaMissing
 from tidegate.runtime.importer import ImportLoop
 from tidegate.runtime.publish import PublishLoop
 from tidegate.testing.faults import TrackingLedger
-from tidegate.testing.servers import MariaDBServer
+from tidegate.testing.servers.mysql_family import MySQLFamilyServer
 
 pytestmark = pytest.mark.server
 
@@ -151,11 +151,13 @@ async def test_a_publish_of_many_chunks_is_finished_after_the_server_died_in_it(
     assert len({row.identifier for row in sent}) <= len(names) - len(stored) + 50
 
 
+MYSQL_TRIGGER = (
+    "DELIMITER //\nCREATE TRIGGER refuse BEFORE INSERT ON ratelimit_window_counts FOR EACH ROW "
+    "IF NEW.identifier = 'user-055' THEN SIGNAL SQLSTATE '45000' SET MESSAGE_TEXT = 'not now'; END IF//"
+)
 TRIGGERS = {
-    "mariadb": (
-        "DELIMITER //\nCREATE TRIGGER refuse BEFORE INSERT ON ratelimit_window_counts FOR EACH ROW "
-        "IF NEW.identifier = 'user-055' THEN SIGNAL SQLSTATE '45000' SET MESSAGE_TEXT = 'not now'; END IF//"
-    ),
+    "mariadb": MYSQL_TRIGGER,
+    "mysql": MYSQL_TRIGGER,
     "postgres": (
         "CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN "
         "IF NEW.identifier = convert_to('user-055', 'UTF8') THEN RAISE EXCEPTION 'not now'; END IF; "
@@ -169,17 +171,15 @@ async def test_a_chunk_that_fails_in_the_middle_is_the_only_one_that_is_repeated
     world = server_world
     database = server_of(world)
     ledger = TrackingLedger(world.ledger())
-    fra = await world.region("fra", origin=None).start(
-        ledger, publish_rows_max=10, publish_interval_ms=3_600_000
-    )
+    fra = await world.region("fra", origin=None).start(ledger, publish_rows_max=10, **BY_HAND)
     publish, _ = loops_of(fra)
-    database.sql(TRIGGERS[database.name])
     names = [f"user-{n:03}" for n in range(100)]
-    for name in names:
-        await accept(fra, name, 10)  # below the threshold: nothing goes out by pressure
+    await accept(fra, "first", 50)
+    await until(lambda: publish.rows_published == 1, "the loop has had its turn")
+    database.sql(TRIGGERS[database.name])
     await world.publish(*(world.row(name, "syd", 1) for name in names if name != "user-055"))
     for name in names:
-        await accept(fra, name, 30)
+        await accept(fra, name, 40)
     turn = await publish.run_once()
     stored = {name for name, region in database.counts() if region == "fra"}
     assert not turn.ok
@@ -192,7 +192,7 @@ async def test_a_chunk_that_fails_in_the_middle_is_the_only_one_that_is_repeated
     assert (await publish.run_once()).ok
     sent = [row for rows in ledger.arguments("publish")[sent_before:] for row in rows]  # type: ignore[attr-defined]  # lists of rows
     assert {row.identifier for row in sent} == missing
-    assert {name for name, region in database.counts() if region == "fra"} == set(names)
+    assert {name for name, region in database.counts() if region == "fra"} == {"first", *names}
 
 
 async def test_a_row_that_the_database_rejects_is_set_aside_and_the_others_go_out_in_the_same_turn(
@@ -300,15 +300,12 @@ async def test_a_schema_that_is_missing_when_the_ledger_comes_up_late_is_told_an
 @asynccontextmanager
 async def _late(database: ServerDatabase, rows: list[LedgerRow]) -> AsyncIterator[None]:
     """A publish that has done everything but commit, until the end of the block."""
-    if isinstance(database.server, MariaDBServer):
+    if isinstance(database.server, MySQLFamilyServer):
         mysql = MySQLConnection(database.url)
-        *_, last = packets = await publish_packets(await stored_rows(rows))
-        packets[-1] = last.removesuffix("COMMIT") + "DO 0"
-        async with mysql.session(timeout_s=30) as session:
-            for packet in packets:
+        async with mysql.session(timeout_s=30) as session, session.transaction():
+            for packet in await publish_packets(await stored_rows(rows)):
                 await session.script(packet)
             yield
-            await session.script("COMMIT")
         await mysql.close()
     else:
         postgres = PostgresConnection(database.url)

@@ -52,7 +52,7 @@ async def test_publish_and_import_of_fifty_thousand_cells_let_the_event_loop_bre
             await asyncio.sleep(0)
     sender, receiver = node_of(fra), node_of(iad)
     assert sender.publish is not None and receiver.importer is not None
-    waiting = sender.convergence.subjects_waiting
+    waiting = sender.ledger_sync.subjects_waiting
     async with steps(waiting) as planned:
         published = await sender.publish.run_once()
     # The very first of them may have gone out before, under pressure.
@@ -62,7 +62,7 @@ async def test_publish_and_import_of_fifty_thousand_cells_let_the_event_loop_bre
     assert max(published.chunks) == 5_000 and len(published.chunks) == 10
     assert published.rows == sorted(published.rows)
 
-    async with steps(lambda: receiver.convergence.rows_imported) as merged:
+    async with steps(lambda: receiver.ledger_sync.rows_imported) as merged:
         imported = await receiver.importer.run_once(full=True)
     assert imported.ok and imported.rows == CELLS
     assert max(merged) <= importer.SLICE_ROWS

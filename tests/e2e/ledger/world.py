@@ -18,7 +18,8 @@ from tidegate.core.model import LedgerRow
 from tidegate.ports import Clock, Ledger, Origin
 from tidegate.runtime.node import Node
 from tidegate.testing.limiters import make_async_limiter
-from tidegate.testing.servers import MariaDBServer, PostgresServer
+from tidegate.testing.servers import PostgresServer
+from tidegate.testing.servers.mysql_family import MySQLFamilyServer
 
 DAY_MS: Final = 86_400_000
 # Generous: a busy machine is not a bug.
@@ -89,7 +90,7 @@ TABLES = (COUNTS, "ratelimit_publishes", "ratelimit_regions")
 class ServerDatabase(Database):
     """On a server that can be killed and frozen."""
 
-    def __init__(self, server: MariaDBServer | PostgresServer, url: str) -> None:
+    def __init__(self, server: MySQLFamilyServer | PostgresServer, url: str) -> None:
         self.name = server.kind
         self.server = server
         self.url = url
@@ -114,14 +115,14 @@ class ServerDatabase(Database):
         return restore
 
     def text(self, column: str) -> str:  # type: ignore[override]  # which it is depends on the server
-        if isinstance(self.server, MariaDBServer):
+        if isinstance(self.server, MySQLFamilyServer):
             return f"CONVERT({column} USING utf8mb4)"
         return f"convert_from({column}, 'UTF8')"
 
     def connections(self) -> int:
         """How many clients the server counts, this question apart."""
         name = self.url.rpartition("/")[2]
-        if isinstance(self.server, MariaDBServer):
+        if isinstance(self.server, MySQLFamilyServer):
             question = (
                 f"SELECT COUNT(*) FROM information_schema.processlist WHERE db = '{name}' "
                 "AND id <> CONNECTION_ID()"
@@ -134,7 +135,7 @@ class ServerDatabase(Database):
 
     def refuse(self, identifier: str) -> None:
         """From now on the database rejects rows of this identifier, as a stricter schema would."""
-        if isinstance(self.server, MariaDBServer):
+        if isinstance(self.server, MySQLFamilyServer):
             self.sql(
                 f"ALTER TABLE {COUNTS} ADD CONSTRAINT no_{identifier} CHECK (identifier <> '{identifier}')"
             )

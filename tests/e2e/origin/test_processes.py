@@ -39,12 +39,14 @@ async def processes() -> AsyncIterator[Processes]:
         await node.kill()
 
 
-@pytest.fixture(params=["redis", "sqlite"])
+@pytest.fixture(
+    params=[*(pytest.param(kind, marks=pytest.mark.server) for kind in ("redis", "valkey")), "sqlite"]
+)
 def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    if request.param == "redis":
-        server: RedisServer = request.getfixturevalue("fresh_redis")
-        return server.url
-    return f"sqlite:///{tmp_path}/counts.db"
+    if request.param == "sqlite":
+        return f"sqlite:///{tmp_path}/counts.db"
+    server: RedisServer = request.getfixturevalue(f"fresh_{request.param}")
+    return server.url
 
 
 async def test_two_processes_with_the_same_subject_at_the_same_time(url: str, processes: Processes) -> None:
@@ -100,13 +102,13 @@ async def test_a_crash_loses_at_most_what_was_not_acknowledged(url: str, process
 
 @pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
 def test_forked_children_have_connections_of_their_own_and_the_parents_go_on(
-    fresh_redis: RedisServer,
+    server: RedisServer,
 ) -> None:
-    limiter = Limiter(region="fra", origin=fresh_redis.url)
+    limiter = Limiter(region="fra", origin=server.url)
     assert limiter.limit(LIMIT, "x", 5).source == "origin"
 
     def ids() -> set[str]:
-        listed = str(fresh_redis.command("CLIENT", "LIST"))
+        listed = str(server.command("CLIENT", "LIST"))
         return {line.split()[0] for line in listed.splitlines() if "name=tidegate" in line}
 
     parents = ids()
@@ -127,5 +129,5 @@ def test_forked_children_have_connections_of_their_own_and_the_parents_go_on(
     assert limiter.limit(LIMIT, "x", 2)
     assert ids() == parents, "the parent kept its connection"
     limiter.stop()
-    with Limiter(region="fra", origin=fresh_redis.url) as auditor:
+    with Limiter(region="fra", origin=server.url) as auditor:
         assert auditor.peek(LIMIT, "x").effective == 5 + 3 * 3 + 2

@@ -24,9 +24,9 @@ def reads_waited_longer_than_half_a_second(node: LocalNode) -> int:
     return found
 
 
-async def test_two_nodes_converge_within_two_round_trips(fresh_redis: RedisServer) -> None:
+async def test_two_nodes_converge_within_two_round_trips(server: RedisServer) -> None:
     # No pulse and no reads by age: what is counted below is what convergence costs.
-    async with Fleet(fresh_redis.url, fresh_ms=3_600_000, pulse_interval_ms=3_600_000) as fleet:
+    async with Fleet(server.url, fresh_ms=3_600_000, pulse_interval_ms=3_600_000) as fleet:
         first, second = fleet.node(), fleet.node()
         await first.accept("x", 1)
         await second.accept("x", 1)
@@ -45,30 +45,30 @@ async def test_two_nodes_converge_within_two_round_trips(fresh_redis: RedisServe
         assert await fleet.origin_total("x") == 503
 
 
-async def test_the_origin_is_killed_and_comes_back_empty_under_traffic(fresh_redis: RedisServer) -> None:
-    async with Fleet(fresh_redis.url) as fleet:
+async def test_the_origin_is_killed_and_comes_back_empty_under_traffic(server: RedisServer) -> None:
+    async with Fleet(server.url) as fleet:
         fleet.node(), fleet.node()
         fleet.start_traffic(NAMES)
         await fleet.more_traffic()
         for _ in range(2):
-            await asyncio.to_thread(fresh_redis.kill)
+            await asyncio.to_thread(server.kill)
             await fleet.more_traffic()
-            await asyncio.to_thread(fresh_redis.start)
+            await asyncio.to_thread(server.start)
             await fleet.more_traffic()
         await fleet.stop_traffic()
         await fleet.agree()
         assert any(node.limiter.statistics().origin_heals for node in fleet.nodes)
 
 
-async def test_the_origin_is_killed_and_comes_back_empty_when_nobody_asks(fresh_redis: RedisServer) -> None:
-    async with Fleet(fresh_redis.url) as fleet:
+async def test_the_origin_is_killed_and_comes_back_empty_when_nobody_asks(server: RedisServer) -> None:
+    async with Fleet(server.url) as fleet:
         first, second = fleet.node(), fleet.node()
         for name in NAMES:
             await first.accept(name, 3)
             await second.accept(name, 4)
         await first.told()
         await second.told()
-        await asyncio.to_thread(fresh_redis.restart, empty=True)
+        await asyncio.to_thread(server.restart, empty=True)
 
         async def is_back() -> bool:
             return await fleet.origin_total("user 0") == 7
@@ -77,36 +77,36 @@ async def test_the_origin_is_killed_and_comes_back_empty_when_nobody_asks(fresh_
         await fleet.agree()
 
 
-async def test_flushall_in_mid_window(fresh_redis: RedisServer) -> None:
-    async with Fleet(fresh_redis.url) as fleet:
+async def test_flushall_in_mid_window(server: RedisServer) -> None:
+    async with Fleet(server.url) as fleet:
         fleet.node(), fleet.node(), fleet.node()
         fleet.start_traffic(NAMES)
         for _ in range(3):
             await fleet.more_traffic(100)
-            await asyncio.to_thread(fresh_redis.command, "FLUSHALL")
+            await asyncio.to_thread(server.command, "FLUSHALL")
         await fleet.more_traffic(100)
         await fleet.stop_traffic()
         await fleet.agree()
 
 
-async def test_script_flush_in_mid_window(fresh_redis: RedisServer) -> None:
-    async with Fleet(fresh_redis.url) as fleet:
+async def test_script_flush_in_mid_window(server: RedisServer) -> None:
+    async with Fleet(server.url) as fleet:
         node = fleet.node()
         await node.accept("x", 5)
         await node.told()
-        await asyncio.to_thread(fresh_redis.command, "SCRIPT", "FLUSH", "SYNC")
+        await asyncio.to_thread(server.command, "SCRIPT", "FLUSH", "SYNC")
         await node.accept("x", 5)
         await fleet.agree()
         assert node.limiter.statistics().origin_errors == {}
 
 
-async def test_a_frozen_origin_keeps_nobody_waiting(fresh_redis: RedisServer) -> None:
+async def test_a_frozen_origin_keeps_nobody_waiting(server: RedisServer) -> None:
     """SIGSTOP: connections are open, nobody answers. Ten seconds in production, two here, with shorter breakers."""
-    async with Fleet(fresh_redis.url) as fleet:
+    async with Fleet(server.url) as fleet:
         first, second = fleet.node(), fleet.node()
         fleet.start_traffic(NAMES)
         await fleet.more_traffic()
-        await asyncio.to_thread(fresh_redis.freeze)
+        await asyncio.to_thread(server.freeze)
         asked = 0
 
         async def customer(node: LocalNode, number: int) -> None:
@@ -125,7 +125,7 @@ async def test_a_frozen_origin_keeps_nobody_waiting(fresh_redis: RedisServer) ->
             assert errors.get(("cold", "timeout"), 0) > 0, "the freeze was felt"
             assert errors.get(("cold", "circuit_open"), 0) > 0, "and then not asked any more"
             assert reads_waited_longer_than_half_a_second(node) == 0
-        await asyncio.to_thread(fresh_redis.thaw)
+        await asyncio.to_thread(server.thaw)
         await fleet.more_traffic()
         await fleet.stop_traffic()
         expected = {name: count for name, count in fleet.accepted().items() if not name.startswith("cold")}
@@ -134,11 +134,11 @@ async def test_a_frozen_origin_keeps_nobody_waiting(fresh_redis: RedisServer) ->
 
 @pytest.mark.parametrize("reply_bytes", [1, 40, 333])
 async def test_connections_are_reset_in_the_middle_of_a_reply(
-    fresh_redis: RedisServer, fault_proxy: StartProxy, reply_bytes: int
+    server: RedisServer, fault_proxy: StartProxy, reply_bytes: int
 ) -> None:
-    proxy = fault_proxy(fresh_redis.port, seed=reply_bytes)
-    async with Fleet(fresh_redis.url) as fleet:
-        hurt, well = fleet.node(proxy.through(fresh_redis.url)), fleet.node()
+    proxy = fault_proxy(server.port, seed=reply_bytes)
+    async with Fleet(server.url) as fleet:
+        hurt, well = fleet.node(proxy.through(server.url)), fleet.node()
         fleet.start_traffic(NAMES)
         await fleet.more_traffic()
         for _ in range(4):
@@ -154,11 +154,11 @@ async def test_connections_are_reset_in_the_middle_of_a_reply(
 
 
 async def test_replies_come_after_the_timeout_although_the_merge_was_applied(
-    fresh_redis: RedisServer, fault_proxy: StartProxy
+    server: RedisServer, fault_proxy: StartProxy
 ) -> None:
-    proxy = fault_proxy(fresh_redis.port)
-    async with Fleet(fresh_redis.url, replay_timeout_ms=200) as fleet:
-        hurt, well = fleet.node(proxy.through(fresh_redis.url)), fleet.node()
+    proxy = fault_proxy(server.port)
+    async with Fleet(server.url, replay_timeout_ms=200) as fleet:
+        hurt, well = fleet.node(proxy.through(server.url)), fleet.node()
         await hurt.accept("x", 10)
         await hurt.told()
         await asyncio.to_thread(proxy.apply, Faults(stall_replies=True))
@@ -180,42 +180,42 @@ async def test_replies_come_after_the_timeout_although_the_merge_was_applied(
 
 
 async def test_a_slow_network_changes_nothing_but_the_time(
-    fresh_redis: RedisServer, fault_proxy: StartProxy
+    server: RedisServer, fault_proxy: StartProxy
 ) -> None:
-    proxy = fault_proxy(fresh_redis.port)
+    proxy = fault_proxy(server.port)
     proxy.apply(Faults(latency_ms=10, jitter_ms=20))
-    async with Fleet(fresh_redis.url) as fleet:
-        fleet.node(proxy.through(fresh_redis.url)), fleet.node()
+    async with Fleet(server.url) as fleet:
+        fleet.node(proxy.through(server.url)), fleet.node()
         fleet.start_traffic(NAMES)
         await fleet.more_traffic(40)
         await fleet.stop_traffic()
         await fleet.agree()
 
 
-async def test_an_origin_that_is_down_at_the_start_is_used_when_it_comes(fresh_redis: RedisServer) -> None:
-    await asyncio.to_thread(fresh_redis.kill)
-    async with Fleet(fresh_redis.url) as fleet:
+async def test_an_origin_that_is_down_at_the_start_is_used_when_it_comes(server: RedisServer) -> None:
+    await asyncio.to_thread(server.kill)
+    async with Fleet(server.url) as fleet:
         node = fleet.node()
         await node.limiter.start()
         await node.accept("x", 9)
-        await asyncio.to_thread(fresh_redis.start)
+        await asyncio.to_thread(server.start)
         await fleet.agree()
 
 
 async def test_an_origin_of_another_region_refuses_both_drivers_and_leaves_no_connection(
-    fresh_redis: RedisServer,
+    server: RedisServer,
 ) -> None:
-    async with AsyncLimiter(region="ams", origin=fresh_redis.url) as owner:
+    async with AsyncLimiter(region="ams", origin=server.url) as owner:
         await owner.limit(LIMIT, "x")
 
         def connections() -> int:
-            return int(fresh_redis.info("clients")["connected_clients"])
+            return int(server.info("clients")["connected_clients"])
 
         before = await asyncio.to_thread(connections)
         with pytest.raises(RegionMismatch, match=r"'fra'.*'ams'"):
-            await AsyncLimiter(region="fra", origin=fresh_redis.url).start()
+            await AsyncLimiter(region="fra", origin=server.url).start()
         with pytest.raises(RegionMismatch, match=r"'fra'.*'ams'"):
-            await asyncio.to_thread(Limiter(region="fra", origin=fresh_redis.url).start)
+            await asyncio.to_thread(Limiter(region="fra", origin=server.url).start)
 
         async def is_released() -> bool:
             return await asyncio.to_thread(connections) == before

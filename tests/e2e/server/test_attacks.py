@@ -12,10 +12,9 @@ import pytest
 from tests.e2e.server.wire import Client, body, post, used
 from tests.server.harness import TidegateServer, Workspace, eventually
 from tidegate.core.model import Tuning
-from tidegate.server.auth import UNKNOWN_MAX, Authenticator, digest_of, new_key
-from tidegate.server.catalog import Caller, CatalogView
-from tidegate.server.messages import Head, Operation
-from tidegate.server.problems import Refusal
+from tidegate.ports import KeyRow
+from tidegate.server.catalog.keys import digest_of, new_key
+from tidegate.server.catalog.view import MISSING_MAX, Callers, CatalogView
 
 HOSTILE = {
     "deep arrays": b"[" * 5_000_000,
@@ -103,13 +102,12 @@ def test_thousands_of_wrong_keys_at_once_are_refused_and_others_are_served(
 
 
 def test_what_is_remembered_of_wrong_keys_is_bounded() -> None:
-    auth = Authenticator(CatalogView())
-    for number in range(5 * UNKNOWN_MAX):
-        auth.remember_unknown(head_of(f"wrong_{number}"))
-    remembered = len(auth._known_unknown) + len(auth._known_unknown_before)
-    assert UNKNOWN_MAX <= remembered <= 2 * UNKNOWN_MAX
-    with pytest.raises(Refusal):
-        auth.caller(head_of(f"wrong_{5 * UNKNOWN_MAX - 1}"), 0)
+    callers = Callers(CatalogView())
+    for number in range(5 * MISSING_MAX):
+        callers.remember_missing(b"wrong_%d" % number)
+    remembered = len(callers._missing) + len(callers._missing_before)
+    assert MISSING_MAX <= remembered <= 2 * MISSING_MAX
+    assert callers.is_negative_cached(b"wrong_%d" % (5 * MISSING_MAX - 1))
 
 
 def test_a_key_is_looked_up_by_its_digest_alone_so_that_no_prefix_shows_in_the_time() -> None:
@@ -118,27 +116,21 @@ def test_a_key_is_looked_up_by_its_digest_alone_so_that_no_prefix_shows_in_the_t
             super().__init__()
             self.asked: list[bytes] = []
 
-        def caller(self, digest: bytes) -> Caller | None:
+        def key(self, digest: bytes) -> KeyRow | None:
             self.asked.append(digest)
-            return super().caller(digest)
+            return super().key(digest)
 
     view = Recorder()
-    auth = Authenticator(view)
+    callers = Callers(view)
     right = new_key()
     near = [right[:length] + "~" * (len(right) - length) for length in range(1, len(right))]
     for key in near:
-        assert auth.caller(head_of(key), 0) is None
+        assert callers.find(b"Bearer " + key.encode(), key.encode()) is None
     assert view.asked == [digest_of(key) for key in near]
     # A digest of 32 bytes: a key that is right but for its last character begins no more alike than chance has it.
     whole = digest_of(right)
     assert whole == blake2b(right.encode(), digest_size=32, person=b"tidegate-key").digest()
     assert not [key for key in near if digest_of(key)[:6] == whole[:6]]
-
-
-def head_of(key: str) -> Head:
-    head = Head(Operation("limit", lambda head, body: (200, b"", b"")))
-    head.authorization = f"Bearer {key}".encode()
-    return head
 
 
 def test_a_near_miss_is_refused_in_the_same_words_as_any_other_key(

@@ -12,8 +12,8 @@ from click.testing import CliRunner
 
 from tests.server.harness import TidegateServer
 from tidegate.cli.root import root
-from tidegate.server.config import SETTINGS, ServerConfig
-from tidegate.server.config_load import load
+from tidegate.server.process.config import SETTINGS, ServerConfig
+from tidegate.server.process.config_load import load
 from tidegate.testing.servers.redis import create_certificate
 
 DEPLOY = Path(__file__).parents[3] / "deploy"

@@ -14,8 +14,9 @@ import pytest
 from tests.e2e.server.wire import Client, body, post, used
 from tests.server.harness import TidegateServer, Workspace, eventually
 from tidegate.adapters.migrations import migrate
-from tidegate.server.catalog_sync import POLL_INTERVAL_S, POLL_JITTER
-from tidegate.testing import MariaDBServer, RedisServer
+from tidegate.server.catalog.sync import POLL_INTERVAL_S, POLL_JITTER
+from tidegate.testing import RedisServer
+from tidegate.testing.servers.mysql_family import MySQLFamilyServer
 
 pytestmark = [pytest.mark.server, pytest.mark.slow]
 
@@ -23,25 +24,29 @@ pytestmark = [pytest.mark.server, pytest.mark.slow]
 class Fleet(NamedTuple):
     """Two nodes in fra, one in iad, one database."""
 
-    mariadb: MariaDBServer
+    database: MySQLFamilyServer
     fra_1: TidegateServer
     fra_2: TidegateServer
     iad: TidegateServer
 
 
-@pytest.fixture(scope="module")
-def fleet(mariadb_server: MariaDBServer) -> Iterator[Fleet]:
-    mariadb_server.recover()
-    ledger = mariadb_server.create_database()
+@pytest.fixture(scope="module", params=[("mariadb", "redis"), ("mysql", "valkey")], ids="-".join)
+def fleet(request: pytest.FixtureRequest) -> Iterator[Fleet]:
+    kind, origin = request.param
+    database: MySQLFamilyServer = request.getfixturevalue(f"{kind}_server")
+    # Skips if there is none. Each region has one of its own.
+    new_origin: type[RedisServer] = type(request.getfixturevalue(f"{origin}_server"))
+    database.recover()
+    ledger = database.create_database()
     asyncio.run(migrate(ledger))
     with ExitStack() as stack:
-        redis = {region: stack.enter_context(RedisServer()) for region in ("fra", "iad")}
+        redis = {region: stack.enter_context(new_origin()) for region in ("fra", "iad")}
 
         def node(region: str) -> TidegateServer:
             arguments = ("--region", region, "--origin", redis[region].url, "--ledger", ledger)
             return stack.enter_context(TidegateServer(*arguments))
 
-        yield Fleet(mariadb_server, node("fra"), node("fra"), node("iad"))
+        yield Fleet(database, node("fra"), node("fra"), node("iad"))
 
 
 @pytest.fixture
@@ -130,7 +135,7 @@ def test_a_dead_database_stops_no_decision_not_even_after_a_restart(
     change = {"namespace": "api", "identifier": "vip_*", "limit": 5, "duration": 3_600_000}
     override = node.call("setOverride", change, key).data["overrideId"]
     eventually(lambda: override.encode() in snapshot_of(node), "the snapshot has the override")
-    fleet.mariadb.kill()
+    fleet.database.kill()
     try:
         for _ in range(3):
             assert node.call("limit", body("known"), key).data["success"]
@@ -151,7 +156,7 @@ def test_a_dead_database_stops_no_decision_not_even_after_a_restart(
         assert key.encode() not in snapshot_of(node)
         assert Path(node.data_dir / "catalog.snapshot").stat().st_mode & 0o077 == 0
     finally:
-        fleet.mariadb.recover()
+        fleet.database.recover()
     eventually(lambda: node.get("/readyz").body.startswith(b"ready"), "it recovers by itself")
     assert node.call("setOverride", change | {"limit": 6}, key).status == 200
 
@@ -162,12 +167,12 @@ def test_a_namespace_made_while_the_database_was_away_is_written_when_it_is_back
     key = workspace.key.secret
     # It may still be catching its breath after the outage of the test before, and not ask about new keys.
     eventually(lambda: fleet.iad.call("limit", body("known"), key).status == 200, "the key is known")
-    fleet.mariadb.kill()
+    fleet.database.kill()
     try:
         eventually(lambda: b"degraded: catalog" in fleet.iad.get("/readyz").body, "the database is missed")
         assert fleet.iad.call("limit", body("early", namespace="pending"), key).data["success"]
     finally:
-        fleet.mariadb.recover()
+        fleet.database.recover()
 
     def is_there() -> bool:
         query = {"namespace": "pending"}

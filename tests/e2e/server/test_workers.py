@@ -12,9 +12,9 @@ import pytest
 
 from tests.e2e.server.wire import Client, body, post, used
 from tests.server.harness import TidegateServer, eventually
-from tidegate.server.config import ServerConfig
-from tidegate.server.first_start import prepare
-from tidegate.server.workers import Supervisor
+from tidegate.server.process.config import ServerConfig
+from tidegate.server.process.first_start import prepare
+from tidegate.server.process.supervisor import Supervisor
 from tidegate.testing.servers.process import child_pids, is_gone
 
 
@@ -24,11 +24,11 @@ def pair() -> Iterator[TidegateServer]:
         yield server
 
 
-def passed(server: TidegateServer) -> float:
+def allowed(server: TidegateServer) -> float:
     return sum(
         value
         for name, value in server.metrics().items()
-        if name.startswith('tidegate_decisions_total{outcome="passed"')
+        if name.startswith('tidegate_decisions_total{outcome="allowed"')
     )
 
 
@@ -53,12 +53,12 @@ def test_two_workers_without_redis_agree_through_the_file(pair: TidegateServer) 
 
 def test_metrics_are_those_of_all_workers_whichever_is_asked(pair: TidegateServer) -> None:
     key = pair.workspace().key.secret
-    before = passed(pair)
+    before = allowed(pair)
     for number in range(100):
         assert pair.call("limit", body(f"counted_{number}"), key).data["success"]
     pages = [pair.metrics() for _ in range(10)]
     assert {page["tidegate_workers"] for page in pages} == {2}
-    assert {passed(pair) - before for _ in range(10)} == {100}
+    assert {allowed(pair) - before for _ in range(10)} == {100}
     requests = 'tidegate_http_requests_total{operation="limit",status="200"}'
     assert all(page[requests] >= 100 for page in pages), sorted(pages[0])
 
@@ -68,7 +68,7 @@ def test_a_killed_worker_is_replaced_and_what_it_counted_is_kept(pair: TidegateS
     for _ in range(50):
         assert pair.call("limit", body("survivor"), key).data["success"]
     eventually(lambda: pair.metrics()["tidegate_origin_dirty_cells"] == 0, "the file has all of them")
-    before = passed(pair)
+    before = allowed(pair)
     workers = set(child_pids(pair.pid))
     assert len(workers) == 2
     victim = min(workers)
@@ -84,7 +84,7 @@ def test_a_killed_worker_is_replaced_and_what_it_counted_is_kept(pair: TidegateS
         lambda: {used(pair, key, "survivor") for _ in range(20)} == {50},
         "the new one has read what was counted",
     )
-    assert passed(pair) >= before, "counters never fall"
+    assert allowed(pair) >= before, "counters never fall"
 
 
 def attempt(condition: object) -> bool:
@@ -157,8 +157,8 @@ async def test_a_worker_that_is_made_while_the_supervisor_stops_is_told_to_stop_
 async def test_workers_that_can_never_start_end_the_server(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("tidegate.server.workers.RESTART_FIRST_S", 0.001)
-    monkeypatch.setattr("tidegate.server.workers.sys.executable", "/bin/false")
+    monkeypatch.setattr("tidegate.server.process.supervisor.RESTART_FIRST_S", 0.001)
+    monkeypatch.setattr("tidegate.server.process.supervisor.sys.executable", "/bin/false")
     config = ServerConfig(listen="127.0.0.1:0", data_dir=str(tmp_path), workers=2)
     assert await Supervisor(config).run() == 1
-    assert "giving up" in caplog.text
+    assert "the server stops" in caplog.text

@@ -1,1 +1,1 @@
-"""The ledger on MySQL and MariaDB, and the connection that speaks to them."""
+"""The ledger on MySQL and MariaDB, and the connection to them."""

@@ -20,10 +20,10 @@ from typing import Any, Final, NamedTuple
 from asyncmy import errors as driver
 from asyncmy.connection import Connection
 
+from tidegate.adapters.deadline import Deadline
 from tidegate.adapters.lane import (
     TLS_OPTIONS,
     Attempt,
-    Deadline,
     Lane,
     LockConflict,
     Record,
@@ -51,11 +51,11 @@ DEFAULT_PORT: Final = 3306
 # Statements kept prepared on a connection. The ledger and the catalog use a few dozen; the server allows thousands.
 PREPARED_MAX: Final = 100
 
-# The server ends an idle connection after this: a transaction that a hung client left open cannot stay for the
-# default of eight hours. A node speaks to its ledger every few seconds, so that no live one is ever cut.
+# The server ends an idle connection after this, not after the default of eight hours: clients that hang do not use up
+# its connections. A node uses its ledger every few seconds, so that a connection in use is never closed.
 IDLE_MAX_S: Final = 120
 
-# How often to look whether an attempt that nobody waits for can be cancelled by now.
+# How often to check whether an abandoned attempt can be cancelled by now.
 GIVE_UP_AGAIN_S: Final = 0.02
 
 SETTINGS: Final = (
@@ -114,6 +114,14 @@ class MySQLSession(Session[Any]):
     def __init__(self, lane: MySQLConnection, raw: Any, deadline: Deadline) -> None:
         super().__init__(lane, raw, deadline)
         self._prepared = lane.prepared
+        # In steps, so that callers with slightly different limits do not cost a round trip each.
+        self.allowed_s: Final = 2 ** max(0, math.ceil(math.log2(max(deadline.timeout_s, 1))))
+        if not lane.is_mariadb:
+            # A transaction that waits for a client that has stopped holds its locks. MariaDB has a limit for that;
+            # in MySQL it is the one for idle connections, lowered for as long as the transaction lasts.
+            self.begin = f"SET SESSION wait_timeout = {self.allowed_s}; BEGIN"
+            self.commit = f"COMMIT; SET SESSION wait_timeout = {IDLE_MAX_S}"
+            self.rollback = f"ROLLBACK; SET SESSION wait_timeout = {IDLE_MAX_S}"
 
     async def execute(self, sql: str, args: Sequence[SqlValue] = ()) -> int:
         if not args:
@@ -167,8 +175,8 @@ class MySQLConnection(Lane[Any, MySQLSession]):
         if mode == "prefer":
             raise ConfigurationError(f"{parsed.shown}: MySQL cannot do ssl=prefer; use require or disable")
         self.prepared: dict[str, Any] = {}  # of the present connection; written by its sessions
-        self._allowed_s = 0  # what the server was last told; 0 on a new connection
-        self._is_mariadb = False
+        self._allowed_s = 0  # what was last sent to the server; 0 on a new connection
+        self.is_mariadb = False  # written when a connection is made
 
     async def _connect(self, timeout_s: float, attempt: Attempt) -> Any:
         host, port = self.url.hosts[0]
@@ -177,7 +185,7 @@ class MySQLConnection(Lane[Any, MySQLSession]):
             port=port,
             unix_socket=self.url.options.get("unix_socket"),
             user=self.url.username,
-            # As bytes: the driver would encode a str as Latin-1, and the server knows it in UTF-8.
+            # As bytes: the driver would encode a str as Latin-1, and the server has it in UTF-8.
             password=(self.url.password or "").encode(),
             database=self.url.path,
             connect_timeout=max(timeout_s, 0.001),
@@ -196,26 +204,25 @@ class MySQLConnection(Lane[Any, MySQLSession]):
             raise
         self.prepared = {}
         self._allowed_s = 0
-        self._is_mariadb = "mariadb" in raw.get_server_info().lower()
+        self.is_mariadb = "mariadb" in raw.get_server_info().lower()
         return raw
 
     async def _allow(self, session: MySQLSession) -> None:
-        # In steps, so that callers with slightly different limits do not cost a round trip each.
-        wanted_s = 2 ** max(0, math.ceil(math.log2(max(session.deadline.timeout_s, 1))))
+        wanted_s = session.allowed_s
         if wanted_s == self._allowed_s:
             return
         # Both know a limit for locks. MariaDB has one for statements and one for transactions that wait for their
-        # client; MySQL has one for SELECT only, and IDLE_MAX_S must do for the rest.
+        # client; MySQL has one for SELECT only, and `MySQLSession` sees to transactions.
         lock_s = max(1, wanted_s // 2)
         statement = (
             f"max_statement_time = {wanted_s}, idle_transaction_timeout = {wanted_s}"
-            if self._is_mariadb
+            if self.is_mariadb
             else f"max_execution_time = {wanted_s * 1000}"
         )
         await session.script(f"SET SESSION innodb_lock_wait_timeout = {lock_s}, {statement}")
         self._allowed_s = wanted_s
 
-    def _is_alive(self, raw: Any) -> bool:
+    def _is_usable(self, raw: Any) -> bool:
         transport = raw._transport  # noqa: SLF001 - asyncmy has no public way to see that the server hung up
         return bool(raw.connected) and transport is not None and not transport.is_closing()
 
@@ -226,7 +233,7 @@ class MySQLConnection(Lane[Any, MySQLSession]):
             transport.abort()
         raw.close()
 
-    async def _goodbye(self, raw: Any) -> None:
+    async def _close_connection(self, raw: Any) -> None:
         await raw.ensure_closed()
 
     def _session(self, raw: Any, deadline: Deadline) -> MySQLSession:
@@ -238,7 +245,7 @@ class MySQLConnection(Lane[Any, MySQLSession]):
         # Values that the driver cannot write are refused before a byte is sent. All else is a broken stream.
         return not isinstance(error, (ValueError, OverflowError))
 
-    def told(self, error: Exception) -> TidegateError:
+    def translate_error(self, error: Exception) -> TidegateError:
         shown = self.url.shown
         if isinstance(error, (ValueError, OverflowError)):
             return RowsRejected(f"{shown}: {error}")
@@ -246,7 +253,8 @@ class MySQLConnection(Lane[Any, MySQLSession]):
             return DependencyTimeout(f"{shown}: no answer while connecting")
         if isinstance(error, (RuntimeError, ssl.SSLError)):
             # A missing package for an authentication method, or certificates that do not fit.
-            return ConfigurationError(f"{shown}: {error}")
+            step = "; run: pip install 'tidegate[mysql]'" if "'cryptography'" in str(error) else ""
+            return ConfigurationError(f"{shown}: {error}{step}")
         code = _code(error)
         text = f"{shown}: {error.args[1] if len(error.args) > 1 else error} ({code})"
         if isinstance(error.__cause__, ssl.SSLError):

@@ -69,12 +69,12 @@ def _take_number(region: bytes, variable: str) -> str:
 
 
 async def publish_packets(rows: Sequence[StoredRow]) -> list[str]:
-    """The whole publish, from BEGIN to COMMIT, cut where a packet would grow too large."""
+    """The statements of a publish, to be run in one transaction, cut where a packet would grow too large."""
     stamps = {
         region: f"@tidegate_{number}" for number, region in enumerate(sorted({row.region for row in rows}))
     }
     packets: list[str] = []
-    statements = ["BEGIN", *(_take_number(region, variable) for region, variable in stamps.items())]
+    statements = [_take_number(region, variable) for region, variable in stamps.items()]
     size = 0
     for start in range(0, len(rows), SLICE_ROWS):
         statement = _insert(rows[start : start + SLICE_ROWS], stamps)
@@ -84,7 +84,6 @@ async def publish_packets(rows: Sequence[StoredRow]) -> list[str]:
         statements.append(statement)
         size += len(statement)
         await asyncio.sleep(0)
-    statements.append("COMMIT")
     packets.append(";".join(statements))
     return packets
 
@@ -152,8 +151,11 @@ class MySQLLedger(SqlLedger[MySQLSession]):
         return await publish_packets(rows)
 
     async def _publish(self, session: MySQLSession, written: list[str]) -> None:
+        # Almost always one packet, and then no moment at which the server waits for us while it holds locks.
+        packets = [f"{session.begin}; {written[0]}", *written[1:]]
+        packets[-1] += f"; {session.commit}"
         try:
-            for packet in written:
+            for packet in packets:
                 await session.script(packet)
         except TidegateError:
             await session.roll_back()

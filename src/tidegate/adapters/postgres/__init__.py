@@ -1,1 +1,1 @@
-"""The ledger on PostgreSQL, and the connection that speaks to it."""
+"""The ledger on PostgreSQL, and the connection to it."""

@@ -17,10 +17,10 @@ from typing import Any, Final
 
 import asyncpg
 
+from tidegate.adapters.deadline import Deadline
 from tidegate.adapters.lane import (
     TLS_OPTIONS,
     Attempt,
-    Deadline,
     Lane,
     LockConflict,
     Record,
@@ -108,7 +108,7 @@ class PostgresConnection(Lane[Any, PostgresSession]):
         super().__init__(parsed)
         self._tls_mode, self._tls = tls_of(parsed, "prefer")
         self._settings = dict(settings or {})
-        self._allowed_s = 0  # what the server was last told; 0 on a new connection
+        self._allowed_s = 0  # what was last sent to the server; 0 on a new connection
 
     async def _connect(self, timeout_s: float, attempt: Attempt) -> Any:
         socket_directory = self.url.options.get("unix_socket")
@@ -142,13 +142,13 @@ class PostgresConnection(Lane[Any, PostgresSession]):
             await session.fetch(SET_LIMITS, (f"{wanted_s}s", f"{wanted_s * 500}ms"))
             self._allowed_s = wanted_s
 
-    def _is_alive(self, raw: Any) -> bool:
+    def _is_usable(self, raw: Any) -> bool:
         return not raw.is_closed()
 
     def _abort(self, raw: Any) -> None:
         raw.terminate()
 
-    async def _goodbye(self, raw: Any) -> None:
+    async def _close_connection(self, raw: Any) -> None:
         await raw.close()
 
     def _session(self, raw: Any, deadline: Deadline) -> PostgresSession:
@@ -160,17 +160,17 @@ class PostgresConnection(Lane[Any, PostgresSession]):
             return state[:2] in ("08", "58") or state in RECONNECT
         return True
 
-    def told(self, error: Exception) -> TidegateError:
+    def translate_error(self, error: Exception) -> TidegateError:
         shown = self.url.shown
         if isinstance(error, asyncpg.PostgresError):
-            return self._told_by_server(error)
+            return self._translate_server_error(error)
         if isinstance(error, TimeoutError):
             return DependencyTimeout(f"{shown}: no answer while connecting")
         if isinstance(error, (ssl.SSLError, asyncpg.ClientConfigurationError)):
             return ConfigurationError(f"{shown}: {error}")
         return DependencyUnavailable(f"{shown}: {error} ({type(error).__name__})")
 
-    def _told_by_server(self, error: Any) -> TidegateError:
+    def _translate_server_error(self, error: Any) -> TidegateError:
         shown = self.url.shown
         state = str(error.sqlstate or "")
         text = f"{shown}: {error} ({state})"

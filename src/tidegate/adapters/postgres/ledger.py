@@ -51,7 +51,7 @@ PUBLISH: Final = f"""
            SET count = excluded.count, updated_at = excluded.updated_at WHERE held.count < excluded.count
 """
 
-# Both reads walk an index in its order and stop early. Without statistics (a table that has just filled up, a replica
+# Both reads follow an index in its order and stop early. Without statistics (a table that has just filled up, a replica
 # that was just promoted) the planner would rather collect and sort everything, once for every page.
 READ_IN_ORDER: Final = {"enable_bitmapscan": "off", "enable_seqscan": "off"}
 

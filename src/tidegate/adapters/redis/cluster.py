@@ -13,9 +13,10 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
 
-from tidegate.adapters.redis.layout import BUCKETS, LOAD_SCRIPT, TAGS, Command, slot_of
-from tidegate.adapters.redis.link import Deadline, Greeting, Link, Statistics, settle, shown_address
-from tidegate.adapters.redis.network import LOAD_SCRIPT_PACKED, way_of
+from tidegate.adapters.deadline import Deadline, loop_time
+from tidegate.adapters.redis.layout import BUCKETS, TAGS, Command, slot_of
+from tidegate.adapters.redis.link import Greeting, Link, Statistics, settle, shown_address
+from tidegate.adapters.redis.network import connection_options
 from tidegate.adapters.redis.refusals import (
     is_kept,
     is_script_unknown,
@@ -23,6 +24,7 @@ from tidegate.adapters.redis.refusals import (
     refused,
     server_is_wrong,
 )
+from tidegate.adapters.redis.scripts import LOAD_SCRIPTS, LOAD_SCRIPTS_PACKED
 from tidegate.adapters.redis.settings import Address, RedisSettings
 from tidegate.adapters.redis.wire import Reply, ReplyError, pack
 from tidegate.errors import ConfigurationError, DependencyError, DependencyTimeout, DependencyUnavailable
@@ -148,9 +150,9 @@ class Cluster:
         for place, address, message in refusals:
             redirection = parse_redirection(message, address)
             if is_script_unknown(message):
-                self._statistics.scripts_loaded += 1
+                self._statistics.scripts_loaded += len(LOAD_SCRIPTS)
                 places.setdefault(address, []).append(place)
-                prefixes[place] = [LOAD_SCRIPT_PACKED]
+                prefixes[place] = list(LOAD_SCRIPTS_PACKED)
             elif redirection is None:
                 if server_is_wrong(message):
                     self._link(address).drop()
@@ -187,7 +189,7 @@ class Cluster:
     async def _mapped(self, deadline: Deadline) -> list[Address | None]:
         if self._owners is None:
             task = self._map_soon()
-            remaining_s = max(0.0, deadline.at - asyncio.get_running_loop().time())
+            remaining_s = deadline.remaining(loop_time())
             await asyncio.wait([task], timeout=remaining_s)
             if not task.done():
                 raise DependencyTimeout(
@@ -211,7 +213,7 @@ class Cluster:
     def _map_done(self, task: asyncio.Task[None]) -> None:
         self._mapping = None
         if not task.cancelled():
-            task.exception()  # who waits for it hears it; a map that was only to be renewed stays as it is
+            task.exception()  # raised to those that wait for it; otherwise the old map stays in use
 
     async def _map(self) -> None:
         known = list(dict.fromkeys(owner for owner in self._owners or () if owner is not None))
@@ -220,7 +222,7 @@ class Cluster:
         for address in dict.fromkeys((*known, *self._settings.hosts)):
             link = self._link(address)
             try:
-                (reply,) = await link.exchange(DESCRIBE, 1, Deadline.after(MAP_TIMEOUT_S))
+                (reply,) = await link.exchange(DESCRIBE, 1, Deadline.after(MAP_TIMEOUT_S, loop_time()))
                 if isinstance(reply, ReplyError):
                     raise refused(shown_address(address), str(reply))
                 self._owners = owners_of(reply, address)
@@ -242,9 +244,9 @@ class Cluster:
 
             link = self._links[address] = Link(
                 find,
-                way_of(self._settings),
+                connection_options(self._settings),
                 accept=self._accept,
-                first=[LOAD_SCRIPT],
+                first=LOAD_SCRIPTS,
                 statistics=self._statistics,
             )
         return link

@@ -10,25 +10,23 @@ from __future__ import annotations
 
 from binascii import crc_hqx
 from collections.abc import Callable, Iterable, Sequence
-from importlib.resources import files
 from typing import Final, NamedTuple, cast
 
 from tidegate.adapters.redis.wire import Reply, pack
-from tidegate.core.model import Component, Heard
+from tidegate.core.model import Component, OriginReply
 from tidegate.errors import DependencyUnavailable, InvalidInput
 
 __all__ = [
     "BUCKETS",
     "CELLS_PER_COMMAND_MAX",
-    "LOAD_SCRIPT",
     "SLOTS",
     "TAGS",
     "Command",
     "Layout",
     "Merge",
     "MergePlan",
-    "heard_from_merges",
-    "heard_from_reads",
+    "replies_from_merges",
+    "replies_from_reads",
     "slot_of",
 ]
 
@@ -50,11 +48,8 @@ CELLS_PER_COMMAND_MAX: Final = 250
 
 # Lua's numbers are doubles, exact up to here, and a later expiry than any server takes fails the command when half of
 # it is done. So both stop here: no limit tells such a count from a larger one, and the year is 287396. Answers are
-# turned back, so that a node that has counted more hears that all of its own is held.
+# turned back, so that a node that has counted more is answered that all of its own is held.
 NUMBER_MAX: Final = 2**53
-
-MERGE_SCRIPT: Final = files("tidegate.adapters.redis").joinpath("merge.lua").read_text("utf-8")
-LOAD_SCRIPT: Final = ("SCRIPT", "LOAD", MERGE_SCRIPT)
 
 
 def slot_of(tag: str) -> int:
@@ -95,6 +90,10 @@ class Layout:
     def region_key(self, bucket: int) -> bytes:
         """Where a bucket keeps the region's name. Shorter than any cell's key."""
         return self._heads[bucket] + b"region"
+
+    def format_key(self, bucket: int) -> bytes:
+        """Where a version that writes records differently says so, before it writes any (docs/adr/0015-credit.md)."""
+        return self._heads[bucket] + b"format"
 
     def reads(self, wanted: Iterable[Component]) -> list[Command]:
         heads = self._heads
@@ -182,49 +181,51 @@ def _chunks(indexes: list[int], together: list[bytes] | None) -> Iterable[list[i
         yield chunk
 
 
-# Twice as fast as Heard(…), for up to a thousand answers at a time.
-_new_heard: Final = cast("Callable[[type[Heard], tuple[int, int]], Heard]", tuple.__new__)
+# Twice as fast as OriginReply(…), for up to a thousand answers at a time.
+_new_reply: Final = cast("Callable[[type[OriginReply], tuple[int, int]], OriginReply]", tuple.__new__)
 
 
-def heard_from_merges(
+def replies_from_merges(
     components: Sequence[Component], plan: MergePlan, replies: Sequence[Reply]
-) -> list[Heard]:
+) -> list[OriginReply]:
     """The answers in the order of the components."""
     if len(plan.merges) == 1 and plan.are_distinct:
         flat = _numbers(replies[0], len(components))
-        answers = [_new_heard(Heard, pair) for pair in zip(flat[::2], flat[1::2], strict=True)]
+        answers = [_new_reply(OriginReply, pair) for pair in zip(flat[::2], flat[1::2], strict=True)]
         return answers if max(flat) < NUMBER_MAX else _with_all_of_ours(components, answers)
-    answers = [Heard(0, 0)] * len(components)
+    answers = [OriginReply(0, 0)] * len(components)
     highest = 0
     for merge, reply in zip(plan.merges, replies, strict=True):
         flat = _numbers(reply, len(merge.indexes))
         for index, pair in zip(merge.indexes, zip(flat[::2], flat[1::2], strict=True), strict=True):
-            answers[index] = _new_heard(Heard, pair)
+            answers[index] = _new_reply(OriginReply, pair)
         highest = max(highest, *flat)
     if not plan.are_distinct:
         answers = _as_of_the_whole_call(components, answers)
     return answers if highest < NUMBER_MAX else _with_all_of_ours(components, answers)
 
 
-def _with_all_of_ours(components: Sequence[Component], answers: list[Heard]) -> list[Heard]:
+def _with_all_of_ours(components: Sequence[Component], answers: list[OriginReply]) -> list[OriginReply]:
     """The answers to a merge, where a component beyond `NUMBER_MAX` was sent as just that."""
     for index, one in enumerate(components):
         if one.own > NUMBER_MAX:
             total, before = answers[index]
             others = total - max(before, NUMBER_MAX)
-            answers[index] = Heard(others + one.own, before if before < NUMBER_MAX else one.own)
+            answers[index] = OriginReply(others + one.own, before if before < NUMBER_MAX else one.own)
     return answers
 
 
-def _as_of_the_whole_call(components: Sequence[Component], answers: Sequence[Heard]) -> list[Heard]:
-    """Components of one cell were merged one after the other; each hears the last total, and what was held first."""
+def _as_of_the_whole_call(
+    components: Sequence[Component], answers: Sequence[OriginReply]
+) -> list[OriginReply]:
+    """Components of one cell were merged one after the other; each gets the last total, and what was held first."""
     totals: dict[tuple[bytes, int], int] = {}
     befores: dict[tuple[bytes, int, str], int] = {}
     for (digest, sequence, writer, _, _), (total, before) in zip(components, answers, strict=True):
         totals[digest, sequence] = max(total, totals.get((digest, sequence), 0))
         befores[digest, sequence, writer] = min(before, befores.get((digest, sequence, writer), before))
     return [
-        Heard(totals[one.digest, one.sequence], befores[one.digest, one.sequence, one.writer])
+        OriginReply(totals[one.digest, one.sequence], befores[one.digest, one.sequence, one.writer])
         for one in components
     ]
 
@@ -235,7 +236,7 @@ def _numbers(reply: Reply, count: int) -> list[int]:
     return reply
 
 
-def heard_from_reads(wanted: Sequence[Component], replies: Iterable[Reply]) -> list[Heard]:
+def replies_from_reads(wanted: Sequence[Component], replies: Iterable[Reply]) -> list[OriginReply]:
     """The answers to HMGETs, in their order."""
     answers = []
     for one, reply in zip(wanted, replies, strict=True):
@@ -246,5 +247,5 @@ def heard_from_reads(wanted: Sequence[Component], replies: Iterable[Reply]) -> l
             pair = (0, 0)  # not a hash, or not numbers: damage, which the next merge repairs
         if pair[1] >= NUMBER_MAX and one.own > NUMBER_MAX:
             pair = (pair[0] - pair[1] + one.own, one.own)
-        answers.append(_new_heard(Heard, pair))
+        answers.append(_new_reply(OriginReply, pair))
     return answers

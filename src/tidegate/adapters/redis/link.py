@@ -1,10 +1,10 @@
-"""The way to one server: connects when needed, keeps every time limit, notices a dead peer and heals.
+"""The connection to one server: made when needed, bounded in time, and replaced when the server does not answer.
 
 Laws:
 - Connecting is shared and belongs to the link: a caller that gives up or is cancelled does not stop it, so that a
-  connection that takes longer than one caller's patience is there for the next.
-- A call that runs out of time does not close the connection of the others. One that has been silent for
-  `SILENCE_MAX_S` although it owes answers is closed: a frozen or vanished peer, not a slow one.
+  connection that takes longer than one caller waits is there for the next.
+- A call that runs out of time does not close the connection, which others use. A connection that has been silent for
+  `SILENCE_MAX_S` while answers are outstanding is closed: the server is frozen or gone, not slow.
 - Nothing is repeated here. What a failed call left undone is known to the caller only.
 """
 
@@ -16,15 +16,25 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
+from tidegate.adapters.deadline import Deadline
 from tidegate.adapters.redis.settings import Address
 from tidegate.adapters.redis.wire import Reply, ReplyError, Wire, pack
 from tidegate.errors import ConfigurationError, DependencyTimeout, DependencyUnavailable
 
-__all__ = ["Deadline", "Greeting", "Link", "Statistics", "Way", "connect", "greet", "settle", "shown_address"]
+__all__ = [
+    "ConnectionOptions",
+    "Greeting",
+    "Link",
+    "Statistics",
+    "connect",
+    "greet",
+    "settle",
+    "shown_address",
+]
 
 # Name, TCP, TLS and greeting together. An origin is near: this is a thousand round trips.
 CONNECT_TIMEOUT_S: Final = 2.0
-# Longer than the patience of any caller with a merely slow server, short enough to find a new master soon.
+# Longer than any caller waits for a slow server, short enough to find a new master soon.
 SILENCE_MAX_S: Final = 1.0
 CLOSE_TIMEOUT_S: Final = 1.0
 
@@ -51,18 +61,7 @@ class Statistics:
     timeouts: int = 0
 
 
-class Deadline(NamedTuple):
-    """When a call ends (loop time), and how long it was, for messages."""
-
-    at: float
-    timeout_s: float
-
-    @classmethod
-    def after(cls, timeout_s: float) -> Deadline:
-        return cls(asyncio.get_running_loop().time() + timeout_s, timeout_s)
-
-
-class Way(NamedTuple):
+class ConnectionOptions(NamedTuple):
     """How to reach and greet a server."""
 
     tls: ssl.SSLContext | None
@@ -85,12 +84,12 @@ def shown_address(address: Address) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
-async def connect(address: Address, way: Way) -> Wire:
+async def connect(address: Address, options: ConnectionOptions) -> Wire:
     """A connection, not yet greeted. The caller brings the time limit."""
     loop = asyncio.get_running_loop()
     shown = shown_address(address)
     try:
-        _, wire = await loop.create_connection(lambda: Wire(loop, shown), *address, ssl=way.tls)
+        _, wire = await loop.create_connection(lambda: Wire(loop, shown), *address, ssl=options.tls)
     except ssl.SSLCertVerificationError as error:
         raise ConfigurationError(
             f"{shown}: its certificate is not trusted ({error.verify_message}); name the right authority in "
@@ -101,14 +100,16 @@ async def connect(address: Address, way: Way) -> Wire:
     return wire
 
 
-async def greet(wire: Wire, way: Way, more: Sequence[tuple[bytes | str | int, ...]] = ()) -> Greeting:
+async def greet(
+    wire: Wire, options: ConnectionOptions, more: Sequence[tuple[bytes | str | int, ...]] = ()
+) -> Greeting:
     """Log in, choose the database, send `more` that must succeed, all in one round trip."""
     hello: tuple[bytes | str | int, ...] = ("HELLO", 2)
-    if way.password is not None:
-        hello += ("AUTH", way.username or "default", way.password)
+    if options.password is not None:
+        hello += ("AUTH", options.username or "default", options.password)
     commands = [(*hello, "SETNAME", "tidegate")]
-    if way.db:
-        commands.append(("SELECT", way.db))
+    if options.db:
+        commands.append(("SELECT", options.db))
     commands += more
     replies = await wire.send(b"".join(map(pack, commands)), len(commands))
     for command, reply in zip(commands, replies, strict=True):
@@ -116,7 +117,7 @@ async def greet(wire: Wire, way: Way, more: Sequence[tuple[bytes | str | int, ..
             raise _refusal(wire, str(command[0]), str(reply))
     facts = replies[0]
     if not isinstance(facts, list):
-        raise ConfigurationError(f"{wire.shown}: answered HELLO with {facts!r}; it is no Redis or Valkey")
+        raise ConfigurationError(f"{wire.shown}: answered HELLO with {facts!r}; it is not Redis or Valkey")
     said = {
         name: value for name, value in zip(facts[::2], facts[1::2], strict=False) if isinstance(name, bytes)
     }
@@ -153,7 +154,7 @@ async def settle(
 ) -> list[list[Reply]]:
     """The replies to everything that was sent, or the first failure."""
     loop = asyncio.get_running_loop()
-    timer = loop.call_at(deadline.at, _expire, sent, statistics, deadline.timeout_s)
+    timer = loop.call_at(deadline.at_s, _expire, sent, statistics, deadline.timeout_s)
     try:
         return [await future for _, future in sent]
     finally:
@@ -171,14 +172,14 @@ class Link:
     def __init__(
         self,
         find: Callable[[], Awaitable[Address]],
-        way: Way,
+        options: ConnectionOptions,
         *,
         accept: Callable[[Greeting, str], None],
         first: Sequence[tuple[bytes | str | int, ...]],
         statistics: Statistics,
     ) -> None:
         self._find = find
-        self._way = way
+        self._options = options
         self._accept = accept  # raises when this server is not the kind that is wanted
         self._first = first  # commands to send on every new connection
         self._statistics = statistics
@@ -204,7 +205,7 @@ class Link:
         if task is None:
             task = self._connecting = loop.create_task(self._connect())
             task.add_done_callback(self._connected)
-        await asyncio.wait([task], timeout=max(0.0, deadline.at - loop.time()))
+        await asyncio.wait([task], timeout=deadline.remaining(loop.time()))
         if not task.done():
             self._statistics.timeouts += 1
             raise DependencyTimeout(f"no connection within {deadline.timeout_s:g} s")
@@ -239,9 +240,9 @@ class Link:
         try:
             async with asyncio.timeout(CONNECT_TIMEOUT_S):
                 address = await self._find()
-                wire = await connect(address, self._way)
+                wire = await connect(address, self._options)
                 try:
-                    greeting = await greet(wire, self._way, self._first)
+                    greeting = await greet(wire, self._options, self._first)
                     self._accept(greeting, wire.shown)
                 except BaseException:
                     wire.abort()

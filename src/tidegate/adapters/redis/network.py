@@ -1,8 +1,8 @@
 """Where commands go: to the one server there is, or to the master that the sentinels name. `cluster.py` has the rest.
 
-A network runs commands and answers their replies in order. Of error replies it lets through only those that concern
-a single command (`refusals.KEPT`); a script that the server forgot is loaded and the command repeated; every other
-error reply fails the call. Lives on one event loop.
+A network runs commands and returns their replies in order. Of error replies it returns only those that concern a
+single command (`refusals.KEPT`); a script that the server no longer has is loaded and the command repeated; every
+other error reply fails the call. Belongs to one event loop.
 """
 
 from __future__ import annotations
@@ -10,16 +10,16 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol
 
-from tidegate.adapters.redis.layout import LOAD_SCRIPT, Command
-from tidegate.adapters.redis.link import Deadline, Greeting, Link, Statistics, Way
+from tidegate.adapters.deadline import Deadline
+from tidegate.adapters.redis.layout import Command
+from tidegate.adapters.redis.link import ConnectionOptions, Greeting, Link, Statistics
 from tidegate.adapters.redis.refusals import is_kept, is_script_unknown, refused, server_is_wrong
+from tidegate.adapters.redis.scripts import LOAD_SCRIPTS, LOAD_SCRIPTS_PACKED
 from tidegate.adapters.redis.settings import Address, RedisSettings
-from tidegate.adapters.redis.wire import Reply, ReplyError, pack
+from tidegate.adapters.redis.wire import Reply, ReplyError
 from tidegate.errors import ConfigurationError, DependencyUnavailable
 
-__all__ = ["LOAD_SCRIPT_PACKED", "Network", "OneMaster", "way_of"]
-
-LOAD_SCRIPT_PACKED = pack(LOAD_SCRIPT)
+__all__ = ["Network", "OneMaster", "connection_options"]
 
 
 class Network(Protocol):
@@ -37,8 +37,8 @@ class Network(Protocol):
     async def close(self) -> None: ...
 
 
-def way_of(settings: RedisSettings) -> Way:
-    return Way(settings.tls, settings.username, settings.password, settings.db)
+def connection_options(settings: RedisSettings) -> ConnectionOptions:
+    return ConnectionOptions(settings.tls, settings.username, settings.password, settings.db)
 
 
 class OneMaster:
@@ -50,7 +50,11 @@ class OneMaster:
         self._shown = settings.shown
         self._statistics = statistics
         self._link = Link(
-            find, way_of(settings), accept=self._accept, first=[LOAD_SCRIPT], statistics=statistics
+            find,
+            connection_options(settings),
+            accept=self._accept,
+            first=LOAD_SCRIPTS,
+            statistics=statistics,
         )
 
     async def run(self, commands: Sequence[Command], deadline: Deadline) -> list[Reply]:
@@ -58,29 +62,30 @@ class OneMaster:
         self._statistics.commands += count
         packed = commands[0][1] if count == 1 else b"".join([packed for _, packed in commands])
         replies = await self._link.exchange(packed, count, deadline)
-        forgotten = []
+        unknown = []
         for index, reply in enumerate(replies):
             if isinstance(reply, ReplyError):
                 if is_script_unknown(str(reply)):
-                    forgotten.append(index)
+                    unknown.append(index)
                 else:
                     self._check(reply)
-        if forgotten:
-            await self._run_again(commands, forgotten, replies, deadline)
+        if unknown:
+            await self._run_again(commands, unknown, replies, deadline)
         return replies
 
     async def _run_again(
-        self, commands: Sequence[Command], forgotten: list[int], replies: list[Reply], deadline: Deadline
+        self, commands: Sequence[Command], unknown: list[int], replies: list[Reply], deadline: Deadline
     ) -> None:
-        """After SCRIPT FLUSH, or whatever else made the server forget: load and repeat in one round trip."""
-        self._statistics.commands += len(forgotten) + 1
-        self._statistics.scripts_loaded += 1
-        packed = b"".join([LOAD_SCRIPT_PACKED, *(commands[index][1] for index in forgotten)])
-        loaded, *again = await self._link.exchange(packed, len(forgotten) + 1, deadline)
-        for reply in (loaded, *again):
+        """After SCRIPT FLUSH or a restart: load the scripts and repeat the commands, in one round trip."""
+        scripts = len(LOAD_SCRIPTS)
+        self._statistics.commands += len(unknown) + scripts
+        self._statistics.scripts_loaded += scripts
+        packed = b"".join([*LOAD_SCRIPTS_PACKED, *(commands[index][1] for index in unknown)])
+        replies_again = await self._link.exchange(packed, len(unknown) + scripts, deadline)
+        for reply in replies_again:
             if isinstance(reply, ReplyError):
                 self._check(reply)
-        for index, reply in zip(forgotten, again, strict=True):
+        for index, reply in zip(unknown, replies_again[scripts:], strict=True):
             replies[index] = reply
 
     def _check(self, reply: ReplyError) -> None:

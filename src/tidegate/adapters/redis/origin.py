@@ -10,28 +10,27 @@ behind, or have lost its last second: it passes for wiped too, because merging a
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import os
 import re
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
+from tidegate.adapters.deadline import Deadline, loop_time
+from tidegate.adapters.forks import INHERITED
 from tidegate.adapters.redis.cluster import Cluster
-from tidegate.adapters.redis.layout import (
-    MERGE_SCRIPT,
-    Command,
-    Layout,
-    heard_from_merges,
-    heard_from_reads,
-)
-from tidegate.adapters.redis.link import Deadline, Statistics
+from tidegate.adapters.redis.credit import CreditLayout, replies_of
+from tidegate.adapters.redis.layout import Command, Layout, replies_from_merges, replies_from_reads
+from tidegate.adapters.redis.link import Statistics
 from tidegate.adapters.redis.network import Network, OneMaster
+from tidegate.adapters.redis.recalls import Recalls
 from tidegate.adapters.redis.refusals import refused
+from tidegate.adapters.redis.scripts import MERGE_SHA
 from tidegate.adapters.redis.sentinel import Sentinels
 from tidegate.adapters.redis.settings import Address, RedisSettings, parse_settings
 from tidegate.adapters.redis.wire import Reply, ReplyError, pack
-from tidegate.core.model import Component, Heard
+from tidegate.core.grants import CreditReply, CreditRequest, GrantRules
+from tidegate.core.model import Component, OriginReply
 from tidegate.errors import ConfigurationError, DependencyUnavailable, RegionMismatch
 from tidegate.ports import Pulse
 
@@ -39,10 +38,11 @@ __all__ = ["RedisOrigin"]
 
 TIME: Final = pack(("TIME",))
 INFO_SERVER: Final = pack(("INFO", "server"))
+# Over a network credit may live long, because it can be recalled.
+CREDIT_RULES: Final = GrantRules()
+# The format of the records that this version writes, and the newest that it reads.
+FORMAT: Final = 1
 RUN_ID: Final = re.compile(rb"run_id:(\w+)")
-
-# Networks of a parent process, kept so that no destructor ever touches its sockets or its event loop.
-_INHERITED: Final[list[Network]] = []
 
 
 class RedisOrigin:
@@ -52,13 +52,18 @@ class RedisOrigin:
         self._settings: Final[RedisSettings] = parse_settings(url)
         self._layout: Final = Layout(
             self._settings.prefix,
-            script_sha=hashlib.sha1(MERGE_SCRIPT.encode(), usedforsecurity=False).hexdigest(),
+            script_sha=MERGE_SHA.decode(),
             spreads=self._settings.kind == "cluster",
         )
+        self._credit: Final = CreditLayout(
+            self._settings.prefix, CREDIT_RULES, spreads=self._settings.kind == "cluster"
+        )
+        self._recalls: Recalls | None = None
         self._statistics: Final = Statistics()
         self._cells_read = 0
         self._cells_merged = 0
-        self._incarnations: dict[int, bytes] = {}  # by bucket, as last heard by `pulse`
+        self._messages = 0
+        self._incarnations: dict[int, bytes] = {}  # by bucket, as `pulse` last read them
         self._processes: set[bytes] = set()  # the servers that a pulse has met, by their run ids
         self._connections_known = 0  # how many had been opened when they were last asked for it
         self._network_now: Network | None = None
@@ -67,21 +72,21 @@ class RedisOrigin:
         self._closed = False
 
     async def open(self, region: str, *, timeout_s: float) -> None:
-        held = (await self._pulse(region, Deadline.after(timeout_s))).region
+        held = (await self._pulse(region, Deadline.after(timeout_s, loop_time()))).region
         if held != region:
             raise RegionMismatch(region, held)
 
-    async def read(self, wanted: Sequence[Component], *, timeout_s: float) -> list[Heard]:
+    async def read(self, wanted: Sequence[Component], *, timeout_s: float) -> list[OriginReply]:
         if not wanted:
             return []
-        replies = await self._run(self._layout.reads(wanted), Deadline.after(timeout_s))
+        replies = await self._run(self._layout.reads(wanted), Deadline.after(timeout_s, loop_time()))
         self._cells_read += len(wanted)
-        return heard_from_reads(wanted, replies)
+        return replies_from_reads(wanted, replies)
 
-    async def merge(self, components: Sequence[Component], *, timeout_s: float) -> list[Heard]:
+    async def merge(self, components: Sequence[Component], *, timeout_s: float) -> list[OriginReply]:
         if not components:
             return []
-        deadline = Deadline.after(timeout_s)
+        deadline = Deadline.after(timeout_s, loop_time())
         plan = self._layout.merges(components)
         replies = await self._run([merge.command for merge in plan.merges], deadline)
         moving = {index for index, reply in enumerate(replies) if isinstance(reply, ReplyError)}
@@ -100,11 +105,47 @@ class RedisOrigin:
             plan = plan._replace(merges=settled + singles)
             replies = [reply for reply in replies if not isinstance(reply, ReplyError)] + answers
         self._cells_merged += len(components)
-        return heard_from_merges(components, plan, replies)
+        return replies_from_merges(components, plan, replies)
+
+    async def exchange(self, requests: Sequence[CreditRequest], *, timeout_s: float) -> list[CreditReply]:
+        """One round trip: answer each message (`core.grants.grant`), in the order of the arguments.
+
+        Recalls are pushed to the nodes that hold credit, which `listen`.
+        """
+        if not requests:
+            return []
+        commands = self._credit.commands(requests)
+        answers = await self._run([one.command for one in commands], Deadline.after(timeout_s, loop_time()))
+        for answer in answers:
+            if isinstance(answer, ReplyError):
+                # A slot that is on its way to another master: a moment later it has arrived.
+                raise refused(self._settings.shown, str(answer))
+        replies, _ = replies_of(requests, commands, answers)
+        self._messages += len(requests)
+        return replies
+
+    async def listen(self, node_id: str, on_recall: Callable[[bytes, str], None]) -> None:
+        """Call `on_recall(digest, writer)` for each request to give credit back, until cancelled.
+
+        Connects again by itself; `can_be_recalled` says whether recalls arrive at the moment.
+        """
+        self._recalls = Recalls(self._settings, self._credit.channel(node_id), on_recall)
+        try:
+            await self._recalls.run()
+        finally:
+            self._recalls = None
+
+    @property
+    def can_be_recalled(self) -> bool:
+        return self._recalls is not None and self._recalls.is_listening
+
+    @property
+    def rules(self) -> GrantRules:
+        return CREDIT_RULES
 
     async def pulse(self, region: str, *, timeout_s: float) -> Pulse:
         try:
-            return await self._pulse(region, Deadline.after(timeout_s))
+            return await self._pulse(region, Deadline.after(timeout_s, loop_time()))
         except ConfigurationError as error:
             raise DependencyUnavailable(str(error)) from error
 
@@ -125,6 +166,7 @@ class RedisOrigin:
             "timeouts": self._statistics.timeouts,
             "cells_read": self._cells_read,
             "cells_merged": self._cells_merged,
+            "messages": self._messages,
         }
 
     # ---- the network
@@ -138,7 +180,7 @@ class RedisOrigin:
             raise DependencyUnavailable(f"{self._settings.shown}: the origin was closed")
         if self._network_now is None or not self._is_ours():
             if self._network_now is not None and self._pid != os.getpid():
-                _INHERITED.append(self._network_now)
+                INHERITED.append(self._network_now)
             self._network_now = self._new_network()
             self._loop, self._pid = asyncio.get_running_loop(), os.getpid()
         return self._network_now
@@ -159,7 +201,7 @@ class RedisOrigin:
         try:
             return await self._network().run(commands, deadline)
         except ConfigurationError as error:
-            # Only `open` tells it as what it is: later it may be somebody changing a password under way.
+            # Only `open` raises a ConfigurationError: later it may be a password that is being changed.
             raise DependencyUnavailable(str(error)) from error
 
     # ---- the region's name
@@ -170,7 +212,10 @@ class RedisOrigin:
         if not marked:
             raise DependencyUnavailable(f"{self._settings.shown}: no master has any slots")
         asked = [(bucket, pack((b"GET", self._layout.region_key(bucket)))) for bucket in marked]
+        asked += [(bucket, pack((b"GET", self._layout.format_key(bucket)))) for bucket in marked]
         *held, clock = await network.run([*asked, (marked[0], TIME)], deadline)
+        held, formats = held[: len(marked)], held[len(marked) :]
+        self._check_formats(formats)
         names = dict(zip(marked, held, strict=True))
         is_missing = any(value is None for value in held)
         if is_missing and self._other(region, names) is None:
@@ -181,6 +226,14 @@ class RedisOrigin:
         was_empty |= await self._has_new_process(network, marked, deadline)
         self._incarnations |= {bucket: value for bucket, value in names.items() if isinstance(value, bytes)}
         return Pulse(self._other(region, names) or region, was_empty, self._milliseconds(clock))
+
+    def _check_formats(self, formats: Sequence[Reply]) -> None:
+        for value in formats:
+            if isinstance(value, bytes) and value.isdigit() and int(value) > FORMAT:
+                raise ConfigurationError(
+                    f"{self._settings.shown}: a newer version of Tidegate uses it (record format {int(value)}; this "
+                    f"one knows {FORMAT}); update this node, or give it another prefix"
+                )
 
     async def _has_new_process(self, network: Network, marked: Sequence[int], deadline: Deadline) -> bool:
         """A server answers that no earlier pulse has met. Asked only when a connection is new."""

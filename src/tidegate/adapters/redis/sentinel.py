@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Final
 
-from tidegate.adapters.redis.link import Way, connect, greet
+from tidegate.adapters.redis.link import ConnectionOptions, connect, greet
 from tidegate.adapters.redis.settings import Address, RedisSettings
 from tidegate.adapters.redis.wire import ReplyError, pack
 from tidegate.errors import ConfigurationError, DependencyUnavailable
@@ -24,7 +24,9 @@ class Sentinels:
 
     def __init__(self, settings: RedisSettings) -> None:
         self._settings = settings
-        self._way = Way(settings.tls, settings.sentinel_username, settings.sentinel_password, db=0)
+        self._options = ConnectionOptions(
+            settings.tls, settings.sentinel_username, settings.sentinel_password, db=0
+        )
 
     async def find(self) -> Address:
         """The address of the master, by vote. The caller brings the time limit."""
@@ -59,14 +61,14 @@ class Sentinels:
         for failure in failures:
             if isinstance(failure, ConfigurationError):
                 raise failure
-        told = "; ".join(str(failure) for failure in failures)
-        raise DependencyUnavailable(f"no sentinel answers: {told}")
+        reasons = "; ".join(str(failure) for failure in failures)
+        raise DependencyUnavailable(f"no sentinel answers: {reasons}")
 
     async def _ask(self, sentinel: Address) -> Address | None:
         """What one sentinel says: the master's address, None if it does not know the service."""
-        wire = await connect(sentinel, self._way)
+        wire = await connect(sentinel, self._options)
         try:
-            greeting = await greet(wire, self._way)
+            greeting = await greet(wire, self._options)
             if greeting.mode != "sentinel":
                 raise ConfigurationError(
                     f"{wire.shown}: is no sentinel but a server in {greeting.mode} mode; give the addresses of "

@@ -1,7 +1,7 @@
 """One connection: RESP2 over an asyncio transport. Commands go out at once, replies come back in order.
 
 Several calls share a connection: each waits for its own replies. A call that is cancelled or gives up leaves its
-place in the queue, so that its replies are read and dropped and can never answer somebody else's question. Knows
+place in the queue, so that its replies are read and dropped and can never answer another caller. Knows
 bytes and replies, nothing of keys, scripts or who serves what.
 """
 
@@ -50,8 +50,10 @@ class Wire(asyncio.Protocol):
         self._reader = hiredis.Reader()
         self._transport: asyncio.Transport | None = None
         self._waiting: deque[_Exchange] = deque()
-        self._heard_at = 0.0
+        self._received_at = 0.0
         self._aborted = False
+        self.on_message: Callable[[bytes], None] | None = None
+        """Called with each message of the channels that this connection has subscribed to."""
 
     @property
     def is_lost(self) -> bool:
@@ -72,10 +74,10 @@ class Wire(asyncio.Protocol):
         """For how long the peer has owed us bytes without sending any; 0 when it owes nothing."""
         if not self._waiting:
             return 0.0
-        return self._loop.time() - max(self._waiting[0].sent_at, self._heard_at)
+        return self._loop.time() - max(self._waiting[0].sent_at, self._received_at)
 
     def abort(self) -> None:
-        """Close at once. Who still waits hears `DependencyUnavailable`."""
+        """Close at once. Callers that wait get `DependencyUnavailable`."""
         self._aborted = True
         if self._transport is not None:
             self._transport.abort()
@@ -87,10 +89,13 @@ class Wire(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         reader, waiting = self._reader, self._waiting
-        self._heard_at = self._loop.time()
+        self._received_at = self._loop.time()
         reader.feed(data)
         try:
             while (reply := reader.gets()) is not False:
+                if self.on_message is not None and isinstance(reply, list) and reply[0] == b"message":
+                    self.on_message(cast("bytes", reply[2]))
+                    continue
                 exchange = waiting[0]
                 exchange.replies.append(reply)
                 if len(exchange.replies) == exchange.count:
@@ -98,7 +103,7 @@ class Wire(asyncio.Protocol):
                     if not exchange.future.done():
                         exchange.future.set_result(exchange.replies)
         except (hiredis.ProtocolError, IndexError):
-            # Not RESP, or an answer that nobody asked for: whatever this is, it is no Redis that we can use.
+            # Not RESP, or an answer to no command: this server cannot be used.
             self.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:

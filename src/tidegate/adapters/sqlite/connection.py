@@ -23,8 +23,13 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from queue import SimpleQueue
+from random import Random
 from typing import Any, Final, Generic, TypeVar
 
+from tidegate.adapters.backoff import Backoff
+from tidegate.adapters.deadline import Deadline
+from tidegate.adapters.forks import FORK_WAIT_S, INHERITED, follow_forks
+from tidegate.adapters.urls import check_file
 from tidegate.errors import (
     ConfigurationError,
     DependencyError,
@@ -37,16 +42,14 @@ __all__ = ["SQLiteFile", "dependency_error", "transaction"]
 
 Result = TypeVar("Result")
 
-# Longest wait of a fork for the job that is running. Jobs take milliseconds; a disk that hangs must not hang the
-# fork as well, so the child then refuses to use the file.
-FORK_WAIT_S: Final = 1.0
 # Longest wait of `close` for the job that is running.
 CLOSE_WAIT_S: Final = 2.0
 BUSY_MARGIN_MS: Final = 10
 # Steps of SQLite's machine, some tens of milliseconds: asking takes the interpreter lock, so ordinary work never does.
 STEPS_BETWEEN_LOOKS: Final = 500_000
-# Between two tries to switch a new file to WAL: SQLite does not wait by itself there.
-WAL_RETRY_S: Final = 0.005
+# Pauses between tries to switch a new file to WAL: SQLite does not wait by itself there.
+WAL_RETRY_FIRST_S: Final = 0.002
+WAL_RETRY_LAST_S: Final = 0.05
 # A WAL that grew in a burst is cut back to this after a checkpoint.
 WAL_BYTES_KEPT: Final = 16 * 1024 * 1024
 
@@ -110,7 +113,7 @@ class _Job(Generic[Result]):
         self,
         work: Callable[[sqlite3.Connection], Result],
         loop: asyncio.AbstractEventLoop,
-        deadline: float,
+        deadline: Deadline,
     ) -> None:
         self.work = work
         self.loop = loop
@@ -127,7 +130,7 @@ class _Job(Generic[Result]):
         self._post(self._set_exception, error)
 
     def _post(self, callback: Callable[..., None], value: object) -> None:
-        with suppress(RuntimeError):  # the caller's loop is closed: nobody is waiting any more
+        with suppress(RuntimeError):  # the caller's loop is closed: no caller waits any more
             self.loop.call_soon_threadsafe(callback, value)
 
     def _set_result(self, result: Result) -> None:
@@ -137,10 +140,6 @@ class _Job(Generic[Result]):
     def _set_exception(self, error: BaseException) -> None:
         if not self.future.done():
             self.future.set_exception(error)
-
-
-# Connections of a parent process, kept so that no destructor ever touches them.
-_INHERITED: Final[list[sqlite3.Connection]] = []
 
 
 class _Worker:
@@ -159,7 +158,8 @@ class _Worker:
         self.stopped = False
         self.finished = False  # the thread has closed the file and is about to end
         self.enders: list[_Job[None]] = []  # who waits for that
-        self.poisoned = False  # this process is a child that was forked in the middle of a job
+        self.is_inherited_open = False  # this process is a child that was forked in the middle of a job
+        self.is_held_for_fork = False  # written by the thread that forks
         self.connections_opened = 0
         self.jobs_done = 0
         self.connection: sqlite3.Connection | None = None
@@ -170,12 +170,12 @@ class _Worker:
         with self.lock:
             if self.stopped:
                 raise DependencyUnavailable(f"{self.path}: closed")
-            if self.poisoned:
+            if self.is_inherited_open:
                 raise DependencyUnavailable(
                     f"{self.path}: this process was forked while its parent was stuck writing the file; restart it"
                 )
             if not self.started:
-                # A daemon, so that a limiter that nobody closed does not keep the interpreter from ending.
+                # A daemon, so that a limiter that was not stopped does not keep the interpreter from ending.
                 threading.Thread(
                     target=self.serve, name=f"tidegate sqlite {self.path.name}", daemon=True
                 ).start()
@@ -183,7 +183,7 @@ class _Worker:
             self.jobs.put(job)
 
     def abandon(self, job: _Job[Any]) -> None:
-        """Nobody waits for `job` any more."""
+        """The caller of `job` has given up."""
         with self.lock:
             job.abandoned = True
             connection = self.connection
@@ -228,16 +228,16 @@ class _Worker:
             ended.succeed(None)
 
     def perform(self, job: _Job[Any]) -> None:
-        """Do the work, leave no transaction behind, and tell the caller."""
-        # Before the caller is told: who then looks at the statistics finds this job in them.
+        """Do the work, leave no transaction open, and answer the caller."""
+        # Before the caller is answered: the statistics it reads then include this job.
         self.jobs_done += 1
         try:
             result = job.work(self.connected(job.deadline))
         except (sqlite3.Error, OverflowError, UnicodeEncodeError) as error:
             self.tidy(broken=_code(error) in BROKEN)
-            told = dependency_error(error, self.path)
-            told.__cause__ = error
-            job.fail(told)
+            translated = dependency_error(error, self.path)
+            translated.__cause__ = error
+            job.fail(translated)
         except Exception as error:  # noqa: BLE001 - whatever the work raised belongs to the caller of `run`
             self.tidy(broken=False)
             job.fail(error)
@@ -245,7 +245,7 @@ class _Worker:
             self.tidy(broken=False)
             job.succeed(result)
 
-    def connected(self, deadline: float) -> sqlite3.Connection:
+    def connected(self, deadline: Deadline) -> sqlite3.Connection:
         """The connection to the file that is at `path` now, ready to wait for locks until `deadline`."""
         connection = self.connection
         if connection is not None and self.identity != _identity(self.path):
@@ -253,13 +253,13 @@ class _Worker:
             connection = None
         if connection is None:
             connection = self.connect(deadline)
-        # A little less than is left, so that the caller hears what it waited for instead of a bare timeout.
-        remaining_ms = max(1, int((deadline - time.monotonic()) * 1000) - BUSY_MARGIN_MS)
+        # A little less than is left, so that the caller gets the error of the lock instead of a bare timeout.
+        remaining_ms = max(1, int(deadline.remaining(time.monotonic()) * 1000) - BUSY_MARGIN_MS)
         connection.execute(f"PRAGMA busy_timeout={remaining_ms}")
         return connection
 
-    def connect(self, deadline: float) -> sqlite3.Connection:
-        wait_s = max(0.001, deadline - time.monotonic())
+    def connect(self, deadline: Deadline) -> sqlite3.Connection:
+        wait_s = max(0.001, deadline.remaining(time.monotonic()))
         # isolation_level=None: transactions begin where the code says so. The lock of a fork may close it from
         # another thread, hence check_same_thread=False; `turn` keeps that apart from the work.
         connection = sqlite3.connect(self.path, timeout=wait_s, isolation_level=None, check_same_thread=False)
@@ -280,19 +280,21 @@ class _Worker:
         return connection
 
     def is_abandoned(self) -> bool:
-        """Whether nobody waits any more for what is running. Asked by SQLite now and then during long statements."""
+        """Whether the caller of the running job has given up. SQLite asks now and then during long statements."""
         job = self.current
         return job is not None and job.abandoned
 
-    def use_wal(self, connection: sqlite3.Connection, deadline: float) -> None:
+    def use_wal(self, connection: sqlite3.Connection, deadline: Deadline) -> None:
         """Readers and the writer do not wait for each other. Several processes may start on a new file at once."""
+        backoff = Backoff(WAL_RETRY_FIRST_S, WAL_RETRY_LAST_S, Random())
         while True:
             try:
                 (mode,) = connection.execute("PRAGMA journal_mode=WAL").fetchone()
             except sqlite3.OperationalError as error:
-                if _code(error) != sqlite3.SQLITE_BUSY or time.monotonic() >= deadline:
+                pause_s = backoff.pause_s()
+                if _code(error) != sqlite3.SQLITE_BUSY or deadline.remaining(time.monotonic()) < pause_s:
                     raise
-                time.sleep(WAL_RETRY_S)
+                time.sleep(pause_s)
             else:
                 if mode != "wal":
                     raise DependencyUnavailable(
@@ -310,8 +312,22 @@ class _Worker:
         if broken:
             self.disconnect()
 
-    def reborn(self) -> None:
-        """In a forked child: the thread is gone, and with it whatever it and others held or waited for."""
+    def before_fork(self) -> None:
+        """Wait for the job that is running, and close the file. If the job takes too long, the child refuses to use
+        the file."""
+        self.is_held_for_fork = self.turn.acquire(timeout=FORK_WAIT_S)
+        if self.is_held_for_fork:
+            self.disconnect()
+
+    def after_fork_in_parent(self) -> None:
+        """Let jobs go on."""
+        if self.is_held_for_fork:
+            self.is_held_for_fork = False
+            self.turn.release()
+
+    def after_fork_in_child(self) -> None:
+        """The thread is gone, and with it everything that it and others held or waited for."""
+        self.is_held_for_fork = False
         self.jobs = SimpleQueue()
         self.turn = threading.Lock()
         self.lock = threading.RLock()
@@ -320,8 +336,8 @@ class _Worker:
         self.enders = []
         if self.connection is not None:
             # The parent could not close it in time. Closing it here could release what the parent relies on.
-            self.poisoned = True
-            _INHERITED.append(self.connection)
+            self.is_inherited_open = True
+            INHERITED.append(self.connection)
             self.connection = None
 
     def disconnect(self) -> None:
@@ -339,36 +355,6 @@ def _identity(path: Path) -> tuple[int, int] | None:
     return status.st_dev, status.st_ino
 
 
-# Workers of this process, for the hooks of a fork.
-_WORKERS: Final[weakref.WeakSet[_Worker]] = weakref.WeakSet()
-# Those that the fork in progress holds at rest. Written by the forking thread only.
-_HELD: Final[list[_Worker]] = []
-
-
-def _before_fork() -> None:
-    for worker in list(_WORKERS):
-        if worker.turn.acquire(timeout=FORK_WAIT_S):
-            worker.disconnect()
-            _HELD.append(worker)
-
-
-def _after_fork_in_parent() -> None:
-    while _HELD:
-        _HELD.pop().turn.release()
-
-
-def _after_fork_in_child() -> None:
-    _HELD.clear()
-    for worker in list(_WORKERS):
-        worker.reborn()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(
-        before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_after_fork_in_child
-    )
-
-
 def _nothing(connection: sqlite3.Connection) -> None:
     """Only open the file."""
 
@@ -379,21 +365,20 @@ class SQLiteFile:
     def __init__(
         self, path: str | os.PathLike[str], *, prepare: Callable[[sqlite3.Connection], None] | None = None
     ) -> None:
-        self.path = Path(path).absolute()  # the working directory may change before the file is opened
+        self.path: Path = Path(path).absolute()  # the working directory may change before the file is opened
         self._worker = _Worker(self.path, prepare)
         # The thread keeps the worker alive, not this object: dropping it without `close` ends the thread too.
         weakref.finalize(self, self._worker.stop)
-        _WORKERS.add(self._worker)
+        follow_forks(
+            self._worker,
+            before=_Worker.before_fork,
+            in_parent=_Worker.after_fork_in_parent,
+            in_child=_Worker.after_fork_in_child,
+        )
 
     async def open(self, *, timeout_s: float) -> None:
         """Open the file now. `ConfigurationError` when that can never work, `DependencyError` when it may later."""
-        folder = self.path.parent
-        if not folder.is_dir():
-            raise ConfigurationError(
-                f"{self.path}: the directory {folder} does not exist; create it or fix the URL"
-            )
-        if self.path.is_dir():
-            raise ConfigurationError(f"{self.path}: is a directory; name a file in it")
+        check_file(self.path)
         try:
             await self.run(_nothing, timeout_s=timeout_s)
         except DependencyUnavailable as error:
@@ -409,7 +394,7 @@ class SQLiteFile:
         The connection is in autocommit mode (`transaction` begins one). Waiting for its turn, for locks and for
         the work all count; after `timeout_s` the caller gets `DependencyTimeout` and the work is interrupted.
         """
-        job = _Job(work, asyncio.get_running_loop(), time.monotonic() + timeout_s)
+        job = _Job(work, asyncio.get_running_loop(), Deadline.after(timeout_s, time.monotonic()))
         self._worker.submit(job)
         try:
             async with asyncio.timeout(timeout_s):
@@ -422,7 +407,7 @@ class SQLiteFile:
 
     async def close(self) -> None:
         """End the worker and close the file. Idempotent; waits a moment for the job that is running."""
-        ended = _Job(_nothing, asyncio.get_running_loop(), time.monotonic() + CLOSE_WAIT_S)
+        ended = _Job(_nothing, asyncio.get_running_loop(), Deadline.after(CLOSE_WAIT_S, time.monotonic()))
         self._worker.stop(ended)
         await asyncio.wait([ended.future], timeout=CLOSE_WAIT_S)
 

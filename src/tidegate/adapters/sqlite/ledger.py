@@ -16,7 +16,7 @@ from functools import partial
 from typing import Any, Final, TypeVar
 
 from tidegate.adapters.clock import WallClock
-from tidegate.adapters.lane import Deadline
+from tidegate.adapters.deadline import Deadline, loop_time
 from tidegate.adapters.ledger_cursor import ANSWER_ROWS_MAX, Heads, LivePlace, Place, read_changes
 from tidegate.adapters.ledger_rows import (
     ROWS_PER_PUBLISH_MAX,
@@ -176,7 +176,7 @@ class _Reader:
         self._deadline = deadline
 
     async def _run(self, work: Callable[[sqlite3.Connection], Result]) -> Result:
-        return await self._file.run(work, timeout_s=self._deadline.remaining_s())
+        return await self._file.run(work, timeout_s=self._deadline.remaining(loop_time()))
 
     def _heads(self, connection: sqlite3.Connection) -> Heads:
         records = connection.execute("SELECT region, published_at FROM ratelimit_publishes").fetchall()
@@ -223,18 +223,18 @@ class SQLiteLedger:
         self._rows_published = 0
 
     async def open(self, *, timeout_s: float) -> None:
-        deadline = Deadline(timeout_s)
+        deadline = Deadline.after(timeout_s, loop_time())
         path = self._file.path
         version = 0
         if path.exists() or not path.parent.is_dir():  # looking must not create it
             await self._file.open(timeout_s=timeout_s)
-            version = await self._file.run(sqlite_schema_version, timeout_s=deadline.remaining_s())
+            version = await self._file.run(sqlite_schema_version, timeout_s=deadline.remaining(loop_time()))
         check_schema(version, f"sqlite:///{path}")
 
     async def publish(self, rows: Sequence[LedgerRow], *, timeout_s: float) -> None:
         if len(rows) > ROWS_PER_PUBLISH_MAX:
             raise ValueError(f"rows: got {len(rows)}, at most {ROWS_PER_PUBLISH_MAX} go in one publish")
-        deadline = Deadline(timeout_s)
+        deadline = Deadline.after(timeout_s, loop_time())
         packed = await _packed(await stored_rows(rows))
         if not packed:
             return
@@ -249,11 +249,11 @@ class SQLiteLedger:
                     limit = max(FORGOTTEN_MIN, FORGOTTEN_PER_PUBLISHED * len(rows))
                     _delete(now_ms, limit, connection)
 
-        await self._file.run(work, timeout_s=deadline.remaining_s())
+        await self._file.run(work, timeout_s=deadline.remaining(loop_time()))
         self._rows_published += len(rows)
 
     async def changes(self, cursor: str | None, *, now_ms: int, timeout_s: float) -> Changes:
-        reader = _Reader(self._file, self._clock, Deadline(timeout_s))
+        reader = _Reader(self._file, self._clock, Deadline.after(timeout_s, loop_time()))
         return await read_changes(
             reader,
             cursor,
@@ -271,11 +271,13 @@ class SQLiteLedger:
         return await self._file.run(work, timeout_s=timeout_s)
 
     async def cleanup(self, cutoff_ms: int, *, rows_max: int, timeout_s: float) -> int:
-        deadline = Deadline(timeout_s)
+        deadline = Deadline.after(timeout_s, loop_time())
         deleted = 0
         while deleted < rows_max:
             limit = min(CLEANUP_BATCH_ROWS, rows_max - deleted)
-            batch = await self._file.run(partial(_delete, cutoff_ms, limit), timeout_s=deadline.remaining_s())
+            batch = await self._file.run(
+                partial(_delete, cutoff_ms, limit), timeout_s=deadline.remaining(loop_time())
+            )
             deleted += batch
             if batch < limit:
                 break

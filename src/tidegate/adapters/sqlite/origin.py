@@ -12,16 +12,29 @@ import os
 import secrets
 import sqlite3
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final
 
 from tidegate.adapters.clock import WallClock
+from tidegate.adapters.deadline import Deadline, loop_time
 from tidegate.adapters.sqlite.connection import SQLiteFile, transaction
-from tidegate.core.model import Component, Heard
-from tidegate.errors import RegionMismatch
+from tidegate.adapters.sqlite.credit import (
+    CREDIT_RULES,
+    CREDIT_SCHEMA,
+    CREDIT_TABLES,
+    Listener,
+    answer,
+    ports_of,
+)
+from tidegate.core.grants import CreditReply, CreditRequest, GrantRules
+from tidegate.core.model import Component, OriginReply
+from tidegate.errors import ConfigurationError, RegionMismatch
 from tidegate.ports import Clock, Pulse
 
 __all__ = ["SQLiteOrigin"]
+
+# The format of the records that this version writes, and the newest that it reads (docs/adr/0015-credit.md).
+FORMAT: Final = 1
 
 SCHEMA: Final = (
     """
@@ -32,6 +45,7 @@ SCHEMA: Final = (
     ) WITHOUT ROWID
     """,
     "CREATE INDEX IF NOT EXISTS origin_components_expiry ON origin_components (expires_at_ms)",
+    *CREDIT_SCHEMA,
     """
     CREATE TABLE IF NOT EXISTS origin_region (
         only INTEGER PRIMARY KEY CHECK (only = 1), region TEXT NOT NULL, incarnation TEXT NOT NULL
@@ -39,10 +53,10 @@ SCHEMA: Final = (
     """,
 )
 
-# The arguments of a call. Cells that share all but subject and count, which most do, are told as one group: :groups
+# The arguments of a call. Cells that share all but subject and count, which most do, are passed as one group: :groups
 # is a JSON array of [sequence, writer, expires_at_ms, first, [own, …]], and :digests holds 16 bytes for each cell, in
 # the same order. Decoding a value of its own for every cell would cost more than looking the cell up. Answers come
-# back in that order because a join walks its left side in the order in which json_each yields it. "LIMIT -1" keeps a
+# back in that order because a join reads its left side in the order in which json_each yields it. "LIMIT -1" keeps a
 # group from being decoded again for each of its cells ("AS MATERIALIZED" is too new for some systems' SQLite).
 CELLS: Final = """
     WITH groups AS (
@@ -72,13 +86,13 @@ MERGE: Final = f"""{CELLS}
     SELECT digest, sequence, writer, own, expires_at_ms FROM cells WHERE true
         ON CONFLICT (digest, sequence, writer) DO UPDATE SET own = excluded.own WHERE excluded.own > own
 """
-FORGET_EXPIRED: Final = """
+DELETE_EXPIRED: Final = """
     DELETE FROM origin_components WHERE (digest, sequence, writer) IN (
         SELECT digest, sequence, writer FROM origin_components
          WHERE expires_at_ms <= :now_ms ORDER BY expires_at_ms LIMIT :rows_max)
 """
 
-# Cells told in one statement: about a millisecond, half of it without the interpreter lock.
+# Cells in one statement: about a millisecond, half of it without the interpreter lock.
 STATEMENT_CELLS: Final = 250
 # A large merge rests between two statements, this many times as long as it has worked: it then takes about a quarter
 # of the core that it may share with requests, instead of whole slices of the system's scheduler.
@@ -86,17 +100,24 @@ RESTS: Final = 2.5
 REST_S_MAX: Final = 0.005
 # What had expired before it was merged is answered, and not kept.
 BEFORE_ALL_MS: Final = -1
-NOTHING: Final = Heard(0, 0)
+NOTHING: Final = OriginReply(0, 0)
 # Expired components deleted by each merge, for every one merged: more than one, or a backlog would never shrink.
-FORGOTTEN_PER_MERGED: Final = 2
-FORGOTTEN_MIN: Final = 100
+EXPIRED_ROWS_PER_MERGED: Final = 2
+EXPIRED_ROWS_MIN: Final = 100
 
 
 def _prepare(connection: sqlite3.Connection) -> None:
+    (found,) = connection.execute("PRAGMA user_version").fetchone()
+    if found > FORMAT:
+        raise ConfigurationError(
+            f"the file is used by a newer version of Tidegate (record format {found}; this one knows {FORMAT}); "
+            "update this node, or give it another file"
+        )
+    names = ("origin_components", "origin_region", *CREDIT_TABLES)
     known = connection.execute(
-        "SELECT count(*) FROM sqlite_master WHERE name IN ('origin_components', 'origin_region')"
+        f"SELECT count(*) FROM sqlite_master WHERE name IN ({','.join('?' * len(names))})", names
     ).fetchone()[0]
-    if known == 2:
+    if known == len(names):
         return  # the usual case takes no write lock
     with transaction(connection):
         for statement in SCHEMA:
@@ -160,7 +181,7 @@ def _has_twins(components: Sequence[Component]) -> bool:
     return len({(component.digest, component.sequence) for component in components}) < count
 
 
-def _merge(connection: sqlite3.Connection, components: Sequence[Component], now_ms: int) -> list[Heard]:
+def _merge(connection: sqlite3.Connection, components: Sequence[Component], now_ms: int) -> list[OriginReply]:
     """Totals after the merge, each writer's component before it."""
     statements: list[_Statement] = []
     answers = [NOTHING] * len(components)
@@ -171,16 +192,16 @@ def _merge(connection: sqlite3.Connection, components: Sequence[Component], now_
         statements.append(statement)
         for position, total, held in statement.held(connection, now_ms):
             own = components[position].own
-            answers[position] = Heard(total + own - held if own > held else total, held)
+            answers[position] = OriginReply(total + own - held if own > held else total, held)
     for statement in statements:
         if len(statements) > 1:
             worked_s = _rest(worked_s)
         statement.merge(connection)
     if _has_twins(components):
-        # Only another look tells the total of a cell that stands twice in one call.
+        # The total of a cell that stands twice in one call must be read again.
         for statement in statements:
             for position, total, _ in statement.held(connection, BEFORE_ALL_MS):
-                answers[position] = Heard(total, answers[position].component)
+                answers[position] = OriginReply(total, answers[position].component)
     return answers
 
 
@@ -190,28 +211,30 @@ class SQLiteOrigin:
     def __init__(self, path: str | os.PathLike[str], *, clock: Clock | None = None) -> None:
         self._file = SQLiteFile(path, prepare=_prepare)
         self._clock = clock if clock is not None else WallClock()
-        self._incarnation: str | None = None  # as last heard by `pulse`
+        self._incarnation: str | None = None  # as `pulse` last read it
         self._cells_read = 0
         self._cells_merged = 0
+        self._messages = 0
+        self._listener = Listener()
 
     async def open(self, region: str, *, timeout_s: float) -> None:
-        deadline = time.monotonic() + timeout_s
+        deadline = Deadline.after(timeout_s, loop_time())
         await self._file.open(timeout_s=timeout_s)
-        held = (await self.pulse(region, timeout_s=max(0.0, deadline - time.monotonic()))).region
+        held = (await self.pulse(region, timeout_s=deadline.remaining(loop_time()))).region
         if held != region:
             raise RegionMismatch(region, held)
 
-    async def read(self, wanted: Sequence[Component], *, timeout_s: float) -> list[Heard]:
+    async def read(self, wanted: Sequence[Component], *, timeout_s: float) -> list[OriginReply]:
         if not wanted:
             return []
         now_ms = self._clock.now_ms()
 
-        def work(connection: sqlite3.Connection) -> list[Heard]:
+        def work(connection: sqlite3.Connection) -> list[OriginReply]:
             connection.execute("BEGIN")  # all answers from one state of the file
             answers = [NOTHING] * len(wanted)
             for each in _statements(wanted):
                 for position, total, held in each.held(connection, now_ms):
-                    answers[position] = Heard(total, held)
+                    answers[position] = OriginReply(total, held)
             connection.execute("COMMIT")
             return answers
 
@@ -219,21 +242,55 @@ class SQLiteOrigin:
         self._cells_read += len(wanted)
         return answers
 
-    async def merge(self, components: Sequence[Component], *, timeout_s: float) -> list[Heard]:
+    async def merge(self, components: Sequence[Component], *, timeout_s: float) -> list[OriginReply]:
         if not components:
             return []
         now_ms = self._clock.now_ms()
-        forgotten_max = max(FORGOTTEN_MIN, FORGOTTEN_PER_MERGED * len(components))
+        expired_max = max(EXPIRED_ROWS_MIN, EXPIRED_ROWS_PER_MERGED * len(components))
 
-        def work(connection: sqlite3.Connection) -> list[Heard]:
+        def work(connection: sqlite3.Connection) -> list[OriginReply]:
             with transaction(connection):
                 answers = _merge(connection, components, now_ms)
-                connection.execute(FORGET_EXPIRED, {"now_ms": now_ms, "rows_max": forgotten_max})
+                connection.execute(DELETE_EXPIRED, {"now_ms": now_ms, "rows_max": expired_max})
             return answers
 
         answers = await self._file.run(work, timeout_s=timeout_s)
         self._cells_merged += len(components)
         return answers
+
+    async def exchange(self, requests: Sequence[CreditRequest], *, timeout_s: float) -> list[CreditReply]:
+        """Answer each message (`core.grants.grant`), in the order of the arguments, in one transaction.
+
+        Recalls are sent to the processes that hold credit, which `listen`.
+        """
+        if not requests:
+            return []
+        now_ms = self._clock.now_ms()
+
+        def work(connection: sqlite3.Connection) -> tuple[list[CreditReply], list[tuple[int, bytes]]]:
+            with transaction(connection):
+                replies, recalls = answer(connection, requests, now_ms)
+                expired_max = max(EXPIRED_ROWS_MIN, EXPIRED_ROWS_PER_MERGED * len(requests))
+                connection.execute(DELETE_EXPIRED, {"now_ms": now_ms, "rows_max": expired_max})
+            return replies, ports_of(connection, recalls)
+
+        replies, sendings = await self._file.run(work, timeout_s=timeout_s)
+        for port, payload in sendings:
+            self._listener.send(port, payload)
+        self._messages += len(requests)
+        return replies
+
+    async def listen(self, node_id: str, on_recall: Callable[[bytes, str], None]) -> None:
+        """Call `on_recall(digest, writer)` for each request to give credit back, until cancelled."""
+        await self._listener.run(self._file, self._clock, node_id, on_recall)
+
+    @property
+    def can_be_recalled(self) -> bool:
+        return self._listener.is_listening
+
+    @property
+    def rules(self) -> GrantRules:
+        return CREDIT_RULES
 
     async def pulse(self, region: str, *, timeout_s: float) -> Pulse:
         claim = (region, secrets.token_hex(8))
@@ -256,6 +313,7 @@ class SQLiteOrigin:
         return Pulse(held, was_empty, self._clock.now_ms())
 
     async def close(self) -> None:
+        self._listener.close()
         await self._file.close()
 
     def statistics(self) -> Mapping[str, int]:
@@ -265,4 +323,5 @@ class SQLiteOrigin:
             "connections_opened": file["connections_opened"],
             "cells_read": self._cells_read,
             "cells_merged": self._cells_merged,
+            "messages": self._messages,
         }

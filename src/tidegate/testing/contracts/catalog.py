@@ -1,7 +1,7 @@
-"""What every catalog must do: the contract of `tidegate.ports.Catalog`, as tests.
+"""The contract of `tidegate.ports.Catalog` as tests, for every catalog.
 
-Subclasses give the fixture `place`. Each test makes workspaces of its own, so that a database may be shared. Nothing
-here knows a particular store.
+Subclasses define the fixture `place`. Each test creates its own workspaces, so that tests can share a database. The
+suite does not know a particular store.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ __all__ = ["CatalogContract", "CatalogPlace", "OpenCatalog", "all_changes", "key
 TIMEOUT_S: Final = 20.0
 INT64_MAX: Final = 2**63 - 1
 
-# Names that some collation, encoding or C string takes for one of the others.
+# Names that some collation, encoding or C string confuses with another.
 NASTY_NAMES: Final = (
     *("a", "A", "á", "a\u0301", "ß", "ss", "SS", "ı", "i", "İ", "a ", "a  ", " a", "a\n", "a\x00", "\x00"),
     *("\U0001f600", "\u200b", "%", "_", "'", '"', "\\", "?", "$1", ";", "*", "x" * 512, "\U0001f600" * 512),
@@ -50,7 +50,7 @@ def override(namespace_id: str, identifier: str, limit: int = 10, duration_ms: i
 
 
 async def all_changes(catalog: Catalog, since: int = 0) -> CatalogChanges:
-    """Everything after `since`, however many answers it takes."""
+    """All changes after `since`, in as many reads as necessary."""
     parts = []
     while True:
         part = await catalog.changes(since, timeout_s=TIMEOUT_S)
@@ -69,7 +69,7 @@ async def all_changes(catalog: Catalog, since: int = 0) -> CatalogChanges:
 
 
 class CatalogPlace(ABC):
-    """The store behind the catalogs of one test; migrated."""
+    """The store behind the catalogs of one test, with its schema."""
 
     @abstractmethod
     def catalog(self) -> Catalog:
@@ -351,7 +351,7 @@ class CatalogContract:
         assert [row for row in left.overrides if row.namespace_id in (here.id, gone.id)] == kept
         assert [row for row in left.keys if row.workspace_id == workspace_id] == [*keys[1:], expired]
         again = await catalog.create_namespace(namespace(workspace_id, "gone"), timeout_s=TIMEOUT_S)
-        assert (again.id, again.deleted_at_ms) == (gone.id, 1), "a deleted namespace is told for ever"
+        assert (again.id, again.deleted_at_ms) == (gone.id, 1), "a deleted namespace stays in the changes"
         before = await catalog.version(timeout_s=TIMEOUT_S)
         assert await catalog.purge(100, timeout_s=TIMEOUT_S) == 0
         assert await catalog.version(timeout_s=TIMEOUT_S) == before, "nothing to do leaves no trace"

@@ -1,8 +1,7 @@
-"""What every ledger must do: the contract of `tidegate.ports.Ledger`, as tests.
+"""The contract of `tidegate.ports.Ledger` as tests, for every ledger.
 
-`LedgerContract` holds for all of them; `ledger_server` adds what can happen to a store in another process. Subclasses
-give the fixture `place`. The cells of these tests lie in the year 2100: nothing expires by accident, and a ledger that
-cleans itself finds nothing to clean. Nothing here knows a particular store.
+`ledger_server` adds tests for a store in another process. Subclasses define the fixture `place`. The cells of these
+tests are in the year 2100, so that nothing expires during a test. The suite does not know a particular store.
 """
 
 from __future__ import annotations
@@ -24,17 +23,17 @@ from tidegate.ports import Ledger
 
 __all__ = ["LedgerContract", "LedgerPlace", "OpenLedger", "read_all", "row", "rows_of"]
 
-# Generous where an answer is expected: a busy machine is not what is tested.
+# Generous where a reply is expected: the machine may be busy.
 TIMEOUT_S: Final = 20.0
 NOW_MS: Final = 4_102_444_800_000
 DURATION_MS: Final = 60_000
 SEQUENCE: Final = NOW_MS // DURATION_MS
 COUNT_MAX: Final = 2**53
-# What the port allows.
+# The bounds of the port.
 PUBLISH_ROWS_MAX: Final = 5_000
 ANSWER_ROWS_MAX: Final = 50_000
 
-# Names that some collation, encoding, client or C string takes for one of the others.
+# Names that some collation, encoding, client or C string confuses with another.
 NASTY_NAMES: Final = (
     *("a", "A", "á", "a\u0301", "à", "Å", "\u212b", "ａ", "ß", "ss", "SS", "ı", "i", "İ", "ö", "oe"),
     *(
@@ -105,15 +104,15 @@ _numbers = itertools.count()
 _quick = settings(
     max_examples=30,
     deadline=None,
-    # Examples may share a ledger: each has a namespace of its own. Subclasses may share the test: a derandomized one
-    # replays nothing from a database.
+    # Examples share a ledger, each with its own namespace. Subclasses share the test: it must be derandomized, without
+    # an example database.
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.differing_executors],
     derandomize=True,
 )
 
 
 def new_namespace() -> str:
-    """One that no other test, and no other example of a property, has used."""
+    """A namespace that no other test and no other example has used."""
     return f"contract-{next(_numbers)}"
 
 
@@ -145,7 +144,7 @@ async def publish(ledger: Ledger, rows: Sequence[LedgerRow]) -> None:
 async def read_all(
     ledger: Ledger, cursor: str | None = None, *, now_ms: int = NOW_MS, is_lost: bool = False
 ) -> tuple[list[LedgerRow], str]:
-    """All answers until there is no more, and the cursor after them. `is_lost`: it must say that rows were lost."""
+    """Read until there is no more, and return the cursor. With `is_lost`, the ledger must report lost rows."""
     rows: list[LedgerRow] = []
     was_lost = False
     while True:
@@ -161,13 +160,13 @@ async def read_all(
 
 
 async def held(ledger: Ledger, *, namespace: str | None = None) -> list[LedgerRow]:
-    """What the ledger holds (of one namespace), sorted."""
+    """The rows of the ledger (of one namespace), sorted."""
     rows, _ = await read_all(ledger)
     return sorted(one for one in rows if namespace is None or one.namespace == namespace)
 
 
 def merged(rows: Iterable[LedgerRow]) -> list[LedgerRow]:
-    """What a ledger must hold after `rows`: the highest of each key, sorted."""
+    """The expected rows after publishing `rows`: the highest of each key, sorted."""
     highest: dict[tuple[Any, ...], LedgerRow] = {}
     for one in rows:
         key = one[:6]
@@ -181,10 +180,10 @@ class LedgerPlace(ABC):
 
     @abstractmethod
     def ledger(self) -> Ledger:
-        """One more node's ledger on this store, not yet opened."""
+        """A ledger for one more node on this store, not yet opened."""
 
     def refused_rows(self) -> list[LedgerRow]:
-        """Rows that the store does not take, for as many reasons as it has."""
+        """Rows that the store rejects, one for each reason."""
         return [
             row(region="r" * 256),
             row(regional=-1),
@@ -195,13 +194,13 @@ class LedgerPlace(ABC):
 
 
 class OpenLedger(Protocol):
-    """What the fixture `open_ledger` is: an opened ledger for one more node, closed after the test."""
+    """The type of the fixture `open_ledger`: an open ledger for one more node, closed after the test."""
 
     async def __call__(self) -> Ledger: ...
 
 
 class LedgerContract:
-    """One suite for all ledgers."""
+    """The tests for all ledgers."""
 
     @pytest.fixture
     def place(self) -> LedgerPlace:
@@ -259,7 +258,7 @@ class LedgerContract:
         rows = [
             *(row(), row("other"), row(namespace="other"), row(workspace="other"), row(region="other")),
             *(row(sequence=SEQUENCE + 1), row(duration_ms=2 * DURATION_MS)),
-            # The same letters, cut elsewhere.
+            # The same letters, split differently.
             *(row("bc", namespace="a"), row("c", namespace="ab"), row("c", namespace="a", workspace="b")),
         ]
         await ledger.publish(rows, timeout_s=TIMEOUT_S)
@@ -353,17 +352,17 @@ class LedgerContract:
         await ledger.publish(rows, timeout_s=TIMEOUT_S)
         assert await held(ledger) == sorted(rows)
 
-    # ---- what is refused
+    # ---- rejected rows
 
     async def test_a_refused_row_leaves_nothing_of_its_chunk(
         self, ledger: Ledger, place: LedgerPlace
     ) -> None:
         await ledger.publish([row("before", 1)], timeout_s=TIMEOUT_S)
-        good = rows_of(2_000)  # so many that they need several statements, wherever the refused one comes
+        good = rows_of(2_000)  # enough for several statements, wherever the rejected row is
         for refused in place.refused_rows():
             with pytest.raises(RowsRejected):
                 await ledger.publish([*good[:1_000], refused, *good[1_000:]], timeout_s=TIMEOUT_S)
-            await ledger.publish([row("before", 1)], timeout_s=TIMEOUT_S)  # would commit what was left open
+            await ledger.publish([row("before", 1)], timeout_s=TIMEOUT_S)  # would commit an open transaction
             assert await held(ledger) == [row("before", 1)]
         await ledger.publish(good, timeout_s=TIMEOUT_S)
         assert await held(ledger) == sorted([row("before", 1), *good])
@@ -436,14 +435,14 @@ class LedgerContract:
         for cursor in (None, start):
             changes = await ledger.changes(cursor, now_ms=NOW_MS, timeout_s=TIMEOUT_S)
             assert changes.more
-            # What is raised between two answers is not lost, wherever the reader stands.
+            # A row raised between two reads is not missed.
             raised = [row("user-0", 2), row("user-1999", 2, region="iad"), row("late", 7, region="syd")]
             await publish(ledger, raised)
             rest, end = await read_all(ledger, changes.cursor)
             newer, _ = await read_all(ledger, end)
             assert merged([*changes.rows, *rest, *newer]) == merged([*rows, *raised])
 
-    # ---- several at once
+    # ---- concurrency
 
     async def test_publishers_of_the_same_cells_all_succeed(
         self, ledger: Ledger, open_ledger: OpenLedger
@@ -483,9 +482,7 @@ class LedgerContract:
         cursor: str | None = None
         is_last = False
         while not is_last:
-            await asyncio.sleep(
-                0
-            )  # a ledger in memory has nothing to wait for, and the publishers want their turn
+            await asyncio.sleep(0)  # a ledger in memory never waits: let the publishers run
             is_last = publishing.done()
             rows, cursor = await read_all(ledger, cursor)
             seen += rows
@@ -556,7 +553,7 @@ class LedgerContract:
             [],
         )
 
-    # ---- the end
+    # ---- close and statistics
 
     async def test_closing_twice_is_harmless_and_loses_nothing(
         self, place: LedgerPlace, open_ledger: OpenLedger

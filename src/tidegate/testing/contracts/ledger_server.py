@@ -1,6 +1,6 @@
-"""What can happen to a ledger on a database server, as tests: it stands still, dies, locks, refuses, is not migrated.
+"""Additional tests for a ledger on a database server, which can freeze, die, hold locks, reject, or lack the schema.
 
-Subclasses of `ServerLedgerContract` give the fixture `place`, a `ServerLedgerPlace`. Nothing here knows a dialect.
+Subclasses of `ServerLedgerContract` define the fixture `place`, a `ServerLedgerPlace`. The suite knows no SQL dialect.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from typing import Any, Final
 import pytest
 
 from tidegate.adapters.migrations import load_migrations, migrate, schema_version
+from tidegate.adapters.secrets import mask
 from tidegate.core.model import LedgerRow
 from tidegate.errors import (
     ConfigurationError,
@@ -45,14 +46,14 @@ from tidegate.testing.servers import ServerProcess
 
 __all__ = ["ServerLedgerContract", "ServerLedgerPlace"]
 
-# Tight where no answer is expected, and what may be added to it before we say that the limit was not kept.
+# Short where no reply is expected; and the tolerance for a busy machine.
 SHORT_TIMEOUT_S: Final = 0.2
 MARGIN_S: Final = 2.0
 TIMEOUTS: Final = 1_000
 
 
 class ServerLedgerPlace(LedgerPlace):
-    """A database of its own on a real server, that can be hurt."""
+    """A new database on a real server that can be frozen and killed."""
 
     server: ServerProcess
     url: str
@@ -60,15 +61,15 @@ class ServerLedgerPlace(LedgerPlace):
 
     @abstractmethod
     def ledger(self, url: str | None = None) -> Ledger:
-        """One more node's ledger, at another URL if one is given; not yet opened."""
+        """A ledger for one more node, optionally at another URL; not yet opened."""
 
     @abstractmethod
     def empty_url(self) -> str:
-        """The URL of a new database that has no schema; without a password."""
+        """The URL of a new database without a schema and without a password."""
 
     @abstractmethod
     def connections(self) -> int:
-        """How many clients the server counts, this question apart."""
+        """How many clients are connected, not counting this query."""
 
     @abstractmethod
     def waiting(self) -> int:
@@ -76,19 +77,19 @@ class ServerLedgerPlace(LedgerPlace):
 
     @abstractmethod
     def sql(self, statement: str) -> None:
-        """Run a statement in this place's database, as its owner."""
+        """Run a statement in the database of this place, as its owner."""
 
     @abstractmethod
     def held_open(self, rows: Sequence[LedgerRow]) -> AbstractAsyncContextManager[None]:
-        """A publish that has done everything but commit; it commits at the end of the block."""
+        """A publish that commits at the end of the block."""
 
     @abstractmethod
     def opposite(self, first: str, then: str) -> AbstractAsyncContextManager[Callable[[], Awaitable[None]]]:
-        """A transaction that has locked the region `first`, and locks `then` when it is called, and commits."""
+        """A transaction that has locked the region `first`; when called, it locks `then` and commits."""
 
 
 class ServerLedgerContract(LedgerContract):
-    """What may happen to a ledger in another process."""
+    """The tests for a ledger in another process."""
 
     @pytest.fixture
     def place(self) -> ServerLedgerPlace:
@@ -103,7 +104,7 @@ class ServerLedgerContract(LedgerContract):
         _, cursor = await read_all(ledger)
         async with place.held_open(late):
             for turn in range(1, 4):
-                # Others commit while it is open, later ones in time than its own rows, and imports pass them by.
+                # Others commit while it is open, with later times than its own rows, and imports read them.
                 on_time = rows_of(30, region="iad", regional=turn)
                 await publish(ledger, on_time)
                 rows, cursor = await read_all(ledger, cursor)
@@ -128,7 +129,7 @@ class ServerLedgerContract(LedgerContract):
     async def test_a_second_publisher_of_a_region_waits_for_the_first_and_comes_after_it(
         self, ledger: Ledger, place: ServerLedgerPlace, open_ledger: OpenLedger
     ) -> None:
-        """This is what makes the cursor safe: within a region, changes become visible in their order."""
+        """The cursor relies on this: within a region, changes become visible in order."""
         reader = await open_ledger()
         _, cursor = await read_all(reader)
         async with place.held_open(rows_of(10, regional=5)):
@@ -165,7 +166,7 @@ class ServerLedgerContract(LedgerContract):
         await publishing
         assert await held(ledger) == raised
 
-    # ---- a server that stands still
+    # ---- a frozen server
 
     async def test_every_time_limit_is_kept_when_the_server_stands_still(
         self, ledger: Ledger, place: ServerLedgerPlace
@@ -216,7 +217,7 @@ class ServerLedgerContract(LedgerContract):
         await until(lambda: place.connections() <= connections, "the server has forgotten the others")
         assert len(asyncio.all_tasks()) <= tasks
 
-    # ---- a server that dies
+    # ---- a killed server
 
     async def test_a_dead_server_is_unavailable_and_found_again(
         self, ledger: Ledger, place: ServerLedgerPlace
@@ -249,7 +250,7 @@ class ServerLedgerContract(LedgerContract):
     async def test_chunks_are_whole_or_absent_when_the_server_is_killed_in_the_middle(
         self, ledger: Ledger, place: ServerLedgerPlace
     ) -> None:
-        """And what was acknowledged is there."""
+        """Acknowledged rows are kept."""
         chance = random.Random(3)
         acknowledged: set[int] = set()
 
@@ -276,7 +277,7 @@ class ServerLedgerContract(LedgerContract):
         assert set(sizes.values()) == {400}
         assert {f"chunk-{chunk}" for chunk in acknowledged} <= set(sizes)
 
-    # ---- a network that cuts
+    # ---- connections that are cut
 
     async def test_a_connection_that_is_cut_is_replaced(self, place: ServerLedgerPlace) -> None:
         with FaultProxy(place.server.port) as proxy:
@@ -285,7 +286,7 @@ class ServerLedgerContract(LedgerContract):
             cut = asyncio.create_task(ledger.publish(rows_of(2_000), timeout_s=TIMEOUT_S))
             await until(lambda: proxy.statistics().request_bytes > 100_000 or cut.done(), "it is on its way")
             proxy.reset_connections()
-            with suppress(DependencyUnavailable):  # it may have been faster than the cut
+            with suppress(DependencyUnavailable):  # it may have finished before the cut
                 await cut
             await publish(ledger, rows_of(2_000, regional=2))
             assert await held(ledger) == sorted([row(), *rows_of(2_000, regional=2)])
@@ -305,7 +306,7 @@ class ServerLedgerContract(LedgerContract):
                 assert await held(ledger) == [row(regional=max(1, turn))]
             await ledger.close()
 
-    # ---- callers who go away
+    # ---- cancelled callers
 
     async def test_a_cancelled_call_leaves_nothing_that_could_answer_the_wrong_question(
         self, ledger: Ledger, place: ServerLedgerPlace
@@ -362,8 +363,8 @@ class ServerLedgerContract(LedgerContract):
     ) -> None:
         url = place.empty_url()
         ledger = place.ledger(url)
-        # Without a password nothing is masked: the command can be pasted.
-        command = rf"tidegate migrate --ledger {re.escape(url)}$"
+        # A URL without a password is not masked: the command can be pasted.
+        command = rf"tidegate migrate --ledger {re.escape(mask(url))}$"
         with pytest.raises(SchemaMissing, match=command):
             await ledger.open(timeout_s=TIMEOUT_S)
         with pytest.raises(DependencyUnavailable, match=command):
@@ -434,12 +435,12 @@ class ServerLedgerContract(LedgerContract):
         assert address in str(refusal.value)
         await ledger.close()
 
-    # ---- both together
+    # ---- convergence
 
     async def test_regions_converge_through_a_server_that_is_killed_and_frozen(
         self, place: ServerLedgerPlace, open_ledger: OpenLedger
     ) -> None:
-        """Publishers repeat what failed, readers go on from their cursor: at the end all have seen everything."""
+        """Publishers retry, readers continue from their cursor: at the end all have read all rows."""
         regions = ("fra", "iad")
         sent: dict[str, list[LedgerRow]] = {region: [] for region in regions}
         seen: dict[str, list[LedgerRow]] = {region: [] for region in regions}
@@ -482,14 +483,14 @@ class ServerLedgerContract(LedgerContract):
             assert merged(seen[region]) == merged([*sent["fra"], *sent["iad"]])
 
 
-# ---- how these tests wait
+# ---- helpers
 
 
 async def until(condition: Callable[[], bool], what: str) -> None:
-    """Poll what can be observed, with the event loop running."""
+    """Poll a condition while the event loop runs."""
     try:
         async with asyncio.timeout(TIMEOUT_S):
-            while not condition():  # noqa: ASYNC110 - what happens in another process sets no event here
+            while not condition():  # noqa: ASYNC110 - another process sets no event here
                 await asyncio.sleep(0.005)
     except TimeoutError:
         raise AssertionError(f"gave up waiting until {what}") from None
@@ -498,7 +499,7 @@ async def until(condition: Callable[[], bool], what: str) -> None:
 async def repeated(
     call: Callable[[], Coroutine[Any, Any, Any]], failed: list[DependencyError] | None = None
 ) -> Any:
-    """Until it succeeds, as a loop of the limiter would. `failed` collects what it got until then."""
+    """Retry until it succeeds, like a loop of the limiter. `failed` collects the errors."""
     async with asyncio.timeout(TIMEOUT_S):
         while True:
             try:
@@ -510,7 +511,7 @@ async def repeated(
 
 
 async def recovered(ledger: Ledger) -> None:
-    """A server that is up again is found without anybody's help, by the lane that writes and by the one that reads."""
+    """The ledger reconnects by itself, for writes and for reads."""
     await repeated(lambda: ledger.heartbeat("fra", timeout_s=2.0))
     await repeated(lambda: ledger.changes(None, now_ms=NOW_MS, timeout_s=2.0))
 
@@ -518,7 +519,7 @@ async def recovered(ledger: Ledger) -> None:
 def calls_of(
     ledger: Ledger, rows: Sequence[LedgerRow] = (row(),)
 ) -> dict[str, Callable[[float], Coroutine[Any, Any, Any]]]:
-    """Every call that can block, as a function of its time limit."""
+    """Every call that can block, as a function of its timeout."""
     return {
         "publish": lambda timeout_s: ledger.publish(rows, timeout_s=timeout_s),
         "changes": lambda timeout_s: ledger.changes(None, now_ms=NOW_MS, timeout_s=timeout_s),
@@ -532,7 +533,7 @@ def calls_of(
 async def ends_in_time(
     call: Callable[[float], Coroutine[Any, Any, Any]], error: type[DependencyError] = DependencyTimeout
 ) -> None:
-    """The call says that it ran out of time, and says so in time."""
+    """The call raises `DependencyTimeout`, and in time."""
     loop = asyncio.get_running_loop()
     started = loop.time()
     with pytest.raises(error):

@@ -1,7 +1,7 @@
-"""What every origin must do: the contract of `tidegate.ports.Origin`, as tests.
+"""The contract of `tidegate.ports.Origin` as tests, for every origin.
 
-Subclasses give the fixture `place`. Nothing here knows a particular store. `.origin_remote` adds what can happen to a
-store that is another process.
+Subclasses define the fixture `place`. The suite does not know a particular store. `.origin_remote` adds tests for a
+store in another process.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tidegate.core.model import Component, Heard, subject_digest
+from tidegate.core.model import Component, OriginReply, subject_digest
 from tidegate.errors import RegionMismatch
 from tidegate.ports import Origin
 
 __all__ = ["OpenNode", "OriginContract", "OriginPlace", "check_cancelled_calls", "component", "new_digest"]
 
 REGION: Final = "fra"
-# Generous where an answer is expected: a busy machine is not what is tested.
+# Generous where a reply is expected: the machine may be busy.
 TIMEOUT_S: Final = 10.0
-# Expires in the year 2100: nothing expires by accident.
+# In the year 2100: nothing expires during a test.
 FAR_MS: Final = 4_102_444_800_000
 COUNT_MAX: Final = 2**53
 INT64_MAX: Final = 2**63 - 1
@@ -55,26 +55,26 @@ class OriginPlace(ABC):
 
     @abstractmethod
     def wipe(self) -> None:
-        """Lose everything, the region's name included."""
+        """Delete everything, including the name of the region."""
 
     @abstractmethod
     def entries(self) -> int:
-        """How many cells or components the store holds, in whatever way it counts them; names of regions apart."""
+        """How many cells or components the store holds, in any unit, without region names."""
 
     async def wait_until(self, at_ms: int, origin: Origin) -> None:
-        """Return when the store's clock is past `at_ms`. A store with a clock of the test's own just sets it."""
-        while (await origin.pulse(REGION, timeout_s=TIMEOUT_S)).time_ms <= at_ms:  # noqa: ASYNC110 - a clock elsewhere sets no event
+        """Wait until the clock of the store is past `at_ms`. A store with a manual clock sets it."""
+        while (await origin.pulse(REGION, timeout_s=TIMEOUT_S)).time_ms <= at_ms:  # noqa: ASYNC110 - a remote clock sets no event
             await asyncio.sleep(0.005)
 
 
 class OpenNode(Protocol):
-    """What the fixture `open_node` is: an opened origin for one more node, closed after the test."""
+    """The type of the fixture `open_node`: an open origin for one more node, closed after the test."""
 
     async def __call__(self, region: str = REGION) -> Origin: ...
 
 
 class OriginContract:
-    """One suite for all origins."""
+    """The tests for all origins."""
 
     @pytest.fixture
     def place(self) -> OriginPlace:
@@ -101,7 +101,7 @@ class OriginContract:
     # ---- merging and reading
 
     async def test_an_unknown_cell_answers_zero(self, origin: Origin) -> None:
-        assert await origin.read([component(new_digest())], timeout_s=TIMEOUT_S) == [Heard(0, 0)]
+        assert await origin.read([component(new_digest())], timeout_s=TIMEOUT_S) == [OriginReply(0, 0)]
 
     async def test_asking_for_nothing_answers_nothing(self, origin: Origin) -> None:
         assert await origin.read([], timeout_s=TIMEOUT_S) == []
@@ -111,29 +111,29 @@ class OriginContract:
         self, origin: Origin
     ) -> None:
         digest = new_digest()
-        assert await self.merged(origin, component(digest, 5)) == Heard(5, 0)
-        assert await self.merged(origin, component(digest, 7)) == Heard(7, 5)
+        assert await self.merged(origin, component(digest, 5)) == OriginReply(5, 0)
+        assert await self.merged(origin, component(digest, 7)) == OriginReply(7, 5)
 
     async def test_a_merge_keeps_the_maximum(self, origin: Origin) -> None:
         digest = new_digest()
         await self.merged(origin, component(digest, 7))
-        assert await self.merged(origin, component(digest, 3)) == Heard(7, 7)
-        assert await self.read(origin, component(digest)) == Heard(7, 7)
+        assert await self.merged(origin, component(digest, 3)) == OriginReply(7, 7)
+        assert await self.read(origin, component(digest)) == OriginReply(7, 7)
 
     async def test_the_total_is_the_sum_of_all_writers(self, open_node: OpenNode) -> None:
         here, there = await open_node(), await open_node()
         digest = new_digest()
-        assert await self.merged(here, component(digest, 5, writer="a")) == Heard(5, 0)
-        assert await self.merged(there, component(digest, 8, writer="b")) == Heard(13, 0)
-        assert await self.merged(here, component(digest, 6, writer="a")) == Heard(14, 5)
-        assert await self.read(there, component(digest, writer="b")) == Heard(14, 8)
-        assert await self.read(there, component(digest, writer="c")) == Heard(14, 0)
+        assert await self.merged(here, component(digest, 5, writer="a")) == OriginReply(5, 0)
+        assert await self.merged(there, component(digest, 8, writer="b")) == OriginReply(13, 0)
+        assert await self.merged(here, component(digest, 6, writer="a")) == OriginReply(14, 5)
+        assert await self.read(there, component(digest, writer="b")) == OriginReply(14, 8)
+        assert await self.read(there, component(digest, writer="c")) == OriginReply(14, 0)
 
     async def test_repeating_a_merge_changes_nothing(self, origin: Origin) -> None:
         digest = new_digest()
         await self.merged(origin, component(digest, 4))
         for _ in range(3):
-            assert await self.merged(origin, component(digest, 4)) == Heard(4, 4)
+            assert await self.merged(origin, component(digest, 4)) == OriginReply(4, 4)
 
     async def test_cells_of_one_subject_are_counted_apart(self, origin: Origin) -> None:
         digest = new_digest()
@@ -141,27 +141,35 @@ class OriginContract:
             component(digest, own, sequence=sequence)
             for own, sequence in ((1, 0), (2, 1), (3, 10), (4, 2**40))
         ]
-        assert await origin.merge(cells, timeout_s=TIMEOUT_S) == [Heard(own, 0) for own in (1, 2, 3, 4)]
-        assert await origin.read(cells, timeout_s=TIMEOUT_S) == [Heard(own, own) for own in (1, 2, 3, 4)]
+        assert await origin.merge(cells, timeout_s=TIMEOUT_S) == [OriginReply(own, 0) for own in (1, 2, 3, 4)]
+        assert await origin.read(cells, timeout_s=TIMEOUT_S) == [
+            OriginReply(own, own) for own in (1, 2, 3, 4)
+        ]
 
     async def test_answers_are_in_the_order_of_the_questions(self, origin: Origin) -> None:
         order = random.Random(1)
         cells = [component(new_digest(), own) for own in range(1, 301)]
         order.shuffle(cells)
-        assert await origin.merge(cells, timeout_s=TIMEOUT_S) == [Heard(cell.own, 0) for cell in cells]
+        assert await origin.merge(cells, timeout_s=TIMEOUT_S) == [OriginReply(cell.own, 0) for cell in cells]
         order.shuffle(cells)
-        assert await origin.read(cells, timeout_s=TIMEOUT_S) == [Heard(cell.own, cell.own) for cell in cells]
+        assert await origin.read(cells, timeout_s=TIMEOUT_S) == [
+            OriginReply(cell.own, cell.own) for cell in cells
+        ]
 
     async def test_a_thousand_cells_go_in_one_call(self, origin: Origin) -> None:
         cells = [component(new_digest(), own) for own in range(1, 1_001)]
-        assert await origin.merge(cells, timeout_s=TIMEOUT_S) == [Heard(cell.own, 0) for cell in cells]
-        assert await origin.merge(cells, timeout_s=TIMEOUT_S) == [Heard(cell.own, cell.own) for cell in cells]
-        assert await origin.read(cells, timeout_s=TIMEOUT_S) == [Heard(cell.own, cell.own) for cell in cells]
+        assert await origin.merge(cells, timeout_s=TIMEOUT_S) == [OriginReply(cell.own, 0) for cell in cells]
+        assert await origin.merge(cells, timeout_s=TIMEOUT_S) == [
+            OriginReply(cell.own, cell.own) for cell in cells
+        ]
+        assert await origin.read(cells, timeout_s=TIMEOUT_S) == [
+            OriginReply(cell.own, cell.own) for cell in cells
+        ]
 
     async def test_components_of_one_cell_in_one_call_are_merged_together(self, origin: Origin) -> None:
         digest = new_digest()
         await self.merged(origin, component(digest, 1, writer="a"))
-        # More than any command carries, so that cutting the call up must not tear the cell apart.
+        # More than fits in one command: splitting the call must not split the cell.
         others = [component(new_digest(), 1) for _ in range(600)]
         cells = [
             component(digest, 2, writer="a"),
@@ -170,9 +178,13 @@ class OriginContract:
             component(digest, 3, writer="a"),
         ]
         answers = await origin.merge(cells, timeout_s=TIMEOUT_S)
-        assert (answers[0], answers[601], answers[602]) == (Heard(8, 1), Heard(8, 0), Heard(8, 1))
-        assert answers[1:601] == [Heard(1, 0)] * 600
-        assert await self.read(origin, component(digest, writer="b")) == Heard(8, 5)
+        assert (answers[0], answers[601], answers[602]) == (
+            OriginReply(8, 1),
+            OriginReply(8, 0),
+            OriginReply(8, 1),
+        )
+        assert answers[1:601] == [OriginReply(1, 0)] * 600
+        assert await self.read(origin, component(digest, writer="b")) == OriginReply(8, 5)
 
     @pytest.mark.parametrize(
         "own",
@@ -180,10 +192,10 @@ class OriginContract:
     )
     async def test_totals_are_exact_up_to_2_to_the_53(self, origin: Origin, own: int) -> None:
         digest = new_digest()
-        assert await self.merged(origin, component(digest, own - 1, writer="a")) == Heard(own - 1, 0)
-        assert await self.merged(origin, component(digest, own, writer="a")) == Heard(own, own - 1)
-        assert await self.merged(origin, component(digest, 1, writer="b")) == Heard(own + 1, 0)
-        assert await self.read(origin, component(digest, writer="a")) == Heard(own + 1, own)
+        assert await self.merged(origin, component(digest, own - 1, writer="a")) == OriginReply(own - 1, 0)
+        assert await self.merged(origin, component(digest, own, writer="a")) == OriginReply(own, own - 1)
+        assert await self.merged(origin, component(digest, 1, writer="b")) == OriginReply(own + 1, 0)
+        assert await self.read(origin, component(digest, writer="a")) == OriginReply(own + 1, own)
 
     async def test_counts_beyond_2_to_the_53_never_come_back_as_more_than_was_sent(
         self, origin: Origin
@@ -198,12 +210,12 @@ class OriginContract:
             first, other = await origin.merge(sent, timeout_s=TIMEOUT_S)
             assert held[-1] <= first.component <= own, "more would be counted twice, less would be sent again"
             assert first.total >= COUNT_MAX
-            assert other == Heard(step, step - 1)
+            assert other == OriginReply(step, step - 1)
             for call in (origin.merge, origin.read):
                 again, other = await call(sent, timeout_s=TIMEOUT_S)
                 assert again.component == own
                 assert again.total >= COUNT_MAX
-                assert other == Heard(step, step)
+                assert other == OriginReply(step, step)
             held.append(own)
 
     async def test_what_others_counted_shows_beside_a_count_beyond_2_to_the_53(self, origin: Origin) -> None:
@@ -259,7 +271,7 @@ class OriginContract:
                 assert heard.component <= held[cell, writer]
         wanted = [component(digest, writer="a") for digest in digests]
         assert await origin.read(wanted, timeout_s=TIMEOUT_S) == [
-            Heard(totals[cell], held.get((cell, "a"), 0)) for cell in range(3)
+            OriginReply(totals[cell], held.get((cell, "a"), 0)) for cell in range(3)
         ]
 
     async def test_nodes_that_merge_at_the_same_time_lose_nothing(self, open_node: OpenNode) -> None:
@@ -275,24 +287,24 @@ class OriginContract:
 
         await asyncio.gather(*(count(node, f"node-{index}") for index, node in enumerate(nodes)))
         wanted = [component(digest, writer="node-0") for digest in digests]
-        assert await nodes[0].read(wanted, timeout_s=TIMEOUT_S) == [Heard(45, 15)] * 20
+        assert await nodes[0].read(wanted, timeout_s=TIMEOUT_S) == [OriginReply(45, 15)] * 20
 
     async def test_calls_at_the_same_time_on_one_origin_get_their_own_answers(self, origin: Origin) -> None:
         cells = [component(new_digest(), own) for own in range(1, 41)]
 
-        async def both(cell: Component) -> list[Heard]:
+        async def both(cell: Component) -> list[OriginReply]:
             first = await origin.merge([cell], timeout_s=TIMEOUT_S)
             return first + await origin.read([cell], timeout_s=TIMEOUT_S)
 
         answers = await asyncio.gather(*(both(cell) for cell in cells))
-        assert answers == [[Heard(cell.own, 0), Heard(cell.own, cell.own)] for cell in cells]
+        assert answers == [[OriginReply(cell.own, 0), OriginReply(cell.own, cell.own)] for cell in cells]
 
     async def test_reading_writes_nothing(self, origin: Origin, place: OriginPlace) -> None:
         before = place.entries()
         cells = [component(new_digest(), own=9) for _ in range(50)]
         await origin.read(cells, timeout_s=TIMEOUT_S)
         assert place.entries() == before
-        assert await origin.read(cells, timeout_s=TIMEOUT_S) == [Heard(0, 0)] * 50
+        assert await origin.read(cells, timeout_s=TIMEOUT_S) == [OriginReply(0, 0)] * 50
 
     # ---- keys
 
@@ -326,7 +338,7 @@ class OriginContract:
         for start in range(0, len(cells), 500):
             part = cells[start : start + 500]
             assert await origin.read(part, timeout_s=TIMEOUT_S) == [
-                Heard(cell.own, cell.own) for cell in part
+                OriginReply(cell.own, cell.own) for cell in part
             ]
 
     async def test_no_byte_of_a_digest_confuses_the_store(self, origin: Origin) -> None:
@@ -343,7 +355,7 @@ class OriginContract:
         for start in range(0, len(cells), 500):
             part = cells[start : start + 500]
             assert await origin.read(part, timeout_s=TIMEOUT_S) == [
-                Heard(cell.own, cell.own) for cell in part
+                OriginReply(cell.own, cell.own) for cell in part
             ]
 
     async def test_any_name_of_a_writer_is_only_a_name(self, origin: Origin) -> None:
@@ -352,7 +364,9 @@ class OriginContract:
         cells = [component(digest, 2**index, writer=writer) for index, writer in enumerate(writers)]
         await origin.merge(cells, timeout_s=TIMEOUT_S)
         total = 2 ** len(writers) - 1
-        assert await origin.read(cells, timeout_s=TIMEOUT_S) == [Heard(total, cell.own) for cell in cells]
+        assert await origin.read(cells, timeout_s=TIMEOUT_S) == [
+            OriginReply(total, cell.own) for cell in cells
+        ]
 
     # ---- expiry
 
@@ -361,21 +375,26 @@ class OriginContract:
         now_ms = (await origin.pulse(REGION, timeout_s=TIMEOUT_S)).time_ms
         short = component(new_digest(), 5, expires_at_ms=now_ms + 300)
         long = component(new_digest(), 6)
-        assert await origin.merge([short, long], timeout_s=TIMEOUT_S) == [Heard(5, 0), Heard(6, 0)]
-        # Merging again must not take the expiry away.
+        assert await origin.merge([short, long], timeout_s=TIMEOUT_S) == [
+            OriginReply(5, 0),
+            OriginReply(6, 0),
+        ]
+        # Merging again must not remove the expiry.
         await origin.merge(
             [short._replace(own=7), short._replace(writer="node-b", own=1)], timeout_s=TIMEOUT_S
         )
         await place.wait_until(short.expires_at_ms, origin)
-        assert await origin.read([short, long], timeout_s=TIMEOUT_S) == [Heard(0, 0), Heard(6, 6)]
-        await self.merged(origin, component(long.digest, 7))  # some stores clear away when they write
+        assert await origin.read([short, long], timeout_s=TIMEOUT_S) == [OriginReply(0, 0), OriginReply(6, 6)]
+        await self.merged(
+            origin, component(long.digest, 7)
+        )  # some stores remove expired cells when they write
         assert place.entries() == before + 1
 
     async def test_what_expired_before_it_was_merged_is_not_kept(self, origin: Origin) -> None:
         now_ms = (await origin.pulse(REGION, timeout_s=TIMEOUT_S)).time_ms
         late = component(new_digest(), 5, expires_at_ms=now_ms - 1)
         assert (await self.merged(origin, late)).total == 5
-        assert await self.read(origin, late) == Heard(0, 0)
+        assert await self.read(origin, late) == OriginReply(0, 0)
 
     @pytest.mark.parametrize("duration_ms", [2**53, 2**60, 2**61, 2**62, INT64_MAX])
     async def test_an_expiry_that_no_clock_will_reach_is_taken(
@@ -386,10 +405,12 @@ class OriginContract:
             component(new_digest(), 2, sequence=0, expires_at_ms=3 * duration_ms),
             component(new_digest(), 3),
         ]
-        assert await origin.merge(cells, timeout_s=TIMEOUT_S) == [Heard(own, 0) for own in (1, 2, 3)]
+        assert await origin.merge(cells, timeout_s=TIMEOUT_S) == [OriginReply(own, 0) for own in (1, 2, 3)]
         more = [cell._replace(own=cell.own + 1) for cell in cells]
-        assert await origin.merge(more, timeout_s=TIMEOUT_S) == [Heard(own + 1, own) for own in (1, 2, 3)]
-        assert await origin.read(more, timeout_s=TIMEOUT_S) == [Heard(own, own) for own in (2, 3, 4)]
+        assert await origin.merge(more, timeout_s=TIMEOUT_S) == [
+            OriginReply(own + 1, own) for own in (1, 2, 3)
+        ]
+        assert await origin.read(more, timeout_s=TIMEOUT_S) == [OriginReply(own, own) for own in (2, 3, 4)]
 
     # ---- the region
 
@@ -431,15 +452,15 @@ class OriginContract:
         digest = new_digest()
         await self.merged(origin, component(digest, 5))
         place.wipe()
-        assert await self.read(origin, component(digest)) == Heard(0, 0)
-        assert await self.merged(origin, component(digest, 6)) == Heard(6, 0)
+        assert await self.read(origin, component(digest)) == OriginReply(0, 0)
+        assert await self.merged(origin, component(digest, 6)) == OriginReply(6, 0)
 
     async def test_the_clock_of_the_origin_does_not_go_back(self, origin: Origin) -> None:
         first = await origin.pulse(REGION, timeout_s=TIMEOUT_S)
         second = await origin.pulse(REGION, timeout_s=TIMEOUT_S)
         assert 0 < first.time_ms <= second.time_ms
 
-    # ---- life
+    # ---- open and close
 
     async def test_a_cancelled_call_never_answers_a_later_question(self, origin: Origin) -> None:
         await check_cancelled_calls(origin, seed=1)
@@ -459,11 +480,11 @@ class OriginContract:
         assert after["commands"] > before["commands"]
         assert after["connections_opened"] == before["connections_opened"]
 
-    # ---- short forms
+    # ---- helpers
 
     @staticmethod
     async def check_huge_counts(origin: Origin, *, writers: int) -> None:
-        """Counts of which two are more than 64 bits hold, in one cell."""
+        """Counts in one cell of which two overflow 64 bits."""
         digest, small = new_digest(), component(new_digest(), 7)
         owns = itertools.islice(itertools.cycle((2**62, 2**62 + 1, INT64_MAX - 1, INT64_MAX)), writers)
         huge = [component(digest, own, writer=f"node-{index}") for index, own in enumerate(owns)]
@@ -476,28 +497,28 @@ class OriginContract:
                 heard, other = await call([one, small], timeout_s=TIMEOUT_S)
                 assert heard.component == one.own
                 assert heard.total > COUNT_MAX
-                assert other == Heard(7, 7)
+                assert other == OriginReply(7, 7)
 
     @staticmethod
-    async def merged(origin: Origin, one: Component) -> Heard:
+    async def merged(origin: Origin, one: Component) -> OriginReply:
         (heard,) = await origin.merge([one], timeout_s=TIMEOUT_S)
         return heard
 
     @staticmethod
-    async def read(origin: Origin, one: Component) -> Heard:
+    async def read(origin: Origin, one: Component) -> OriginReply:
         (heard,) = await origin.read([one], timeout_s=TIMEOUT_S)
         return heard
 
 
 async def check_cancelled_calls(origin: Origin, *, seed: int, rounds: int = 20) -> None:
-    """Cancel calls after a few turns of the loop; whatever still answers, then and later, answers its own question."""
+    """Cancel calls after a few iterations of the loop; every later reply must belong to its own call."""
     chance = random.Random(seed)
     cells = [component(new_digest(), own) for own in range(1, 31)]
     await origin.merge(cells, timeout_s=TIMEOUT_S)
 
     async def ask(cell: Component, *, merging: bool) -> None:
         call = origin.merge if merging else origin.read
-        assert await call([cell], timeout_s=TIMEOUT_S) == [Heard(cell.own, cell.own)]
+        assert await call([cell], timeout_s=TIMEOUT_S) == [OriginReply(cell.own, cell.own)]
 
     for _ in range(rounds):
         tasks = [

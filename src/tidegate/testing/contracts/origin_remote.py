@@ -1,4 +1,4 @@
-"""What an origin must do besides, when its store is another process: one that stands still, dies, comes back empty."""
+"""Additional tests for an origin whose store is another process, which can freeze, die, or come back empty."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import pytest
 
-from tidegate.core.model import Component, Heard
+from tidegate.core.model import Component, OriginReply
 from tidegate.errors import DependencyError, DependencyTimeout
 from tidegate.ports import Origin
 from tidegate.testing.contracts.origin import (
@@ -24,17 +24,17 @@ from tidegate.testing.contracts.origin import (
 
 __all__ = ["RemoteOriginContract", "RemotePlace", "expect_timeout"]
 
-# Tight, because no answer is expected; and what may be added to it before we say that the limit was not kept.
+# Short, because no reply is expected; and the tolerance for a busy machine.
 SHORT_TIMEOUT_S: Final = 0.2
 MARGIN_S: Final = 2.0
 
 
 class RemotePlace(OriginPlace):
-    """A store that is another process, and can be hurt."""
+    """A store in another process that can be frozen and killed."""
 
     @abstractmethod
     def freeze(self) -> None:
-        """Nobody answers any more; connections stay open, and new ones are accepted."""
+        """Stop replying; connections stay open, and new ones are accepted."""
 
     @abstractmethod
     def thaw(self) -> None:
@@ -42,15 +42,15 @@ class RemotePlace(OriginPlace):
 
     @abstractmethod
     def kill(self) -> None:
-        """Gone at once, with everything it held."""
+        """End the process at once; all data is lost."""
 
     @abstractmethod
     def start_empty(self) -> None:
-        """At the same address again, as new. Returns when it serves."""
+        """Start an empty store at the same address, and wait until it is ready."""
 
 
 class RemoteOriginContract(OriginContract):
-    """What may happen to a store in another process."""
+    """The tests for a store in another process."""
 
     @pytest.fixture
     def place(self) -> RemotePlace:
@@ -69,7 +69,7 @@ class RemoteOriginContract(OriginContract):
         finally:
             place.thaw()
         await self.recovered(origin, cell)
-        assert await self.read(origin, cell) == Heard(3, 3)
+        assert await self.read(origin, cell) == OriginReply(3, 3)
 
     async def test_the_time_limit_is_kept_when_the_store_stands_still_before_the_first_connection(
         self, place: RemotePlace
@@ -109,7 +109,7 @@ class RemoteOriginContract(OriginContract):
                 await call(SHORT_TIMEOUT_S)
         place.start_empty()
         await self.recovered(origin, cell)
-        assert await self.read(origin, cell) == Heard(4, 4)
+        assert await self.read(origin, cell) == OriginReply(4, 4)
 
     async def test_a_node_that_starts_while_the_store_is_down_works_when_it_is_up(
         self, place: RemotePlace
@@ -138,12 +138,12 @@ class RemoteOriginContract(OriginContract):
         await self.recovered(there, probe)
         assert (await here.pulse(REGION, timeout_s=TIMEOUT_S)).was_empty
         assert (await there.pulse(REGION, timeout_s=TIMEOUT_S)).was_empty
-        assert await self.merged(here, component(digest, 6, writer="here")) == Heard(6, 0)
-        assert await self.merged(there, component(digest, 8, writer="there")) == Heard(14, 0)
+        assert await self.merged(here, component(digest, 6, writer="here")) == OriginReply(6, 0)
+        assert await self.merged(there, component(digest, 8, writer="there")) == OriginReply(14, 0)
 
     @staticmethod
     async def recovered(origin: Origin, cell: Component) -> None:
-        """Merge until it succeeds: a store that is up again is found without anybody's help."""
+        """Merge until it succeeds: the origin must reconnect by itself."""
         async with asyncio.timeout(TIMEOUT_S):
             while True:
                 try:
@@ -155,7 +155,7 @@ class RemoteOriginContract(OriginContract):
 
 
 def calls_of(origin: Origin, cell: Component) -> dict[str, Callable[[float], Awaitable[Any]]]:
-    """Every call that can block, as a function of its time limit."""
+    """Every call that can block, as a function of its timeout."""
     return {
         "read": lambda timeout_s: origin.read([cell], timeout_s=timeout_s),
         "merge": lambda timeout_s: origin.merge([cell], timeout_s=timeout_s),
@@ -164,7 +164,7 @@ def calls_of(origin: Origin, cell: Component) -> dict[str, Callable[[float], Awa
 
 
 async def expect_timeout(call: Callable[[float], Awaitable[Any]]) -> None:
-    """The call says that it ran out of time, and says so in time."""
+    """The call raises `DependencyTimeout`, and in time."""
     loop = asyncio.get_running_loop()
     started = loop.time()
     with pytest.raises(DependencyTimeout):

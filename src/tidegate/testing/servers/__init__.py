@@ -8,9 +8,10 @@ the servers' own programs are needed.
 """
 
 from tidegate.testing.servers.mariadb import MariaDBServer
+from tidegate.testing.servers.mysql import MySQLServer
 from tidegate.testing.servers.postgres import PostgresServer
 from tidegate.testing.servers.process import MissingBinary, ServerError, ServerProcess, wait_until
-from tidegate.testing.servers.redis import RedisServer
+from tidegate.testing.servers.redis import RedisServer, ValkeyServer
 from tidegate.testing.servers.redis_cluster import RedisCluster
 from tidegate.testing.servers.redis_sentinel import RedisSentinel
 from tidegate.testing.servers.resp import RedisReplyError
@@ -18,6 +19,7 @@ from tidegate.testing.servers.resp import RedisReplyError
 __all__ = [
     "MariaDBServer",
     "MissingBinary",
+    "MySQLServer",
     "PostgresServer",
     "RedisCluster",
     "RedisReplyError",
@@ -25,5 +27,6 @@ __all__ = [
     "RedisServer",
     "ServerError",
     "ServerProcess",
+    "ValkeyServer",
     "wait_until",
 ]

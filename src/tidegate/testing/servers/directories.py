@@ -1,11 +1,10 @@
-"""Where test servers keep their data: temporary directories, and templates that are copied into them.
+"""Temporary data directories of test servers, and templates that are copied into them.
 
-A directory is locked by the process that owns it (flock, which the kernel drops when that process dies), so
-whoever comes next can tell an abandoned directory from one in use and sweep it. Its mode is 755, and it lies
-directly under the temporary directory: PostgreSQL runs as another user and must be able to walk into it, which
-pytest's `tmp_path` (below a 0700 directory) does not allow.
+The process that owns a directory locks it with flock, which the kernel releases when the process dies. A later process
+can therefore detect and remove abandoned directories. The mode is 755, directly under the temporary directory, because
+PostgreSQL runs as another user and must be able to enter it; pytest's `tmp_path` is below a 0700 directory.
 
-Knows nothing about servers.
+This module does not know servers.
 """
 
 from __future__ import annotations
@@ -21,12 +20,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 PREFIX = "tidegate-server-"
-# Not swept: the moment between mkdtemp and the lock must not look like an abandoned directory.
+# Never removed as abandoned: between mkdtemp and flock a directory is not locked yet.
 UNLOCKED_PREFIX = "tidegate-unlocked-"
 
 
 class DataDirectory:
-    """A temporary directory of one server, locked by this process until `remove()`."""
+    """The temporary directory of one server, locked by this process until `remove()`."""
 
     def __init__(self, kind: str) -> None:
         unlocked = Path(tempfile.mkdtemp(prefix=f"{UNLOCKED_PREFIX}{kind}-"))
@@ -36,7 +35,7 @@ class DataDirectory:
         self.path = unlocked.rename(unlocked.with_name(PREFIX + unlocked.name.removeprefix(UNLOCKED_PREFIX)))
 
     def remove(self) -> None:
-        """Delete everything. Harmless when called twice."""
+        """Delete everything. Safe to call twice."""
         if self._lock_fd is None:
             return
         try:
@@ -46,20 +45,19 @@ class DataDirectory:
             self._lock_fd = None
 
 
-def sweep_abandoned(parent: Path | None = None) -> list[Path]:
-    """Remove the directories whose owner died without removing them (SIGKILL), and return them."""
+def remove_abandoned(parent: Path | None = None) -> list[Path]:
+    """Remove directories whose owner was killed (SIGKILL), and return them."""
     removed = []
     for path in (parent or Path(tempfile.gettempdir())).glob(f"{PREFIX}*"):
         try:
             lock_fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
         except OSError:
-            continue  # gone meanwhile, not a directory, or of another user
+            continue  # already removed, not a directory, or owned by another user
         try:
             if os.fstat(lock_fd).st_uid != os.geteuid():
                 continue
             fcntl.flock(lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            # A server that is just now being ended by its parent's death may still write: what remains goes
-            # with the next sweep.
+            # A server that is just being killed may still write: the next call removes what remains.
             shutil.rmtree(path, ignore_errors=True)
             removed.append(path)
         except BlockingIOError:
@@ -70,19 +68,19 @@ def sweep_abandoned(parent: Path | None = None) -> list[Path]:
 
 
 class Template:
-    """An initialised data directory, built at its first use in this process and copied from then on.
+    """An initialised data directory, built once per process and then copied.
 
-    `build` gets a path that does not exist yet, below a directory that everybody may enter.
+    `build` gets a path that does not exist yet, below a directory that all users may enter.
     """
 
     def __init__(self, kind: str, build: Callable[[Path], None]) -> None:
         self._kind = kind
         self._build = build
         self._lock = threading.Lock()
-        self._directory: DataDirectory | None = None  # written once, under the lock
+        self._directory: DataDirectory | None = None  # set once, under the lock
 
     def copy_to(self, target: Path) -> None:
-        """Make `target` (which must not exist) a copy: owners, modes and times included."""
+        """Copy to `target`, which must not exist, including owners, modes and times."""
         with self._lock:
             if self._directory is None:
                 self._directory = self._built()
@@ -99,9 +97,7 @@ class Template:
         owner_pid = os.getpid()
 
         def remove_at_exit() -> None:
-            if (
-                os.getpid() == owner_pid
-            ):  # a forked child that exits must not take its parent's template along
+            if os.getpid() == owner_pid:  # a forked child must not remove the template of its parent
                 directory.remove()
 
         atexit.register(remove_at_exit)

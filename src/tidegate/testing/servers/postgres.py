@@ -1,7 +1,7 @@
-"""A real PostgreSQL for tests, with a new database for whoever asks.
+"""A real PostgreSQL for tests, with a new database on request.
 
-PostgreSQL refuses to run as root: as root it is given to the user `postgres`, and its directory must be one that this
-user can enter. It is a family of processes: all of them are frozen and killed, or the others would go on answering.
+PostgreSQL refuses to run as root: under root it runs as the user `postgres`, who must be able to enter its directory.
+All its processes are frozen and killed together, because the others would continue to respond.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from tidegate.testing.servers.process import (
 
 PACKAGE = "postgresql"
 SUPERUSER = "postgres"
-# Debian keeps the server's programs out of PATH, one directory for each major version.
+# Debian has the server programs outside PATH, in one directory per major version.
 VERSIONS = Path("/usr/lib/postgresql")
 STATEMENT_TIMEOUT_S = 20.0
-# A pending parent-death signal does not wake what is stopped. The guard of a frozen server waits for the end of a
-# pipe that only we hold: if we are killed, it thaws the postmaster and its children, and they hear of our death.
+# A stopped process does not handle its parent-death signal. The guard of a frozen server waits for the end of a pipe
+# that only this process holds: if this process is killed, the guard continues the server, which then ends.
 GUARD = """
 read -r _
 kill -CONT "$1"
@@ -55,13 +55,13 @@ def _find(name: str) -> str:
 
 
 def _system_user() -> pwd.struct_passwd | None:
-    """Whom to become; `None` when there is no need to."""
+    """The user to run as; `None` to keep the current user."""
     if os.geteuid() != 0:
         return None
     try:
         return pwd.getpwnam(SUPERUSER)
     except KeyError:
-        raise MissingBinary(f"the system user {SUPERUSER}", PACKAGE) from None
+        raise MissingBinary(f"the system user {SUPERUSER}", f"apt-get install {PACKAGE}") from None
 
 
 def _identity() -> list[str]:
@@ -94,13 +94,13 @@ _template = Template("postgres", _initialise)
 class PostgresServer(ServerProcess):
     """A PostgreSQL; `create_database()` gives the URL of a new, empty database.
 
-    What was committed survives `kill`: it reaches the kernel at every commit, only the disk does not hear of it.
+    Committed data survives `kill`: it reaches the kernel at every commit, but not the disk.
     `settings` are further `name=value` pairs.
     """
 
     kind = "postgres"
-    stop_signal = signal.SIGINT  # "fast": do not wait for clients to leave
-    # In order, not KILL: the children would go on for a moment, and the System V segment for ever.
+    stop_signal = signal.SIGINT  # "fast": do not wait for clients to disconnect
+    # Not KILL: the children would run on for a moment, and the System V segment would stay.
     death_signal = "INT"
 
     def __init__(self, *, settings: tuple[str, ...] = ()) -> None:
@@ -113,6 +113,10 @@ class PostgresServer(ServerProcess):
     def url(self) -> str:
         """Without a database."""
         return f"postgres://{SUPERUSER}@{self.host}:{self.port}"
+
+    @property
+    def version(self) -> str:
+        return self.sql("SHOW server_version")[0][0].partition(" ")[0]
 
     def create_database(self, name: str | None = None) -> str:
         """Create an empty database, by a name not used before unless one is given, and return its URL."""
@@ -146,7 +150,7 @@ class PostgresServer(ServerProcess):
     # ---- the processes
 
     def freeze(self) -> None:
-        """The postmaster first, so that it starts no more children, then all that there are."""
+        """Stop the postmaster first, so that it starts no more children, then the others."""
         if self.is_running and self._guard is None:
             self._guard = subprocess.Popen(
                 ["/bin/sh", "-c", GUARD, "sh", str(self.pid)],
@@ -159,9 +163,9 @@ class PostgresServer(ServerProcess):
 
     def thaw(self) -> None:
         super().thaw()
-        self._dismiss_guard()
+        self._end_guard()
 
-    def _dismiss_guard(self) -> None:
+    def _end_guard(self) -> None:
         if self._guard is None:
             return
         self._guard.kill()
@@ -170,17 +174,17 @@ class PostgresServer(ServerProcess):
 
     def _forget_process(self) -> None:
         super()._forget_process()
-        self._dismiss_guard()
+        self._end_guard()
 
     def _pids(self) -> list[int]:
-        """With the postmaster standing still the list of its children is complete."""
+        """Stops the postmaster first, so that the list of its children is complete."""
         postmaster = self.pid
         if not self.is_frozen:
             os.kill(postmaster, signal.SIGSTOP)
             wait_until(
                 lambda: process_state(postmaster) == "T",
                 timeout_s=STOP_TIMEOUT_S,
-                what="postgres to stand still",
+                what="postgres to be stopped",
             )
         return [postmaster, *child_pids(postmaster)]
 
@@ -192,7 +196,7 @@ class PostgresServer(ServerProcess):
             super().close()
 
     def _remove_shared_memory(self) -> None:
-        """A killed PostgreSQL leaves a System V segment behind; line 7 of its pid file names it: key, then id."""
+        """Remove the System V segment that a killed PostgreSQL leaves; line 7 of its pid file has its key and id."""
         pid_file = self._data / "postmaster.pid"
         if not pid_file.exists():
             return
@@ -227,8 +231,8 @@ class PostgresServer(ServerProcess):
     def _argv(self) -> list[str]:
         settings = (
             "fsync=off",
-            "full_page_writes=off",  # they guard against torn pages after a power cut, not after a kill
-            "dynamic_shared_memory_type=mmap",  # below the data directory, so that it goes with it
+            "full_page_writes=off",  # protects from torn pages after a power cut, not after a kill
+            "dynamic_shared_memory_type=mmap",  # in the data directory, so that it is removed with it
             *self._settings,
         )
         return [
@@ -238,6 +242,6 @@ class PostgresServer(ServerProcess):
         ]
 
     def _is_ready(self) -> bool:
-        """Asked at the socket in its own directory, where no stranger can listen; the port is open before that."""
+        """Uses the socket in its own directory, where no other process can listen; the port is open before that."""
         asked = [_find("pg_isready"), "-q", "-h", os.fspath(self._socket_directory), "-p", str(self.port)]
         return subprocess.run(asked, stdin=subprocess.DEVNULL, check=False).returncode == 0

@@ -2,11 +2,11 @@
 
 Laws:
 - A server dies with the process that started it, even if that one is killed by SIGKILL (`setpriv --pdeathsig`).
-- A missing binary is an error that says what to install. It is never a reason to skip.
+- A missing binary is an error that says what to install.
 - Every wait polls an observable condition and has a deadline; a failure shows the end of the server's log.
 - The port never changes while an object lives: clients find a restarted server where it was.
 
-Objects are driven by one thread at a time. Knows nothing about Redis, MariaDB or PostgreSQL, and imports only the
+Objects are driven by one thread at a time. Knows nothing about any particular server, and imports only the
 standard library.
 """
 
@@ -24,39 +24,39 @@ from pathlib import Path
 from types import TracebackType
 from typing import ClassVar, Self
 
-from tidegate.testing.servers.directories import DataDirectory, sweep_abandoned
+from tidegate.adapters.forks import follow_forks
+from tidegate.testing.servers.directories import DataDirectory, remove_abandoned
 from tidegate.testing.servers.reservation import LOOPBACK, PortReservation
 
-# Short against the 14 ms in which the fastest server gets ready, long enough to leave the processor to it.
+# Much shorter than the 14 ms that the fastest server needs to start, long enough to leave it the processor.
 POLL_INTERVAL_S = 0.005
-# Ready takes 0.2 s here; the deadline is for a machine that runs ten other things.
+# A start takes 0.2 s; the timeout is for a busy machine.
 START_TIMEOUT_S = 30.0
 STOP_TIMEOUT_S = 20.0
 PORT_ATTEMPTS = 5
 LOG_TAIL_CHARS = 3000
-# mariadbd lives in sbin, which is not on every user's PATH.
+# mariadbd is in sbin, which is not on every user's PATH.
 EXTRA_BINARY_PLACES = ("/usr/sbin", "/usr/local/sbin", "/sbin")
-# These would let the developer's own database settings reach a test server, or a service manager hear of it.
 GONE = ("", "Z", "X")
+# Variables with a developer's own database settings, and those of a service manager: test servers must not see them.
 FOREIGN_ENVIRONMENT = ("PG", "MYSQL", "MARIADB", "REDISCLI", "NOTIFY_SOCKET", "LISTEN_")
 
 
 class ServerError(Exception):
-    """A test server did not do what it was told. Not a TidegateError: the code under test never raises it."""
+    """A test server failed. Not a TidegateError, because the code under test never raises it."""
 
 
 class MissingBinary(ServerError):
     """A program that the tests need is not installed."""
 
-    def __init__(self, name: str, package: str) -> None:
+    def __init__(self, name: str, command: str) -> None:
         super().__init__(
-            f"{name} is not installed: run `make test`, which installs what the tests need, "
-            f"or `apt-get install --no-install-recommends {package}`"
+            f"{name} is not installed: run `make test`, which installs what the tests need, or `{command}`"
         )
 
 
 class PortClash(ServerError):
-    """Somebody else listens on the port that was chosen."""
+    """Another process listens on the chosen port."""
 
 
 def find_binary(name: str, package: str, places: Sequence[str] = ()) -> str:
@@ -64,7 +64,7 @@ def find_binary(name: str, package: str, places: Sequence[str] = ()) -> str:
     search = os.pathsep.join([*places, os.environ.get("PATH", os.defpath), *EXTRA_BINARY_PLACES])
     found = shutil.which(name, path=search)
     if found is None:
-        raise MissingBinary(name, package)
+        raise MissingBinary(name, f"apt-get install --no-install-recommends {package}")
     return found
 
 
@@ -78,13 +78,13 @@ def wait_until(condition: Callable[[], bool], *, timeout_s: float, what: str) ->
 
 
 def clean_environment() -> dict[str, str]:
-    """The environment for servers and their tools: English messages, nobody's personal settings."""
+    """The environment for servers and their tools: English messages, no personal settings."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(FOREIGN_ENVIRONMENT)}
     return kept | {"LC_ALL": "C"}
 
 
 def run_tool(argv: Sequence[str], *, timeout_s: float = START_TIMEOUT_S) -> str:
-    """Run a command line tool to its end and return what it printed; its complaint is the error's text."""
+    """Run a command line tool and return its output. The error has the message of the tool."""
     try:
         done = subprocess.run(
             argv,
@@ -93,32 +93,32 @@ def run_tool(argv: Sequence[str], *, timeout_s: float = START_TIMEOUT_S) -> str:
             capture_output=True,
             text=True,
             timeout=timeout_s,
-            check=False,  # its complaint belongs into the error
-            # Not the caller's: PostgreSQL's tools refuse a directory that their user may not enter.
+            check=False,  # the error below has its message
+            # The tools of PostgreSQL fail in a directory that their user may not enter.
             cwd="/",
         )
     except subprocess.TimeoutExpired as error:
         raise ServerError(f"{Path(argv[0]).name} did not end within {timeout_s:g} s") from error
     if done.returncode != 0:
-        complaint = (done.stderr or done.stdout).strip()[-LOG_TAIL_CHARS:]
-        raise ServerError(f"{Path(argv[0]).name} failed with status {done.returncode}: {complaint}")
+        message = (done.stderr or done.stdout).strip()[-LOG_TAIL_CHARS:]
+        raise ServerError(f"{Path(argv[0]).name} failed with status {done.returncode}: {message}")
     return done.stdout
 
 
 class _Spawner:
-    """Forks every server from one thread that lives as long as the process.
+    """Forks every server from one thread that runs as long as the process.
 
     The parent-death signal fires when the *thread* that forked exits, not the process: a server started from
     `asyncio.to_thread`, or from any other short-lived thread, would be killed in the middle of the test.
     """
 
     def __init__(self) -> None:
-        self._hire()
-        # In a forked child no thread but the forking one exists.
-        os.register_at_fork(after_in_child=self._hire)
+        self._create_thread()
+        # A forked child has only the thread that forked.
+        follow_forks(self, in_child=_Spawner._create_thread)
 
-    def _hire(self) -> None:
-        """The thread itself starts with the first order."""
+    def _create_thread(self) -> None:
+        """The executor starts its thread with the first call."""
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="tidegate-server-spawner")
 
     def spawn(self, start: Callable[[], subprocess.Popen[bytes]]) -> subprocess.Popen[bytes]:
@@ -131,9 +131,9 @@ _spawner = _Spawner()
 def spawn(
     argv: Sequence[str], *, cwd: Path, log: Path, death_signal: str, identity: Sequence[str] = ()
 ) -> subprocess.Popen[bytes]:
-    """Start a process that gets `death_signal` when this one dies; `identity` are setpriv's options for a user.
+    """Start a process that gets `death_signal` when this one dies; `identity` are options of setpriv for the user.
 
-    Its own session keeps the terminal's Ctrl-C away from it: pytest gets that and stops servers in order.
+    It has its own session, so that Ctrl-C reaches only pytest, which then stops the servers.
     """
     setpriv = find_binary("setpriv", "util-linux")
 
@@ -153,7 +153,7 @@ def spawn(
 
 
 def process_state(pid: int) -> str:
-    """The kernel's letter for the process (R, S, D, T, Z, ...), "" when there is none."""
+    """The state of a process in /proc (R, S, D, T, Z, ...); "" if it does not exist."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
     except (FileNotFoundError, ProcessLookupError):
@@ -162,7 +162,7 @@ def process_state(pid: int) -> str:
 
 
 def child_pids(pid: int) -> list[int]:
-    """The children of a process that have not ended, by /proc (its `children` file needs a kernel option)."""
+    """The running children of a process, from /proc/*/stat (the `children` file needs a kernel option)."""
     children = []
     for entry in Path("/proc").iterdir():
         if not entry.name.isdigit():
@@ -178,7 +178,7 @@ def child_pids(pid: int) -> list[int]:
 
 
 def is_gone(pid: int) -> bool:
-    """Ended: no longer there, or a zombie that waits for its parent to take notice."""
+    """Whether the process has ended: it does not exist, or is a zombie."""
     return process_state(pid) in GONE
 
 
@@ -190,7 +190,7 @@ class ServerProcess(ABC):
 
     kind: ClassVar[str]
     stop_signal: ClassVar[signal.Signals] = signal.SIGTERM
-    # KILL reaches a frozen process too; nothing in a test server's data is worth an orderly end.
+    # KILL also ends a frozen process; the data of a test server need not be saved.
     death_signal: ClassVar[str] = "KILL"
     host: ClassVar[str] = LOOPBACK
 
@@ -199,13 +199,13 @@ class ServerProcess(ABC):
         self._reservation: PortReservation | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self._is_frozen = False
-        self.has_served = False  # set by start(): from then on clients know the port, and it must not change
+        self.has_served = False  # set by start(): clients know the port now, so it must not change
 
     # ---- what each server defines
 
     @abstractmethod
     def _prepare(self) -> None:
-        """Make the data directory ready for a first start. Called again after `_wipe`."""
+        """Prepare the data directory for a first start. Called again after `_wipe`."""
 
     @abstractmethod
     def _wipe(self) -> None:
@@ -217,19 +217,24 @@ class ServerProcess(ABC):
 
     @abstractmethod
     def _is_ready(self) -> bool:
-        """Whether *this* process answers; must not take a stranger on the same port for it."""
+        """Whether *this* process responds; another process may listen on the same port."""
 
     @property
     @abstractmethod
     def url(self) -> str:
-        """How clients are told to find the server."""
+        """The address that clients use."""
+
+    @property
+    @abstractmethod
+    def version(self) -> str:
+        """The version of the server that runs, as it reports it."""
 
     def _identity(self) -> list[str]:
-        """setpriv's options for the user to run as."""
+        """Options of setpriv for the user of the server."""
         return []
 
     def _pids(self) -> list[int]:
-        """Every process of the server, the one that could start others first."""
+        """All processes of the server, first the one that can start others."""
         return [self.pid]
 
     # ---- where it is
@@ -262,31 +267,31 @@ class ServerProcess(ABC):
         return self._is_frozen
 
     def log_text(self) -> str:
-        """The end of what the server wrote to its log."""
+        """The end of the log of the server."""
         log = self.directory / "log"
         return log.read_text(errors="replace")[-LOG_TAIL_CHARS:] if log.exists() else ""
 
-    # ---- verbs
+    # ---- methods for tests
 
     def start(self) -> Self:
-        """Start, and return when the server answers. At the port and with the data of the last time, if any."""
+        """Start, and wait until the server responds. A second start uses the same port and data."""
         if self.is_running:
-            raise ServerError(f"{self.kind} runs already (pid {self.pid})")
+            raise ServerError(f"{self.kind} is already running (pid {self.pid})")
         try:
             if self._directory is None:
-                sweep_abandoned()
+                remove_abandoned()
                 self._directory = DataDirectory(self.kind)
                 self._prepare()
             self._launch_on_a_free_port()
         except BaseException:
             if not self.has_served:
-                self.close()  # nobody can: `with` does not leave what it could not enter
+                self.close()  # the caller cannot: `with` calls no __exit__ if __enter__ fails
             raise
         self.has_served = True
         return self
 
     def stop(self) -> None:
-        """End it in order. Port and data stay. Does nothing when it does not run."""
+        """Stop gracefully. Port and data are kept. Does nothing if it is not running."""
         if self._process is None:
             return
         if self.is_running:
@@ -301,7 +306,7 @@ class ServerProcess(ABC):
         self._forget_process()
 
     def kill(self) -> None:
-        """SIGKILL, as a crash would: the server has no last word. Does nothing when it does not run."""
+        """Kill with SIGKILL, like a crash. Does nothing if it is not running."""
         if self._process is None:
             return
         if self.is_running:
@@ -315,7 +320,7 @@ class ServerProcess(ABC):
         self._forget_process()
 
     def restart(self, *, empty: bool = False) -> Self:
-        """Stop and start at the same port, with the data it had, or with none."""
+        """Stop and start at the same port, with the same data, or `empty`."""
         self.stop()
         if empty:
             self._wipe()
@@ -323,20 +328,20 @@ class ServerProcess(ABC):
         return self.start()
 
     def freeze(self) -> None:
-        """SIGSTOP: the kernel still accepts connections and bytes, nobody answers. Returns when it stands still."""
+        """SIGSTOP: the kernel still accepts connections and bytes, but nothing replies. Waits until it is stopped."""
         if not self.is_running:
-            raise ServerError(f"{self.kind} does not run, so it cannot be frozen")
+            raise ServerError(f"{self.kind} is not running, so it cannot be frozen")
         for pid in self._pids():
             os.kill(pid, signal.SIGSTOP)
         self._is_frozen = True
         wait_until(
             lambda: all(process_state(pid) == "T" for pid in self._pids()),
             timeout_s=STOP_TIMEOUT_S,
-            what=f"{self.kind} to stand still",
+            what=f"{self.kind} to be stopped",
         )
 
     def thaw(self) -> None:
-        """SIGCONT. Does nothing when the server is not frozen."""
+        """SIGCONT. Does nothing if the server is not frozen."""
         if not self._is_frozen:
             return
         if self.is_running:
@@ -345,7 +350,7 @@ class ServerProcess(ABC):
         self._is_frozen = False
 
     def recover(self) -> None:
-        """Whatever a test did: thaw it, start it, and return when it answers."""
+        """Thaw or start the server as needed, and wait until it responds."""
         self.thaw()
         if self.is_running:
             self._wait_ready()
@@ -353,7 +358,7 @@ class ServerProcess(ABC):
             self.start()
 
     def close(self) -> None:
-        """End it, delete its data, give its port back."""
+        """Stop it, delete its data and release its port."""
         try:
             self.stop()
         finally:
@@ -373,7 +378,7 @@ class ServerProcess(ABC):
     ) -> None:
         self.close()
 
-    # ---- how
+    # ---- implementation
 
     def _forget_process(self) -> None:
         if self._process is not None:
@@ -409,12 +414,12 @@ class ServerProcess(ABC):
         except BaseException as error:
             has_ended = not self.is_running
             self.kill()
-            said = log.read_bytes()[logged_before:].decode(errors="replace")
-            if has_ended and "in use" in said:
-                raise PortClash(f"{self.kind}: port {self.port} is taken by somebody else") from error
+            logged = log.read_bytes()[logged_before:].decode(errors="replace")
+            if has_ended and "in use" in logged:
+                raise PortClash(f"{self.kind}: port {self.port} is used by another process") from error
             if isinstance(error, ServerError):
                 raise ServerError(
-                    f"{self.kind}: {error}; its log ends with\n{said[-LOG_TAIL_CHARS:]}"
+                    f"{self.kind}: {error}; its log ends with\n{logged[-LOG_TAIL_CHARS:]}"
                 ) from error
             raise
 
@@ -424,4 +429,4 @@ class ServerProcess(ABC):
                 raise ServerError("the process ended before it was ready")
             return self._is_ready()
 
-        wait_until(is_ready, timeout_s=START_TIMEOUT_S, what="an answer")
+        wait_until(is_ready, timeout_s=START_TIMEOUT_S, what="a response")

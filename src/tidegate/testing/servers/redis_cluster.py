@@ -9,8 +9,8 @@ from tidegate.testing.servers.redis_group import RedisGroup
 from tidegate.testing.servers.reservation import PortReservation
 
 SLOTS = 16_384
-# How long a silent node counts as alive. Higher than one would like for speed: on a busy machine a node that only
-# waits for the processor must not be declared dead.
+# How long a node may be silent before it is declared dead. Not lower, because on a busy machine a node may have to wait
+# for the processor.
 NODE_TIMEOUT_MS = 2_000
 
 
@@ -26,7 +26,7 @@ class ClusterNode(RedisServer):
 
     @property
     def bus_port(self) -> int:
-        """Reserved like the port itself: the default, port + 10,000, may be anybody's or beyond the last one."""
+        """Reserved like the port: the default, port + 10,000, may be in use or too high."""
         if self._bus is None:
             self._bus = PortReservation()
         return self._bus.port
@@ -37,7 +37,7 @@ class ClusterNode(RedisServer):
             "cluster-config-file": "nodes.conf",
             "cluster-node-timeout": str(self._node_timeout_ms),
             "cluster-port": str(self.bus_port),
-            # Otherwise a node does not know its own address until another one has spoken to it.
+            # Otherwise a node does not know its address until another node has contacted it.
             "cluster-announce-ip": self.host,
         }
 
@@ -50,7 +50,7 @@ class ClusterNode(RedisServer):
                 self._bus = None
 
     def is_part_of(self, size: int) -> bool:
-        """Whether this node sees a working cluster of so many nodes."""
+        """Whether this node sees a working cluster of `size` nodes."""
         seen = parse_info(self.command("CLUSTER", "INFO"))
         return (
             seen["cluster_state"] == "ok"
@@ -60,7 +60,7 @@ class ClusterNode(RedisServer):
 
 
 class RedisCluster(RedisGroup):
-    """Masters at `urls`. Getting ready takes two seconds: a master waits that long before it accepts writes."""
+    """Masters at `urls`. A start takes two seconds, because a master waits that long before it accepts writes."""
 
     def __init__(self, masters: int = 3, *, node_timeout_ms: int = NODE_TIMEOUT_MS) -> None:
         self.nodes = [ClusterNode(node_timeout_ms=node_timeout_ms) for _ in range(masters)]
@@ -74,7 +74,7 @@ class RedisCluster(RedisGroup):
         return [node.url for node in self.nodes]
 
     def flush(self) -> None:
-        """No keys, scripts or functions on any node."""
+        """Remove keys, scripts and functions on all nodes."""
         for node in self.nodes:
             node.flush()
 
@@ -83,7 +83,7 @@ class RedisCluster(RedisGroup):
         for index, node in enumerate(self.nodes):
             first, last = SLOTS * index // count, SLOTS * (index + 1) // count - 1
             node.command("CLUSTER", "ADDSLOTSRANGE", first, last)
-            # Distinct from the start, or the nodes spend rounds of gossip on settling who is first.
+            # Distinct epochs from the start avoid rounds of gossip to resolve the conflict.
             node.command("CLUSTER", "SET-CONFIG-EPOCH", index + 1)
         for node in self.nodes[1:]:
             self.nodes[0].command("CLUSTER", "MEET", node.host, node.port, node.bus_port)

@@ -1,6 +1,6 @@
-"""The same verbs for several Redis processes that form one service.
+"""Several Redis processes that form one service, with the methods of a single server.
 
-A verb is applied to every member, in the order of starting.
+A method is applied to every member, in the order in which they start.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from tidegate.testing.servers.resp import RedisReplyError
 
 
 class RedisGroup(ABC):
-    """Members can be killed, frozen and restarted one by one through `members` and the group's own names."""
+    """Use `members` to kill, freeze or restart single processes."""
 
     @property
     @abstractmethod
@@ -25,7 +25,7 @@ class RedisGroup(ABC):
 
     @abstractmethod
     def _assemble(self) -> None:
-        """Make one service of members that run for the first time."""
+        """Form one service of members that run for the first time."""
 
     @abstractmethod
     def _is_whole(self) -> bool:
@@ -59,7 +59,7 @@ class RedisGroup(ABC):
             member.kill()
 
     def restart(self, *, empty: bool = False) -> Self:
-        """All members at their ports; membership survives, data only if not `empty`."""
+        """Restart all members at their ports. Membership is kept, data only if not `empty`."""
         for member in self.members:
             member.restart(empty=empty)
         self._wait_whole()
@@ -74,7 +74,7 @@ class RedisGroup(ABC):
             member.thaw()
 
     def recover(self) -> None:
-        """Thaw and start what needs it, and return when the service is complete again."""
+        """Thaw and start members as needed, and return when the service is complete again."""
         for member in self.members:
             member.recover()
         self._wait_whole()
@@ -87,7 +87,7 @@ class RedisGroup(ABC):
         def is_whole() -> bool:
             try:
                 return self._is_whole()
-            except (OSError, RedisReplyError):  # a member that still loads, or changes its role, says so
+            except (OSError, RedisReplyError):  # a member is still loading, or changes its role
                 return False
 
         wait_until(is_whole, timeout_s=START_TIMEOUT_S, what=f"{type(self).__name__} to be complete")

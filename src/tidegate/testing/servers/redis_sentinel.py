@@ -10,13 +10,13 @@ from tidegate.testing.servers.redis import RedisServer
 from tidegate.testing.servers.redis_group import RedisGroup
 from tidegate.testing.servers.resp import RedisReplyError, Reply
 
-# As for a cluster: a master that only waits for the processor must not be replaced in the middle of a test.
+# As for a cluster: a master that waits for the processor must not be replaced in the middle of a test.
 DOWN_AFTER_MS = 1_000
-FAILOVER_TIMEOUT_MS = 3_000  # after an attempt that came to nothing, the next one waits for twice that
-# Sentinel's own rhythm, 1 to 10 s by default, decides how long a fail-over and the return of an old master take.
-# ping-period must not be shorter: a replica is eligible only if its last INFO is younger than five of these, and while
-# the master is down it is asked once a second, whatever info-period says.
-RHYTHM_MS = {
+FAILOVER_TIMEOUT_MS = 3_000  # after a failed attempt, the next one waits for twice that
+# The periods of Sentinel, 1 to 10 s by default, determine how long a failover and the return of an old master take.
+# ping-period must not be shorter: a replica is eligible only if its last INFO is younger than five ping periods, and
+# while the master is down Sentinel sends INFO once a second, whatever info-period is.
+PERIODS_MS = {
     "ping-period": 500,
     "info-period": 200,
     "publish-period": 200,
@@ -26,7 +26,7 @@ RHYTHM_MS = {
 
 
 class SentinelProcess(RedisServer):
-    """One sentinel that watches one master."""
+    """One sentinel that monitors one master."""
 
     kind = "redis-sentinel"
 
@@ -52,14 +52,14 @@ class SentinelProcess(RedisServer):
         return [*super()._argv(), "--sentinel"]
 
     def _wipe(self) -> None:
-        """A sentinel holds no data, only its view of the others."""
+        """A sentinel has no data, only its view of the others."""
 
     def save(self) -> None:
-        """It writes its view down by itself."""
+        """A sentinel saves its view by itself."""
 
     def start(self) -> Self:
         super().start()
-        for name, period_ms in RHYTHM_MS.items():
+        for name, period_ms in PERIODS_MS.items():
             self.command("SENTINEL", "DEBUG", name, period_ms)
         return self
 
@@ -67,7 +67,7 @@ class SentinelProcess(RedisServer):
         """Nothing to flush."""
 
     def master_port(self) -> int:
-        """Whom this sentinel takes for the master."""
+        """The port of the master according to this sentinel."""
         address = self.command("SENTINEL", "GET-MASTER-ADDR-BY-NAME", self._master_name)
         if not isinstance(address, list):
             raise ServerError(f"the sentinel does not know {self._master_name}: {address!r}")
@@ -85,7 +85,7 @@ class SentinelProcess(RedisServer):
 
 
 class RedisSentinel(RedisGroup):
-    """Ask `master` and `replica` who is who now: the roles move. `recover` restores a pair, not the first roles."""
+    """Roles change: `master` and `replica` return the current ones. `recover` does not restore the first roles."""
 
     def __init__(self, *, sentinels: int = 1, quorum: int = 1, down_after_ms: int = DOWN_AFTER_MS) -> None:
         self.master_name = "tidegate"
@@ -102,7 +102,7 @@ class RedisSentinel(RedisGroup):
 
     @property
     def addresses(self) -> list[tuple[str, int]]:
-        """Host and port of every sentinel, as client libraries want them."""
+        """Host and port of every sentinel, in the form of client libraries."""
         return [(sentinel.host, sentinel.port) for sentinel in self.sentinels]
 
     @property
@@ -113,7 +113,7 @@ class RedisSentinel(RedisGroup):
 
     @property
     def master(self) -> RedisServer:
-        """The node that the sentinels name, whether it answers or not."""
+        """The master according to the sentinels, whether it responds or not."""
         port = self.sentinels[0].master_port()
         return next(node for node in self.nodes if node.port == port)
 
@@ -123,14 +123,14 @@ class RedisSentinel(RedisGroup):
         return next(node for node in self.nodes if node is not master)
 
     def flush(self) -> None:
-        """No keys, scripts or functions, on the replica either when this returns."""
+        """Remove keys, scripts and functions, and wait until the replica has done so too."""
         self.master.flush()
         self.wait_for_replica()
         for node in self.nodes:
             node.command("SCRIPT", "FLUSH", "SYNC")
 
     def wait_for_replica(self) -> None:
-        """Return when the replica has all that the master has. WAIT answers for its own connection's writes only."""
+        """Wait until the replica has caught up. WAIT would only cover the writes of its own connection."""
 
         def is_done() -> bool:
             sent = self.master.info("replication")["master_repl_offset"]
@@ -139,7 +139,7 @@ class RedisSentinel(RedisGroup):
         wait_until(is_done, timeout_s=START_TIMEOUT_S, what="the replica to catch up")
 
     def wait_for_failover(self, old_master: RedisServer) -> RedisServer:
-        """Return the new master as soon as every sentinel names it and it takes writes."""
+        """Wait until every sentinel names a new master that accepts writes, and return it."""
 
         def is_done() -> bool:
             if any(sentinel.master_port() == old_master.port for sentinel in self.sentinels):
@@ -147,13 +147,13 @@ class RedisSentinel(RedisGroup):
             try:
                 return self.master.info("replication")["role"] == "master"
             except (OSError, RedisReplyError):
-                return False  # named, but not yet answering
+                return False  # named, but it does not respond yet
 
         wait_until(is_done, timeout_s=START_TIMEOUT_S, what="the sentinels to name a new master")
         return self.master
 
     def _assemble(self) -> None:
-        """Configuration says it all: who follows whom, and whom the sentinels watch."""
+        """Nothing to do: the configuration names the master."""
 
     def _is_whole(self) -> bool:
         if len({sentinel.master_port() for sentinel in self.sentinels}) != 1:
@@ -171,6 +171,6 @@ class RedisSentinel(RedisGroup):
 
 
 def _as_fields(reply: Reply) -> dict[str, str]:
-    """Sentinel's flat list name, value, name, value."""
+    """The fields of a flat list name, value, name, value."""
     words = [str(word) for word in reply] if isinstance(reply, list) else []
     return dict(zip(words[::2], words[1::2], strict=True))

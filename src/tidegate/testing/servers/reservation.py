@@ -1,10 +1,9 @@
-"""A TCP port of 127.0.0.1 that stays ours while its server is down.
+"""A TCP port of 127.0.0.1 that stays reserved while its server is down.
 
-The port is bound, with SO_REUSEADDR, and never listened on. On Linux another SO_REUSEADDR socket may then bind and
-listen on it (Redis, MariaDB, PostgreSQL and asyncio all set the option), while nobody who asks the kernel for any
-free port, neither by `bind(0)` nor by `connect`, is given it. A client that connects while no server listens is
-refused, as it should be. Merely picking a free port and letting go of it would lose it to the next outgoing
-connection between a kill and a restart.
+The port is bound with SO_REUSEADDR, without listening. On Linux another SO_REUSEADDR socket can then bind it and listen
+(Redis, MariaDB, PostgreSQL and asyncio all set the option), but the kernel gives it to no other process as a free port,
+neither for `bind(0)` nor for `connect`. A client that connects while no server listens is refused. Without the
+reservation, an outgoing connection could take the port between a kill and a restart.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ LOOPBACK = "127.0.0.1"
 
 
 class PortReservation:
-    """One reserved port; `release()` gives it back."""
+    """One reserved port, until `release()`."""
 
     def __init__(self) -> None:
         self._socket = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
@@ -24,5 +23,5 @@ class PortReservation:
         self.port: int = self._socket.getsockname()[1]
 
     def release(self) -> None:
-        """Harmless when called twice."""
+        """End the reservation. Safe to call twice."""
         self._socket.close()

@@ -1,7 +1,6 @@
-"""The few lines of the Redis protocol that starting, flushing and questioning a server take.
+"""A minimal blocking RESP2 connection, for starting, flushing and inspecting a server, one command at a time.
 
-Test servers must not need a Redis client library: this is a blocking RESP2 connection for one command at a time,
-not a client for anything else.
+Test servers must not need a Redis client library.
 """
 
 from __future__ import annotations
@@ -18,11 +17,11 @@ Reply: TypeAlias = "str | int | list[Reply] | None"
 
 
 class RedisReplyError(ServerError):
-    """The server answered with an error."""
+    """The server replied with an error."""
 
 
 class RespConnection:
-    """A connection that answers one command after the other; closed on leaving `with`."""
+    """A connection for one command at a time; a context manager."""
 
     def __init__(
         self,
@@ -83,7 +82,7 @@ class RespConnection:
 
     def close(self) -> None:
         if self._replies is not None:
-            self._replies.close()  # or the socket would stay open behind it
+            self._replies.close()  # otherwise the socket would stay open
         self._socket.close()
 
     def __enter__(self) -> Self:

@@ -1,0 +1,211 @@
+-- Answer messages about subjects: merge what writers report, and grant credit. The rule is `grant` in
+-- tidegate/core/grants.py, step by step and under the same names; a property test holds the two equal.
+--
+-- A cell is a hash as merge.lua writes it: one field for each writer, '' for their sum, '!foreign' for what other
+-- regions have published. A subject's holds are a hash beside its cells: one field for each writer, seven numbers, and
+-- '' for when holders were last asked to give back. All keys of a call are in one slot.
+--
+-- KEYS: for each message the holds, the cell after the current one, then the message's cells, current and previous first.
+-- ARGV: margin_ms, firm_ms, unanswered_ms, recall_gap_ms, quiet_ms, share, the channels' prefix; then for
+--   each message writer ('' repeats the one before), number, duration_ms, quota, elapsed_ms, want, held, life_ms, count of
+--   cells, count of runs; for each cell own, known, foreign, expires_at_ms; for each run elapsed_ms, cost, requests.
+-- Answers: the server's time in ms; then for each message granted (-1: overtaken by a later one), spare, firm, stuck,
+--   stuck_ms; for each of its cells total, the writer's component before, foreign.
+--
+-- Numbers are doubles, exact up to 2^53: none beyond that is sent.
+local call, pcall, number, format, fmod = redis.call, redis.pcall, tonumber, string.format, math.fmod
+local min, max, ceil = math.min, math.max, math.ceil
+local pack, unpack = struct.pack, struct.unpack
+local EXACT, TOTAL_MAX, NEVER = 9007199254740992, 4611686018427387904, -1
+-- number, spare, firm, firm_until_ms, quota, expires_at_ms, recalled_at_ms. A later version may append.
+local HOLD, HOLD_BYTES = '<ddddddd', 56
+
+local clock = call('TIME')
+local now = number(clock[1]) * 1000 + (number(clock[2]) - fmod(number(clock[2]), 1000)) / 1000
+
+local function quotient(a, b)  -- of whole numbers, a not negative
+  return (a - fmod(a, b)) / b
+end
+
+local function carried(previous, elapsed, duration)
+  local weight = previous * (duration - elapsed)
+  if weight < EXACT then return quotient(weight, duration) end
+  -- The product is not exact any more. Rounded up, which grants less.
+  return min(previous, ceil(previous * ((duration - elapsed) / duration) * (1 + 2 ^ -50)) + 1)
+end
+
+local function fields(key, ...)
+  local held = pcall('HMGET', key, ...)
+  if held.err then
+    -- Not a hash: nothing else writes here, so it is damage. Nodes report again what is lost with it.
+    call('DEL', key)
+    return {}
+  end
+  return held
+end
+
+local MARGIN, FIRM, UNANSWERED, GAP, QUIET, SHARE =
+  number(ARGV[1]), number(ARGV[2]), number(ARGV[3]), number(ARGV[4]), number(ARGV[5]), number(ARGV[6])
+local CHANNEL = ARGV[7]
+
+local answers = { now }
+local slot = 1
+local function answer(value)
+  slot = slot + 1
+  answers[slot] = value
+end
+
+local key_at, arg_at = 0, 7
+local writer
+while key_at < #KEYS do
+  local holds_key, next_key = KEYS[key_at + 1], KEYS[key_at + 2]
+  local given = ARGV[arg_at + 1]
+  if given ~= '' then writer = given end
+  local message, duration, quota, elapsed, want, held, life =
+    number(ARGV[arg_at + 2]), number(ARGV[arg_at + 3]), number(ARGV[arg_at + 4]), number(ARGV[arg_at + 5]),
+    number(ARGV[arg_at + 6]), number(ARGV[arg_at + 7]), number(ARGV[arg_at + 8])
+  local cells, runs = number(ARGV[arg_at + 9]), number(ARGV[arg_at + 10])
+  arg_at = arg_at + 10
+
+  -- merge
+  local totals, befores, foreigns, counted = {}, {}, {}, {}
+  for i = 1, cells do
+    local key = KEYS[key_at + 2 + i]
+    local own = ARGV[arg_at + 1]
+    local known, foreign = number(ARGV[arg_at + 2]), number(ARGV[arg_at + 3])
+    local found = fields(key, writer, '', '!foreign')
+    local before, total = number(found[1]) or 0, number(found[2]) or 0
+    local growth = number(own) - before
+    if growth > 0 then
+      total = min(total + growth, TOTAL_MAX)
+      call('HSET', key, writer, own, '', format('%.0f', total))
+      -- The cell and its expiry come into being together; the same cell always has the same expiry.
+      if not found[2] then call('PEXPIREAT', key, ARGV[arg_at + 4]) end
+    end
+    totals[i], befores[i], foreigns[i] = total, before, max(foreign, number(found[3]) or 0)
+    counted[i] = max(total, known) + foreigns[i]
+    arg_at = arg_at + 4
+  end
+
+  -- drop_expired, others_of
+  local flat = pcall('HGETALL', holds_key)
+  if flat.err then
+    call('DEL', holds_key)
+    flat = {}
+  end
+  local spare, firm, stuck, stuck_until, count, quota_min = 0, 0, 0, NEVER, 0, quota
+  local recalled_at, latest = NEVER, 0
+  local own_number, own_spare
+  local names, values = {}, {}  -- of others that hold something
+  for i = 1, #flat, 2 do
+    local name, value = flat[i], flat[i + 1]
+    if name == '' then
+      if #value >= 8 then recalled_at = unpack('<d', value) end
+    elseif #value < HOLD_BYTES then
+      call('HDEL', holds_key, name)
+    else
+      local n, s, f, firm_until, q, expires, recalled = unpack(HOLD, value)
+      if expires <= now then
+        call('HDEL', holds_key, name)
+      elseif name == writer then
+        own_number, own_spare = n, s
+      else
+        count = count + 1
+        latest = max(latest, expires)
+        if s > 0 then
+          spare = spare + s
+          quota_min = min(quota_min, q)
+          local promised = 0
+          if firm_until > now then promised = min(f, s) end
+          if recalled ~= NEVER and now - recalled >= UNANSWERED then
+            stuck = stuck + s
+            if stuck_until == NEVER or expires < stuck_until then stuck_until = expires end
+          else
+            firm = firm + promised
+          end
+          if s > promised then
+            names[#names + 1] = name
+            values[#values + 1] = value
+          end
+        end
+      end
+    end
+  end
+
+  local granted
+  if own_number and message <= own_number then
+    granted = NEVER
+    if message == own_number then granted = own_spare end
+    arg_at = arg_at + 3 * runs
+  else
+    -- usage
+    local previous = counted[2]
+    local used = counted[1] + carried(previous, elapsed, duration)
+    local following = fields(next_key, '', '!foreign')
+    local later = (number(following[1]) or 0) + (number(following[2]) or 0)
+    if later > 0 and later + counted[1] > used then
+      used, previous = later + counted[1], 0
+    end
+    local room = quota_min - used - spare
+
+    -- grant_runs
+    local promised, refused = 0, 0
+    for _ = 1, runs do
+      local cost, requests = number(ARGV[arg_at + 2]), number(ARGV[arg_at + 3])
+      local free = room - promised
+      if previous > 0 then
+        free = free - (carried(previous, number(ARGV[arg_at + 1]), duration) - carried(previous, elapsed, duration))
+      end
+      local fits = 0
+      if free > 0 then fits = quotient(free, cost) end
+      if fits >= requests then
+        fits = requests
+      elseif refused == 0 or cost < refused then
+        refused = cost
+      end
+      promised = promised + fits * cost
+      arg_at = arg_at + 3
+    end
+
+    granted = max(promised, held)
+    local since = now - recalled_at
+    if refused == 0 then
+      local left = room - granted
+      if left > 0 and not (recalled_at ~= NEVER and since >= 0 and since < QUIET) then
+        local part = left
+        if count > 0 then part = quotient(left, SHARE) end
+        granted = max(granted, promised + min(want, part))
+      end
+    elseif used + firm + promised + refused <= quota and spare > firm
+      and not (recalled_at ~= NEVER and since >= 0 and since < GAP) then
+      -- recall
+      call('HSET', holds_key, '', pack('<d', now))
+      local digest = string.sub(holds_key, -18, -3)
+      for i = 1, #names do
+        local n, s, f, firm_until, q, expires, recalled = unpack(HOLD, values[i])
+        if recalled == NEVER then
+          local rest = string.sub(values[i], HOLD_BYTES + 1)
+          call('HSET', holds_key, names[i], pack(HOLD, n, s, f, firm_until, q, expires, now) .. rest)
+        end
+        -- A user that may not publish loses the push, not the answer: credit then comes back when its life ends.
+        pcall('PUBLISH', CHANNEL .. string.match(names[i], '^[^~]*'), digest .. names[i])
+      end
+    end
+    local expires = min(now + life + MARGIN, EXACT)
+    call('HSET', holds_key, writer, pack(HOLD, message, granted, promised, now + FIRM, quota, expires, NEVER))
+    call('PEXPIREAT', holds_key, format('%.0f', max(latest, expires)))
+  end
+
+  answer(granted)
+  answer(spare)
+  answer(firm)
+  answer(stuck)
+  answer(stuck_until == NEVER and NEVER or stuck_until - now)
+  for i = 1, cells do
+    answer(totals[i])
+    answer(befores[i])
+    answer(foreigns[i])
+  end
+  key_at = key_at + 2 + cells
+end
+return answers

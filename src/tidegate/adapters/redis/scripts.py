@@ -1,0 +1,35 @@
+"""The scripts that run inside Redis, and the commands that load them."""
+
+from __future__ import annotations
+
+import hashlib
+from importlib.resources import files
+from typing import Final
+
+from tidegate.adapters.redis.wire import pack
+
+__all__ = [
+    "CREDIT_SCRIPT",
+    "CREDIT_SHA",
+    "LOAD_SCRIPTS",
+    "LOAD_SCRIPTS_PACKED",
+    "MERGE_SCRIPT",
+    "MERGE_SHA",
+]
+
+
+def _read(name: str) -> str:
+    return files("tidegate.adapters.redis").joinpath(name).read_text("utf-8")
+
+
+def _sha(script: str) -> bytes:
+    """The name by which Redis knows a loaded script."""
+    return hashlib.sha1(script.encode(), usedforsecurity=False).hexdigest().encode()
+
+
+MERGE_SCRIPT: Final = _read("merge.lua")
+CREDIT_SCRIPT: Final = _read("credit.lua")
+MERGE_SHA: Final = _sha(MERGE_SCRIPT)
+CREDIT_SHA: Final = _sha(CREDIT_SCRIPT)
+LOAD_SCRIPTS: Final = (("SCRIPT", "LOAD", MERGE_SCRIPT), ("SCRIPT", "LOAD", CREDIT_SCRIPT))
+LOAD_SCRIPTS_PACKED: Final = tuple(pack(command) for command in LOAD_SCRIPTS)

@@ -1,0 +1,270 @@
+"""Credit in a SQLite file: the holds beside the components, the rule of `core.grants` inside a transaction.
+
+A file cannot push. The processes that share it run on one machine, so a recall is a datagram on the loopback interface:
+each process writes its port into the file, with a secret that its datagrams must begin with. A datagram that is lost or
+forged costs a message, never a count: a holder that does not answer is not waited for, and its credit ends by itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import secrets
+import socket
+import sqlite3
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Final
+
+from tidegate.adapters.sqlite.connection import SQLiteFile, transaction
+from tidegate.core.grants import (
+    CellPart,
+    CellTotals,
+    CreditReply,
+    CreditRequest,
+    GrantRules,
+    Hold,
+    SubjectRecord,
+    grant,
+)
+from tidegate.errors import DependencyError
+from tidegate.ports import Clock
+
+__all__ = ["CREDIT_RULES", "CREDIT_SCHEMA", "CREDIT_TABLES", "Listener", "answer", "ports_of"]
+
+# A message costs no network: credit may live shortly, so that processes which cannot reach each other (containers with
+# a common volume and networks of their own) hold each other up for two seconds at most.
+CREDIT_RULES: Final = GrantRules(life_ms=1_000)
+
+CREDIT_TABLES: Final = ("origin_holds", "origin_listeners")
+CREDIT_SCHEMA: Final = (
+    """
+    CREATE TABLE IF NOT EXISTS origin_holds (
+        digest BLOB NOT NULL, writer TEXT NOT NULL, number INTEGER NOT NULL, spare INTEGER NOT NULL,
+        firm INTEGER NOT NULL, firm_until_ms INTEGER NOT NULL, quota INTEGER NOT NULL,
+        expires_at_ms INTEGER NOT NULL, recalled_at_ms INTEGER NOT NULL, subject_recalled_at_ms INTEGER NOT NULL,
+        PRIMARY KEY (digest, writer)
+    ) WITHOUT ROWID
+    """,
+    "CREATE INDEX IF NOT EXISTS origin_holds_expiry ON origin_holds (expires_at_ms)",
+    """
+    CREATE TABLE IF NOT EXISTS origin_listeners (
+        node TEXT PRIMARY KEY, port INTEGER NOT NULL, secret BLOB NOT NULL, seen_at_ms INTEGER NOT NULL
+    ) WITHOUT ROWID
+    """,
+)
+
+CELLS: Final = """
+    SELECT sequence, CAST(min(total(own), 4611686018427387904.0) AS INTEGER),
+           coalesce(sum(CASE WHEN writer = :writer THEN own END), 0)
+      FROM origin_components
+     WHERE digest = :digest AND sequence BETWEEN :first AND :last AND expires_at_ms > :now_ms
+     GROUP BY sequence
+"""
+HOLDS: Final = """
+    SELECT writer, number, spare, firm, firm_until_ms, quota, expires_at_ms, recalled_at_ms, subject_recalled_at_ms
+      FROM origin_holds WHERE digest = ? AND expires_at_ms > ?
+"""
+PUT_COMPONENT: Final = """
+    INSERT INTO origin_components (digest, sequence, writer, own, expires_at_ms) VALUES (?, ?, ?, ?, ?)
+        ON CONFLICT (digest, sequence, writer) DO UPDATE SET own = excluded.own WHERE excluded.own > own
+"""
+PUT_HOLD: Final = "INSERT OR REPLACE INTO origin_holds VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+FORGET_HOLDS: Final = """
+    DELETE FROM origin_holds WHERE (digest, writer) IN (
+        SELECT digest, writer FROM origin_holds WHERE expires_at_ms <= ? ORDER BY expires_at_ms LIMIT ?)
+"""
+# Expired holds deleted with each call, for every message: more than one, or a backlog would never shrink.
+FORGOTTEN_PER_MESSAGE: Final = 2
+# SQLite has 64 bits. No limit tells a larger count from this one.
+NUMBER_MAX: Final = 2**53
+
+SECRET_BYTES: Final = 16
+DIGEST_BYTES: Final = 16
+# How often a process confirms its port, and when one that did not is forgotten.
+CONFIRM_INTERVAL_S: Final = 5.0
+FORGOTTEN_AFTER_MS: Final = 60_000
+CONFIRM_TIMEOUT_S: Final = 5.0
+
+
+def answer(
+    connection: sqlite3.Connection, requests: Sequence[CreditRequest], now_ms: int
+) -> tuple[list[CreditReply], list[tuple[bytes, str]]]:
+    """Answer messages inside the caller's transaction; and (digest, writer) of the holds that must be asked back."""
+    replies: list[CreditReply] = []
+    recalls: list[tuple[bytes, str]] = []
+    connection.execute(FORGET_HOLDS, (now_ms, FORGOTTEN_PER_MESSAGE * len(requests)))
+    for original in requests:
+        request = _cut(original)
+        record = _load(connection, request, now_ms)
+        reply, recalled = grant(record, request, now_ms, CREDIT_RULES)
+        _store(connection, record, request, reply, recalled)
+        recalls += [(request.digest, writer) for writer in recalled]
+        replies.append(_restored(original, reply))
+    return replies, recalls
+
+
+def _cut(request: CreditRequest) -> CreditRequest:
+    """Numbers that the file holds exactly."""
+    if max(request.quota, request.want, request.held, *(part.own for part in request.cells)) < NUMBER_MAX:
+        return request
+    cells = tuple(
+        CellPart(q, min(own, NUMBER_MAX), known, foreign) for q, own, known, foreign in request.cells
+    )
+    return request._replace(
+        cells=cells,
+        quota=min(request.quota, NUMBER_MAX),
+        want=min(request.want, NUMBER_MAX),
+        held=min(request.held, NUMBER_MAX),
+    )
+
+
+def _restored(request: CreditRequest, reply: CreditReply) -> CreditReply:
+    """The answer for those who counted more than the file holds: all of their own is held."""
+    if max(part.own for part in request.cells) <= NUMBER_MAX:
+        return reply
+    cells = []
+    for part, totals in zip(request.cells, reply.cells, strict=True):
+        if part.own > NUMBER_MAX:
+            others = totals.total - max(totals.component, NUMBER_MAX)
+            component = totals.component if totals.component < NUMBER_MAX else part.own
+            cells.append(CellTotals(others + part.own, component, totals.foreign))
+        else:
+            cells.append(totals)
+    return reply._replace(cells=tuple(cells))
+
+
+def _load(connection: sqlite3.Connection, request: CreditRequest, now_ms: int) -> SubjectRecord:
+    record = SubjectRecord()
+    sequences = [part.sequence for part in request.cells]
+    arguments = {
+        "digest": request.digest,
+        "writer": request.writer,
+        "first": min(sequences),
+        "last": max(*sequences, sequences[0] + 1),
+        "now_ms": now_ms,
+    }
+    for sequence, total, component in connection.execute(CELLS, arguments):
+        cell = record.cell(sequence)
+        cell.total = total
+        cell.components[request.writer] = component
+    for writer, *numbers, recalled_at_ms in connection.execute(HOLDS, (request.digest, now_ms)):
+        record.holds[writer] = Hold(*numbers)
+        record.recalled_at_ms = max(record.recalled_at_ms, recalled_at_ms)
+    return record
+
+
+def _store(
+    connection: sqlite3.Connection,
+    record: SubjectRecord,
+    request: CreditRequest,
+    reply: CreditReply,
+    recalled: Sequence[str],
+) -> None:
+    digest, writer = request.digest, request.writer
+    for part, totals in zip(request.cells, reply.cells, strict=True):
+        if part.own > totals.component:
+            expires_at_ms = min((part.sequence + 3) * request.duration_ms, NUMBER_MAX)
+            connection.execute(PUT_COMPONENT, (digest, part.sequence, writer, part.own, expires_at_ms))
+    # The writer's own row always holds the time of the subject's last recall: it is the row that lives longest.
+    for name in (writer, *recalled):
+        hold = record.holds[name]
+        connection.execute(
+            PUT_HOLD,
+            (
+                digest,
+                name,
+                hold.number,
+                hold.spare,
+                hold.firm,
+                hold.firm_until_ms,
+                hold.quota,
+                min(hold.expires_at_ms, NUMBER_MAX),
+                hold.recalled_at_ms,
+                record.recalled_at_ms,
+            ),
+        )
+
+
+def ports_of(connection: sqlite3.Connection, recalls: Sequence[tuple[bytes, str]]) -> list[tuple[int, bytes]]:
+    """(port, datagram) of each recall whose holder listens."""
+    found = []
+    for digest, writer in recalls:
+        query = "SELECT port, secret FROM origin_listeners WHERE node = ?"
+        row = connection.execute(query, (writer.partition("~")[0],)).fetchone()
+        if row is not None:
+            found.append((row[0], row[1] + digest + writer.encode()))
+    return found
+
+
+class Listener(asyncio.DatagramProtocol):
+    """The loopback port of one node: receives recalls, and sends them to others."""
+
+    def __init__(self) -> None:
+        self.is_listening = False
+        self._secret = b""
+        self._on_recall: Callable[[bytes, str], None] | None = None
+        self._sender: socket.socket | None = None
+
+    def send(self, port: int, payload: bytes) -> None:
+        """Ask another process. Never waits; what is lost is asked for again."""
+        if self._sender is None:
+            self._sender = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+            self._sender.setblocking(False)
+        with suppress(OSError):
+            self._sender.sendto(payload, ("127.0.0.1", port))
+
+    async def run(
+        self, file: SQLiteFile, clock: Clock, node_id: str, on_recall: Callable[[bytes, str], None]
+    ) -> None:
+        """Listen until cancelled; the file names the port as long as that lasts."""
+        loop = asyncio.get_running_loop()
+        self._secret = secrets.token_bytes(SECRET_BYTES)
+        self._on_recall = on_recall
+        try:
+            transport, _ = await loop.create_datagram_endpoint(lambda: self, local_addr=("127.0.0.1", 0))
+        except OSError:
+            # No loopback: this process cannot be recalled, so it asks for nothing in advance.
+            await loop.create_future()
+            return
+        port: int = transport.get_extra_info("sockname")[1]
+        try:
+            while True:
+                self.is_listening = await self._confirm(file, clock, node_id, port)
+                await asyncio.sleep(CONFIRM_INTERVAL_S)
+        finally:
+            self.is_listening = False
+            transport.close()
+
+    async def _confirm(self, file: SQLiteFile, clock: Clock, node_id: str, port: int) -> bool:
+        """Write the port: also after the file was lost. False while that is not possible."""
+        now_ms = clock.now_ms()
+        row = (node_id, port, self._secret, now_ms)
+
+        def work(connection: sqlite3.Connection) -> None:
+            with transaction(connection):
+                connection.execute("INSERT OR REPLACE INTO origin_listeners VALUES (?, ?, ?, ?)", row)
+                connection.execute(
+                    "DELETE FROM origin_listeners WHERE seen_at_ms < ?", (now_ms - FORGOTTEN_AFTER_MS,)
+                )
+
+        try:
+            await file.run(work, timeout_s=CONFIRM_TIMEOUT_S)
+        except DependencyError:
+            return False
+        return True
+
+    def close(self) -> None:
+        if self._sender is not None:
+            self._sender.close()
+            self._sender = None
+
+    # ---- asyncio.DatagramProtocol
+
+    def datagram_received(self, data: bytes, addr: tuple[str | object, int]) -> None:
+        secret, digest = data[:SECRET_BYTES], data[SECRET_BYTES : SECRET_BYTES + DIGEST_BYTES]
+        writer = data[SECRET_BYTES + DIGEST_BYTES :]
+        if not writer or not hmac.compare_digest(secret, self._secret) or self._on_recall is None:
+            return
+        with suppress(UnicodeDecodeError):
+            self._on_recall(digest, writer.decode())

@@ -1,0 +1,375 @@
+"""Credit, the origin's side: what the origin keeps of a subject, and the one step that answers a message.
+
+A node accepts without asking only what it holds credit for (docs/adr/0015-credit.md). The law that every grant keeps,
+over all writers of a subject:
+
+    current cell + carried(previous cell) + unspent credit <= quota
+
+Spending turns credit into counts, time lets `carried` fall, and a roll-over turns the current cell into the previous
+one, which weighs no more than before: only a grant can break the law, so only grants check it. Credit therefore belongs
+to the subject, not to a cell.
+
+`grant` is the rule itself. The memory and SQLite origins call it; `credit.lua` does the same inside Redis and is proven
+equal by tests. It reads no clock: `now_ms` is the origin's time, and is compared only with what the origin wrote.
+"""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple, final
+
+from tidegate.core.windows import carried
+
+__all__ = [
+    "OUTDATED",
+    "CellPart",
+    "CellRecord",
+    "CellTotals",
+    "CreditReply",
+    "CreditRequest",
+    "GrantRules",
+    "Hold",
+    "Run",
+    "SubjectRecord",
+    "drop_expired",
+    "grant",
+]
+
+# `CreditReply.granted` for a message that a later one of the same writer has overtaken.
+OUTDATED: Final = -1
+# No hold was recalled, or none is stuck.
+NEVER: Final = -1
+
+
+class GrantRules(NamedTuple):
+    """The constants of credit. All nodes of an origin use the same."""
+
+    life_ms: int = 5_000
+    """How long a node may spend what it was granted, by its own clock, from before the message was sent."""
+    margin_ms: int = 1_000
+    """How much longer the origin counts it. Covers the last report's delay, and clocks that run at different speeds."""
+    firm_ms: int = 50
+    """How long a grant to waiting requests counts as about to be spent: longer than any usual round trip."""
+    unanswered_ms: int = 50
+    """A holder that has not answered a recall by then is not waited for."""
+    recall_gap_ms: int = 2
+    """A subject's holders are asked at most this often: about a round trip."""
+    quiet_ms: int = 100
+    """After a recall nothing is granted in advance for this long: it would be recalled again."""
+    share: int = 4
+    """In advance a writer gets at most one part in so many of what is left, unless it is the only one."""
+
+
+class CellPart(NamedTuple):
+    """What a message says of one cell."""
+
+    sequence: int
+    own: int
+    """What the writer has accepted in this cell, in total."""
+    known: int = 0
+    """What all writers of the region have accepted in it, as far as this one knows: an origin that lost counts must
+    not grant them again."""
+    foreign: int = 0
+    """What other regions have published for it, as far as the writer knows."""
+
+
+class Run(NamedTuple):
+    """Waiting requests with the same instant and the same cost."""
+
+    at_ms: int
+    cost: int
+    requests: int
+
+
+class CreditRequest(NamedTuple):
+    """One message to the origin about one subject: read, replay and request for credit."""
+
+    digest: bytes
+    writer: str
+    number: int
+    """Larger than that of every earlier message of this writer. Only the latest one sets the hold."""
+    duration_ms: int
+    cells: tuple[CellPart, ...]
+    """First the cell that is decided in, then the one before it, then any others that the writer has to report."""
+    quota: int
+    """The lowest quota of what waits, or under which credit is wanted."""
+    as_of_ms: int
+    """The newest instant of what waits; now, when nothing waits. In the first cell."""
+    runs: tuple[Run, ...]
+    """What waits, in order, all in the first cell."""
+    want: int
+    """How much more would be useful."""
+    held: int
+    """Unspent credit that the node keeps: it is never granted less."""
+    life_ms: int
+
+
+class CellTotals(NamedTuple):
+    """What the origin answers for one cell."""
+
+    total: int
+    """Sum of all components, after the merge."""
+    component: int
+    """The writer's component as it was before the merge: less than was acknowledged tells of a loss."""
+    foreign: int
+    """What other regions have published for it, as far as the origin or this message knows."""
+
+
+class CreditReply(NamedTuple):
+    """The origin's answer to one message."""
+
+    granted: int
+    """The hold on top of what the message reported: what the node may have unspent. `OUTDATED`: no answer to that."""
+    spare: int
+    """Unspent credit of the other writers."""
+    firm: int
+    """The part of it that their waiting requests were granted: about to be spent."""
+    stuck: int
+    """The part of it whose holders do not answer a recall."""
+    stuck_ms: int
+    """In how long the next part of that ends; -1 when nothing is stuck."""
+    cells: tuple[CellTotals, ...]
+    """In the order of the message."""
+
+
+@final
+class Hold:
+    """What the origin knows of one writer's unspent credit."""
+
+    __slots__ = ("expires_at_ms", "firm", "firm_until_ms", "number", "quota", "recalled_at_ms", "spare")
+
+    def __init__(
+        self,
+        number: int,
+        spare: int,
+        firm: int,
+        firm_until_ms: int,
+        quota: int,
+        expires_at_ms: int,
+        recalled_at_ms: int = NEVER,
+    ) -> None:
+        self.number: int = number
+        self.spare: int = spare
+        self.firm: int = firm
+        self.firm_until_ms: int = firm_until_ms
+        self.quota: int = quota
+        self.expires_at_ms: int = expires_at_ms
+        # When it was first asked back and has not answered since.
+        self.recalled_at_ms: int = recalled_at_ms
+
+    def copied(self) -> Hold:
+        return Hold(
+            self.number,
+            self.spare,
+            self.firm,
+            self.firm_until_ms,
+            self.quota,
+            self.expires_at_ms,
+            self.recalled_at_ms,
+        )
+
+
+@final
+class CellRecord:
+    """A G-Counter of writers for one cell. `total` is the sum of the components and of any base."""
+
+    __slots__ = ("components", "foreign", "total")
+
+    def __init__(self) -> None:
+        self.components: dict[str, int] = {}
+        self.total: int = 0
+        # The sum of what other regions have published. Written by imports.
+        self.foreign: int = 0
+
+    def copied(self) -> CellRecord:
+        copy = CellRecord()
+        copy.components = dict(self.components)
+        copy.total = self.total
+        copy.foreign = self.foreign
+        return copy
+
+
+@final
+class SubjectRecord:
+    """All that the origin keeps of one subject."""
+
+    __slots__ = ("cells", "holds", "recalled_at_ms")
+
+    def __init__(self) -> None:
+        self.cells: dict[int, CellRecord] = {}
+        self.holds: dict[str, Hold] = {}
+        # The last recall: nothing is granted in advance for a while after it.
+        self.recalled_at_ms: int = NEVER
+
+    def copied(self) -> SubjectRecord:
+        copy = SubjectRecord()
+        copy.cells = {sequence: cell.copied() for sequence, cell in self.cells.items()}
+        copy.holds = {writer: hold.copied() for writer, hold in self.holds.items()}
+        copy.recalled_at_ms = self.recalled_at_ms
+        return copy
+
+    def cell(self, sequence: int) -> CellRecord:
+        found = self.cells.get(sequence)
+        if found is None:
+            found = CellRecord()
+            self.cells[sequence] = found
+        return found
+
+
+@final
+class Others:
+    """The holds of all writers but one, added up."""
+
+    __slots__ = ("count", "firm", "quota_min", "spare", "stuck", "stuck_until_ms")
+
+    def __init__(self, quota: int) -> None:
+        self.count: int = 0
+        self.spare: int = 0
+        self.firm: int = 0
+        self.stuck: int = 0
+        self.stuck_until_ms: int = NEVER
+        # The lowest quota that unspent credit was granted under. What is granted now must leave room under that one.
+        self.quota_min: int = quota
+
+
+def grant(
+    record: SubjectRecord, request: CreditRequest, now_ms: int, rules: GrantRules
+) -> tuple[CreditReply, list[str]]:
+    """Answer one message, and name the writers whose credit must be asked back. One atomic step of the origin."""
+    totals = merge(record, request)
+    drop_expired(record, now_ms)
+    writer = request.writer
+    others = others_of(record, writer, request.quota, now_ms, rules)
+    held = record.holds.get(writer)
+    recalled: list[str] = []
+    if held is not None and request.number <= held.number:
+        granted = held.spare if request.number == held.number else OUTDATED
+    else:
+        used, previous, elapsed_ms = usage(record, request, totals)
+        room = others.quota_min - used - others.spare
+        firm, refused = grant_runs(request, room, previous, elapsed_ms)
+        granted = firm if firm > request.held else request.held
+        if refused == 0:
+            left = room - granted
+            if left > 0 and not was_recalled(record, now_ms, rules.quiet_ms):
+                part = left if others.count == 0 else left // rules.share
+                ahead = firm + (request.want if request.want < part else part)
+                if ahead > granted:
+                    granted = ahead
+        elif used + others.firm + firm + refused <= request.quota and others.spare > others.firm:
+            # It would fit but for what others hold and do not need at once.
+            recalled = recall(record, writer, now_ms, rules)
+        expires_at_ms = now_ms + request.life_ms + rules.margin_ms
+        record.holds[writer] = Hold(
+            request.number, granted, firm, now_ms + rules.firm_ms, request.quota, expires_at_ms
+        )
+    stuck_ms = NEVER if others.stuck_until_ms == NEVER else others.stuck_until_ms - now_ms
+    return CreditReply(granted, others.spare, others.firm, others.stuck, stuck_ms, tuple(totals)), recalled
+
+
+def merge(record: SubjectRecord, request: CreditRequest) -> list[CellTotals]:
+    """Keep the larger of each component; any order and any repetition gives the same."""
+    totals: list[CellTotals] = []
+    for part in request.cells:
+        cell = record.cells.get(part.sequence)
+        if cell is None:
+            if part.own == 0:
+                totals.append(CellTotals(0, 0, part.foreign))
+                continue
+            cell = record.cell(part.sequence)
+        before = cell.components.get(request.writer, 0)
+        if part.own > before:
+            cell.components[request.writer] = part.own
+            cell.total += part.own - before
+        foreign = part.foreign if part.foreign > cell.foreign else cell.foreign
+        totals.append(CellTotals(cell.total, before, foreign))
+    return totals
+
+
+def drop_expired(record: SubjectRecord, now_ms: int) -> None:
+    """A holder that crashed gives back nothing: its credit ends by itself."""
+    for writer in [name for name, hold in record.holds.items() if hold.expires_at_ms <= now_ms]:
+        del record.holds[writer]
+
+
+def others_of(record: SubjectRecord, writer: str, quota: int, now_ms: int, rules: GrantRules) -> Others:
+    """What all writers but `writer` hold."""
+    others = Others(quota)
+    for name, hold in record.holds.items():
+        if name == writer:
+            continue
+        others.count += 1
+        if hold.spare == 0:
+            continue
+        others.spare += hold.spare
+        if hold.quota < others.quota_min:
+            others.quota_min = hold.quota
+        if hold.recalled_at_ms != NEVER and now_ms - hold.recalled_at_ms >= rules.unanswered_ms:
+            others.stuck += hold.spare
+            if others.stuck_until_ms == NEVER or hold.expires_at_ms < others.stuck_until_ms:
+                others.stuck_until_ms = hold.expires_at_ms
+        elif hold.firm_until_ms > now_ms:
+            others.firm += hold.firm if hold.firm < hold.spare else hold.spare
+    return others
+
+
+def at_least(total: int, known: int) -> int:
+    return known if known > total else total
+
+
+def usage(record: SubjectRecord, request: CreditRequest, totals: list[CellTotals]) -> tuple[int, int, int]:
+    """What counts at `as_of_ms`; the previous cell, and how far into the current one that is.
+
+    The last two are 0 when the instant of a request makes no difference: when the next cell has begun already, by
+    another node's clock, what is added here weighs in full at its start, and that is more.
+    """
+    current = at_least(totals[0].total, request.cells[0].known) + totals[0].foreign
+    previous = at_least(totals[1].total, request.cells[1].known) + totals[1].foreign
+    elapsed_ms = request.as_of_ms - request.cells[0].sequence * request.duration_ms
+    used = current + carried(previous, elapsed_ms, request.duration_ms)
+    following = record.cells.get(request.cells[0].sequence + 1)
+    if following is not None:
+        later = following.total + following.foreign
+        if later > 0 and later + current > used:
+            return later + current, 0, 0
+    return used, previous, elapsed_ms
+
+
+def grant_runs(request: CreditRequest, room: int, previous: int, elapsed_ms: int) -> tuple[int, int]:
+    """What the waiting requests get, in their order, each at its own instant; and the least cost that was refused."""
+    firm = 0
+    refused = 0
+    duration_ms = request.duration_ms
+    start_ms = request.cells[0].sequence * duration_ms
+    for run in request.runs:
+        free = room - firm
+        if previous > 0:
+            # An older request still sees more of the previous cell.
+            then = carried(previous, run.at_ms - start_ms, duration_ms)
+            free -= then - carried(previous, elapsed_ms, duration_ms)
+        count = free // run.cost if free > 0 else 0
+        if count >= run.requests:
+            count = run.requests
+        elif refused == 0 or run.cost < refused:
+            refused = run.cost
+        firm += count * run.cost
+    return firm, refused
+
+
+def was_recalled(record: SubjectRecord, now_ms: int, within_ms: int) -> bool:
+    """Whether the last recall is that recent. One in the future is none: the origin's clock was set back."""
+    return record.recalled_at_ms != NEVER and 0 <= now_ms - record.recalled_at_ms < within_ms
+
+
+def recall(record: SubjectRecord, writer: str, now_ms: int, rules: GrantRules) -> list[str]:
+    """Ask all others for what they do not need at once, unless they were asked a moment ago."""
+    if was_recalled(record, now_ms, rules.recall_gap_ms):
+        return []
+    record.recalled_at_ms = now_ms
+    recalled: list[str] = []
+    for name, hold in record.holds.items():
+        firm = hold.firm if hold.firm_until_ms > now_ms else 0
+        if name != writer and hold.spare > firm:
+            if hold.recalled_at_ms == NEVER:
+                hold.recalled_at_ms = now_ms
+            recalled.append(name)
+    return recalled

@@ -1,0 +1,162 @@
+"""What a node knows about the counts of other nodes and other regions.
+
+`OriginView` and `LedgerView` belong to one cell: what Redis (the origin) and the database (the ledger) hold of it, as
+last seen. A cell has a view only if the limiter has that layer, and short windows have no `LedgerView`, because they
+are never published. `GlobalView` belongs to the node. These objects are passive: `OriginSync` and `LedgerSync` write
+them, decisions read them.
+"""
+
+from __future__ import annotations
+
+from typing import final
+
+from tidegate.core._native import mypyc_attr
+
+__all__ = ["GlobalView", "Growth", "LedgerView", "OriginView"]
+
+
+@final
+@mypyc_attr(acyclic=True)
+class OriginView:
+    """What the origin holds of a cell, and how long a decision may rely on that."""
+
+    __slots__ = ("acked", "answered_at_ms", "failed_until_ms", "fresh_until_ms")
+
+    def __init__(self) -> None:
+        # No read is needed before this instant. Written by reads, replays, failed reads and rollover.
+        self.fresh_until_ms: int = 0
+        # A read failed, and the next one waits for this. Never later than `fresh_until_ms`. Written by failed reads.
+        self.failed_until_ms: int = 0
+        # When the origin last answered, -1 for never. Written by reads, replays and rollover.
+        self.answered_at_ms: int = -1
+        # `own` as the origin last acknowledged it. Falls to 0 when the origin is found to have lost it.
+        self.acked: int = 0
+
+    def age_ms(self, now_ms: int) -> int:
+        """How old the last answer is, -1 if there was none."""
+        if self.answered_at_ms < 0:
+            return -1
+        age_ms = now_ms - self.answered_at_ms
+        return age_ms if age_ms > 0 else 0
+
+    def follow(
+        self, earlier: OriginView, start_ms: int, duration_ms: int, fresh_ms: int, grace_ms: int
+    ) -> None:
+        """Start the view of the cell that follows the cell of `earlier`.
+
+        If that one was fresh when this one began, this one was empty then: it is fresh for `grace_ms`. Only an
+        answer from within the earlier cell counts; if grace gave grace, windows as short as it would never be read.
+        The pause after a failed read goes on.
+        """
+        answered_at_ms = earlier.answered_at_ms
+        if answered_at_ms + fresh_ms > start_ms and answered_at_ms > start_ms - duration_ms:
+            self.fresh_until_ms = start_ms + grace_ms
+            self.answered_at_ms = start_ms
+        if earlier.failed_until_ms > start_ms:
+            self.failed_until_ms = earlier.failed_until_ms
+            if self.fresh_until_ms < earlier.failed_until_ms:
+                self.fresh_until_ms = earlier.failed_until_ms
+
+
+@final
+@mypyc_attr(acyclic=True)
+class Growth:
+    """How fast the counts of other regions grow in a cell, as the last two imports that saw a change measured it."""
+
+    __slots__ = ("amount", "lag", "measured_at_ms", "over_ms")
+
+    def __init__(self, now_ms: int) -> None:
+        # When the last import that saw a change began.
+        self.measured_at_ms: int = now_ms
+        # By how much the counts grew, and in what time: 0 when there is no earlier import to compare with.
+        self.amount: int = 0
+        self.over_ms: int = 0
+        # `amount` weighted with how old, in ms, the rows were when that import read them.
+        self.lag: int = 0
+
+    def start(self, now_ms: int, over_ms_max: int) -> None:
+        """A change was seen by the import that began at `now_ms`. Too long after the one before gives no rate."""
+        if self.measured_at_ms == now_ms:
+            return
+        over_ms = now_ms - self.measured_at_ms
+        self.over_ms = over_ms if 0 < over_ms <= over_ms_max else 0
+        self.measured_at_ms = now_ms
+        self.amount = 0
+        self.lag = 0
+
+    def expected(self, now_ms: int, age_ms_max: int, since_ms: int) -> int:
+        """What the counts have probably grown by since their rows were written.
+
+        0 when the last import, which began at `since_ms`, saw no growth.
+        """
+        if self.amount == 0 or self.over_ms == 0 or self.measured_at_ms < since_ms:
+            return 0
+        age_ms = now_ms - self.measured_at_ms
+        if age_ms < 0:
+            return 0
+        age_ms += self.lag // self.amount
+        if age_ms > age_ms_max:
+            age_ms = age_ms_max
+        return self.amount * age_ms // self.over_ms
+
+
+@final
+@mypyc_attr(acyclic=True)
+class LedgerView:
+    """What the ledger holds of a cell, and whether this region's row is due."""
+
+    __slots__ = (
+        "components",
+        "growth",
+        "is_changed",
+        "is_pressed",
+        "pressure_at",
+        "published",
+        "quota_min",
+        "seen",
+        "set_aside",
+        "set_aside_until_ms",
+    )
+
+    def __init__(self) -> None:
+        # The highest regional count known to be in the ledger, and the number of the full import that last saw it.
+        self.published: int = 0
+        self.seen: int = 0
+        # The lowest quota that a request for this cell had, 0 for none yet. Gives the publish threshold.
+        self.quota_min: int = 0
+        # True while the cell waits for the next publish: on the tick, and under pressure.
+        self.is_changed: bool = False
+        self.is_pressed: bool = False
+        # The regional count from which on a publish should not wait for the tick.
+        self.pressure_at: int = 0
+        # How often in a row the ledger rejected this cell's row, and when it is tried again.
+        self.set_aside: int = 0
+        self.set_aside_until_ms: int = 0
+        # The counts of other regions, by region; None until one has published. `growth` comes with the first.
+        self.components: dict[str, int] | None = None
+        self.growth: Growth | None = None
+
+
+@final
+class GlobalView:
+    """What the ledger says about all regions together. Written by `LedgerSync`."""
+
+    __slots__ = ("anticipation_ms_max", "full_imports", "growth_since_ms", "imported_at_ms", "regions")
+
+    def __init__(self, import_interval_ms: int) -> None:
+        # Live regions in the ledger, this one included.
+        self.regions: int = 1
+        # When the ledger was last imported, -1 for never, and when that import began.
+        self.imported_at_ms: int = -1
+        self.growth_since_ms: int = 0
+        # Full imports begun so far.
+        self.full_imports: int = 0
+        # How far ahead anticipation reaches: two import intervals, as long as they are at the moment.
+        self.anticipation_ms_max: int = 2 * import_interval_ms
+
+    def age_ms(self, now_ms: int) -> int:
+        """How old the last import is, -1 if there was none."""
+        if self.imported_at_ms < 0:
+            return -1
+        age_ms = now_ms - self.imported_at_ms
+        return age_ms if age_ms > 0 else 0

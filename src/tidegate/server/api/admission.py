@@ -1,0 +1,208 @@
+"""How every operation runs, and what it asks first: who calls, and does the workspace have calls left?
+
+An operation is written once, as a generator that writes `call.answer`. Memory answers most of its steps; for each one
+that must wait it yields what to wait for (`wait`), and continues there with the result. `Admission.handler` runs it to
+its first wait: a warm request ends before that, without a task. Otherwise the same generator continues in a task, so
+that nothing is done twice and nothing is counted twice.
+
+The quota of a workspace limits the calls of the API itself, with the same limiter. Its header fields (RateLimit-Limit,
+-Remaining, -Reset) describe that quota, not the limit that the call is about.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable, Coroutine, Generator
+from functools import partial
+from typing import Any, ParamSpec, TypeVar
+
+import msgspec
+
+from tidegate.core.header_fields import whole_seconds
+from tidegate.core.model import Decision
+from tidegate.errors import DependencyError
+from tidegate.runtime.limiter import AsyncLimiter
+from tidegate.server.api.problems import (
+    FORBIDDEN,
+    INSUFFICIENT_PERMISSIONS,
+    INVALID_INPUT,
+    KEY_DISABLED,
+    KEY_NOT_FOUND,
+    MALFORMED_AUTHORIZATION,
+    SERVICE_UNAVAILABLE,
+    WORKSPACE_DISABLED,
+    WORKSPACE_RATE_LIMITED,
+    FieldError,
+    Refusal,
+    error_answer,
+)
+from tidegate.server.catalog.sync import CatalogFull, CatalogSync
+from tidegate.server.catalog.view import Caller, Callers, NamespaceView, WorkspaceView
+from tidegate.server.messages import Answer, Handler, Head
+from tidegate.telemetry.logging import request_id as current_request
+
+__all__ = ["Admission", "Call", "Steps", "missing_permission", "wait"]
+
+logger = logging.getLogger(__name__)
+
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+Steps = Generator[Callable[[], Awaitable[Any]], Any, T]
+"""Work that yields what it must wait for. It is called and awaited in a task, and its result is sent back."""
+
+
+class Call(msgspec.Struct, gc=False):
+    """One request on its way through an operation: all state that belongs to it."""
+
+    operation: str
+    head: Head
+    request_id: str
+    # Header lines about the quota of the workspace, for every answer after it was used.
+    lines: bytes = b""
+    # Written by the operation, at its end. Returning it would raise StopIteration, which costs four times the rest.
+    answer: Answer = (500, b"", b"")
+
+
+def wait(function: Callable[P, Awaitable[T]], *args: P.args, **kwargs: P.kwargs) -> Steps[T]:
+    """The result of `await function(*args, **kwargs)`."""
+    result: T = yield partial(function, *args, **kwargs)
+    return result
+
+
+class Admission:
+    """Shared by all operations of a server."""
+
+    def __init__(
+        self,
+        limiter: AsyncLimiter,
+        sync: CatalogSync,
+        new_id: Callable[[], str],
+        now_ms: Callable[[], int],
+    ) -> None:
+        self.new_id = new_id
+        self.now_ms = now_ms
+        self._limiter = limiter
+        self._sync = sync
+        self._callers = Callers(sync.view)
+        self.recall = self._callers.recall
+
+    def handler(self, name: str, operation: Callable[[Call, bytes], Steps[None]]) -> Handler:
+        """Runs `operation`. Its refusals become answers here, and so do failures of the database."""
+        new_id = self.new_id
+
+        def handle(head: Head, body: bytes) -> Answer | Coroutine[Any, Any, Answer]:
+            call = Call(name, head, new_id())
+            steps = operation(call, body)
+            try:
+                for waits_for in steps:
+                    return self._continue(call, steps, waits_for)
+            except Refusal as refusal:
+                return error_answer(refusal, call.request_id, head.accept, call.lines)
+            return call.answer
+
+        return handle
+
+    async def _continue(
+        self, call: Call, steps: Steps[None], waits_for: Callable[[], Awaitable[Any]]
+    ) -> Answer:
+        current_request.set("req_" + call.request_id)  # what this task logs carries the id
+        refusal: Refusal
+        try:
+            while True:
+                waits_for = steps.send(await waits_for())
+        except StopIteration:
+            return call.answer
+        except Refusal as raised:
+            refusal = raised
+        except CatalogFull as error:
+            refusal = Refusal(FORBIDDEN, str(error))
+        except DependencyError as error:
+            logger.warning("%s failed: %s", call.operation, error)
+            refusal = Refusal(SERVICE_UNAVAILABLE, "The database does not answer. Try again.")
+        return error_answer(refusal, call.request_id, call.head.accept, call.lines)
+
+    def admit(self, call: Call) -> Steps[Caller]:
+        """The caller, after one call of the workspace's quota has been used; or a `Refusal`."""
+        caller = self.recall(call.head.authorization)
+        if caller is None:
+            caller = yield from self._find(call)
+        if caller.expires_at_ms is not None and caller.expires_at_ms <= self.now_ms():
+            raise Refusal(FORBIDDEN, "The key has expired.")
+        if caller.workspace.quota is not None:
+            yield from self._use_quota(call, caller.workspace)
+        return caller
+
+    def _find(self, call: Call) -> Steps[Caller]:
+        credentials = call.head.authorization
+        if credentials is None:
+            raise Refusal(
+                INVALID_INPUT,
+                f"POST request for '/v2/ratelimit.{call.operation}' has no Authorization header",
+                errors=[
+                    FieldError(
+                        "/security/bearerAuth",
+                        "header 'Authorization' is missing",
+                        "Send 'Authorization: Bearer KEY'.",
+                    )
+                ],
+            )
+        key = credentials[7:].strip()
+        if not credentials.startswith(b"Bearer ") or not key:
+            raise Refusal(MALFORMED_AUTHORIZATION, "The Authorization header must read 'Bearer KEY'.")
+        caller = self._callers.find(credentials, key)
+        if caller is None and not self._callers.is_negative_cached(key):
+            # Another process may have created it a moment ago.
+            yield from wait(self._sync.confirm)
+            caller = self._callers.find(credentials, key)
+            if caller is None and not self._sync.is_loaded:
+                raise Refusal(
+                    SERVICE_UNAVAILABLE, "No key can be checked: the database has not answered yet."
+                )
+            if caller is None:
+                self._callers.remember_missing(key)
+        if caller is None:
+            # RFC 9110, 15.5.2: a 401 names the scheme to use.
+            raise Refusal(KEY_NOT_FOUND, "The key was not found.", headers=b"www-authenticate: Bearer\r\n")
+        if not caller.is_enabled:
+            raise Refusal(KEY_DISABLED, "The key is disabled.")
+        if not caller.workspace.is_enabled:
+            raise Refusal(WORKSPACE_DISABLED, "The workspace of this key is disabled.")
+        return caller
+
+    def _use_quota(self, call: Call, workspace: WorkspaceView) -> Steps[None]:
+        assert workspace.quota is not None
+        now_ms = self.now_ms()
+        decision = self._limiter.attempt(workspace.quota, workspace.id, 1, now_ms)
+        if decision is None:
+            decision = yield from wait(self._limiter.limit, workspace.quota, workspace.id)
+        reset_s = whole_seconds(decision.reset_at_ms - now_ms)
+        call.lines = (
+            f"ratelimit-limit: {decision.limit.quota}\r\nratelimit-remaining: {decision.remaining}\r\n"
+            f"ratelimit-reset: {reset_s}\r\n"
+        ).encode("ascii")
+        if not decision.allowed:
+            raise over_quota(decision)
+
+
+def over_quota(decision: Decision) -> Refusal:
+    """The 429. A denied check is never one."""
+    retry_after_ms = decision.retry_after_ms
+    lines = b""
+    if retry_after_ms is not None:
+        lines = f"retry-after: {whole_seconds(retry_after_ms)}\r\n".encode("ascii")
+    return Refusal(
+        WORKSPACE_RATE_LIMITED,
+        f"The workspace has used its {decision.limit.quota} API calls. Try again later.",
+        headers=lines,
+    )
+
+
+def missing_permission(action: str, namespace: NamespaceView | None) -> Refusal:
+    """The 403, with the permissions of which one is enough."""
+    wanted = [f"'ratelimit.*.{action}'"]
+    if namespace is not None:
+        wanted.append(f"'ratelimit.{namespace.id}.{action}'")
+    listed = " or ".join(wanted)
+    return Refusal(INSUFFICIENT_PERMISSIONS, f"Missing permission: the key needs {listed}.")

@@ -1,0 +1,267 @@
+"""The OpenAPI 3.1 document of the server, made from the same structs that decode and encode.
+
+`document()` is plain data; `pages` renders it as HTML. Nothing here is on the path of a request.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final, NamedTuple
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from tidegate import __version__
+from tidegate.server.api.operations import MultiLimitData
+from tidegate.server.api.overrides import OverrideData, Pagination
+from tidegate.server.api.problems import ErrorBody, FieldError, problems_by_suffix
+from tidegate.server.api.problems import Meta as AnswerMeta
+from tidegate.server.api.schema import SCHEMAS
+
+__all__ = ["document"]
+
+REFERENCE: Final = "#/components/schemas/"
+
+
+class LimitData(msgspec.Struct, rename={"override_id": "overrideId"}):
+    """The answer to `limit`. A denied check is not an error: `success` is false."""
+
+    success: bool
+    limit: int
+    remaining: int
+    reset: int
+    override_id: str | UnsetType = UNSET
+
+
+class OverrideIdData(msgspec.Struct, rename="camel"):
+    """The answer to `setOverride`."""
+
+    override_id: str
+
+
+class DeletedData(msgspec.Struct):
+    """The answer to `deleteOverride`: nothing."""
+
+
+class LivenessData(msgspec.Struct):
+    """The answer to `liveness`."""
+
+    message: str
+
+
+class Operation(NamedTuple):
+    """One line of the table below."""
+
+    name: str
+    summary: str
+    description: str
+    body: str
+    data: dict[str, Any]
+    statuses: tuple[int, ...]
+    has_pages: bool = False
+
+
+def _ref(name: str) -> dict[str, Any]:
+    return {"$ref": REFERENCE + name}
+
+
+OPERATIONS: Final = (
+    Operation(
+        "limit",
+        "Check a rate limit, and consume",
+        "Judges one identifier by a sliding window and consumes `cost` if it fits. A denied check is 200 with "
+        "`success: false` and consumes nothing. Needs `ratelimit.*.limit` or `ratelimit.<namespace_id>.limit`; a "
+        "namespace that does not exist yet is created with `ratelimit.*.create_namespace`.",
+        "LimitBody",
+        _ref("LimitData"),
+        (400, 401, 403, 410, 429, 500),
+    ),
+    Operation(
+        "multiLimit",
+        "Check several rate limits at once, all or nothing",
+        "Judges up to 100 items at one instant. If any of them does not fit, nothing is consumed; each item says "
+        "whether it alone would have fitted.",
+        "MultiLimitBody",
+        _ref("MultiLimitData"),
+        (400, 401, 403, 410, 429, 500),
+    ),
+    Operation(
+        "setOverride",
+        "Set an override",
+        "Replaces limit and duration for an identifier, or for all that match a pattern with `*`. The literal "
+        "identifier wins over patterns; among patterns the one with most literal characters, then the one that sorts "
+        "first. Needs `ratelimit.*.set_override` or `ratelimit.<namespace_id>.set_override`.",
+        "SetOverrideBody",
+        _ref("OverrideIdData"),
+        (400, 401, 403, 404, 429, 500),
+    ),
+    Operation(
+        "getOverride",
+        "Get the override that applies to an identifier",
+        "Literal match first, then the pattern that would apply. Without the permission to read, the answer is the "
+        "same as if there were none. Needs `ratelimit.*.read_override`, `ratelimit.<namespace_id>.read_override` or "
+        "`urn:tidegate:ratelimit:<namespace_id>:override:<override_id>`.",
+        "OverrideBody",
+        _ref("OverrideData"),
+        (400, 401, 403, 404, 429, 500),
+    ),
+    Operation(
+        "listOverrides",
+        "List the overrides of a namespace",
+        "In pages, in the order of their ids. Needs `ratelimit.*.read_override` or "
+        "`ratelimit.<namespace_id>.read_override`.",
+        "ListOverridesBody",
+        {"type": "array", "items": _ref("OverrideData")},
+        (400, 401, 403, 404, 429, 500),
+        has_pages=True,
+    ),
+    Operation(
+        "deleteOverride",
+        "Delete an override",
+        "By its stored text, `*` included. Needs `ratelimit.*.delete_override` or "
+        "`ratelimit.<namespace_id>.delete_override`.",
+        "OverrideBody",
+        _ref("DeletedData"),
+        (400, 401, 403, 404, 429, 500),
+    ),
+)
+
+# Statuses that a request can get before it reaches its operation.
+TRANSPORT_STATUSES: Final = (408, 413, 414, 417, 431, 503)
+
+STATUS_TEXT: Final = {
+    400: "The body violates the schema, or the Authorization header is missing or malformed.",
+    401: "The key is unknown.",
+    403: "A permission is missing, or the key or its workspace is disabled or has expired.",
+    404: "The namespace or the override does not exist.",
+    408: "The request did not arrive, or was not answered, in time.",
+    410: "The namespace has been deleted.",
+    413: "The body is too large.",
+    414: "The request target is too long.",
+    417: "The `Expect` header has something other than `100-continue`.",
+    429: "The workspace has used its quota of API calls.",
+    431: "The headers are too large.",
+    500: "A fault of the server. Calls may be repeated.",
+    503: "The server is receiving too many large bodies at once.",
+}
+
+
+def _schemas() -> dict[str, Any]:
+    types = [
+        LimitData,
+        MultiLimitData,
+        OverrideIdData,
+        OverrideData,
+        DeletedData,
+        LivenessData,
+        Pagination,
+        AnswerMeta,
+        ErrorBody,
+        FieldError,
+    ]
+    _, schemas = msgspec.json.schema_components(types, ref_template=REFERENCE + "{name}")
+    # Absent, never null: clients in other languages reject null here.
+    schemas["ErrorBody"]["properties"]["errors"] = {"type": "array", "items": _ref("FieldError")}
+    schemas["FieldError"]["properties"]["fix"] = {"type": "string"}
+    # Examples, not an enumeration, so that a new type breaks no client.
+    schemas["ErrorBody"]["properties"]["type"] = {
+        "type": "string",
+        "format": "uri",
+        "description": "What went wrong, as the address of the page that explains it; `/docs/errors` has them all.",
+        "examples": [problems[0].type for problems in problems_by_suffix().values()],
+    }
+    schemas["Error"] = {
+        "type": "object",
+        "properties": {"meta": _ref("Meta"), "error": _ref("ErrorBody")},
+        "required": ["meta", "error"],
+    }
+    return {**SCHEMAS, **schemas}
+
+
+def _error_response(status: int) -> dict[str, Any]:
+    kinds = (
+        ["application/problem+json"] if status == 429 else ["application/json", "application/problem+json"]
+    )
+    response: dict[str, Any] = {
+        "description": STATUS_TEXT[status],
+        "content": {kind: {"schema": _ref("Error")} for kind in kinds},
+    }
+    if status == 429:
+        response["headers"] = {
+            "Retry-After": {"description": "Seconds to wait.", "schema": {"type": "integer"}}
+        }
+    return response
+
+
+def _success(data: dict[str, Any], *, has_pages: bool) -> dict[str, Any]:
+    properties = {"meta": _ref("Meta"), "data": data}
+    required = ["meta", "data"]
+    if has_pages:
+        properties["pagination"] = _ref("Pagination")
+        required.append("pagination")
+    schema = {"type": "object", "properties": properties, "required": required}
+    return {"description": "Done.", "content": {"application/json": {"schema": schema}}}
+
+
+LIMIT_HEADERS: Final[dict[str, Any]] = {
+    "RateLimit-Policy": {
+        "description": 'Structured field: `"name";q=quota;w=seconds`.',
+        "schema": {"type": "string"},
+    },
+    "RateLimit": {
+        "description": 'Structured field: `"name";r=remaining;t=seconds`.',
+        "schema": {"type": "string"},
+    },
+    "Retry-After": {
+        "description": "On a denied check: seconds until this cost would fit.",
+        "schema": {"type": "integer"},
+    },
+}
+
+
+def document() -> dict[str, Any]:
+    """The whole document."""
+    paths: dict[str, Any] = {}
+    for operation in OPERATIONS:
+        success = _success(operation.data, has_pages=operation.has_pages)
+        if operation.name == "limit":
+            success["headers"] = LIMIT_HEADERS
+        statuses = sorted({*operation.statuses, *TRANSPORT_STATUSES})
+        paths[f"/v2/ratelimit.{operation.name}"] = {
+            "post": {
+                "operationId": operation.name,
+                "summary": operation.summary,
+                "description": operation.description,
+                "tags": ["ratelimit"],
+                "security": [{"rootKey": []}],
+                "requestBody": {
+                    "required": True,
+                    "content": {"application/json": {"schema": _ref(operation.body)}},
+                },
+                "responses": {"200": success} | {str(status): _error_response(status) for status in statuses},
+            }
+        }
+    paths["/v2/liveness"] = {
+        "get": {
+            "operationId": "liveness",
+            "summary": "Is the server there?",
+            "tags": ["liveness"],
+            "security": [],
+            "responses": {"200": _success(_ref("LivenessData"), has_pages=False)},
+        }
+    }
+    return {
+        "openapi": "3.1.0",
+        "info": {
+            "title": "Tidegate",
+            "version": __version__,
+            "description": "Rate limits that are decided from local memory and converge across nodes and regions.",
+            "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
+        },
+        "paths": paths,
+        "components": {
+            "securitySchemes": {
+                "rootKey": {"type": "http", "scheme": "bearer", "description": "A root key, `tg_…`."}
+            },
+            "schemas": _schemas(),
+        },
+    }

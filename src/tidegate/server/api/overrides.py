@@ -1,0 +1,149 @@
+"""The four operations on overrides: set, get, list, delete.
+
+They answer from memory and write to the database. They never create a namespace. `getOverride` without the permission
+to read answers exactly what it answers when there is no override, so that a key cannot find out what exists.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from tidegate.server.api.admission import Admission, Call, Steps, missing_permission, wait
+from tidegate.server.api.problems import (
+    JSON_LINE,
+    NAMESPACE_NOT_FOUND,
+    OVERRIDE_NOT_FOUND,
+    Meta,
+    Refusal,
+)
+from tidegate.server.api.schema import (
+    PAGE_DEFAULT,
+    decode_delete_override,
+    decode_get_override,
+    decode_list_overrides,
+    decode_set_override,
+)
+from tidegate.server.catalog.keys import override_urn
+from tidegate.server.catalog.overrides import Override
+from tidegate.server.catalog.sync import CatalogSync
+from tidegate.server.catalog.view import Caller, NamespaceView
+from tidegate.server.messages import Route
+
+__all__ = ["OverrideOperations"]
+
+ENCODE: Final = msgspec.json.Encoder().encode
+
+
+class OverrideData(msgspec.Struct, rename="camel"):
+    """One override in an answer."""
+
+    override_id: str
+    identifier: str
+    limit: int
+    duration: int
+
+
+class Pagination(msgspec.Struct, rename="camel"):
+    has_more: bool
+    cursor: str | UnsetType = UNSET
+
+
+class Envelope(msgspec.Struct):
+    meta: Meta
+    data: Any
+    pagination: Pagination | UnsetType = UNSET
+
+
+class OverrideOperations:
+    """The operations on overrides."""
+
+    def __init__(self, sync: CatalogSync, admission: Admission) -> None:
+        self._sync = sync
+        self._admission = admission
+
+    def routes(self) -> list[Route]:
+        operations = {
+            "setOverride": self.set_override,
+            "getOverride": self.get_override,
+            "listOverrides": self.list_overrides,
+            "deleteOverride": self.delete_override,
+        }
+        return [
+            Route("POST", f"/v2/ratelimit.{name}", name, self._admission.handler(name, operation))
+            for name, operation in operations.items()
+        ]
+
+    def set_override(self, call: Call, body: bytes) -> Steps[None]:
+        wanted = decode_set_override(body)
+        caller = yield from self._admission.admit(call)
+        namespace = yield from self._namespace(caller, wanted.namespace)
+        if not caller.may("set_override", namespace.id):
+            raise missing_permission("set_override", namespace)
+        stored = yield from wait(
+            self._sync.set_override, namespace, wanted.identifier, wanted.limit, wanted.duration
+        )
+        _answer(call, {"overrideId": stored.id})
+
+    def get_override(self, call: Call, body: bytes) -> Steps[None]:
+        wanted = decode_get_override(body)
+        caller = yield from self._admission.admit(call)
+        namespace = yield from self._namespace(caller, wanted.namespace)
+        found = _readable(caller, namespace, wanted.identifier)
+        if found is None:
+            # It may have been set a moment ago. One that may not be read takes the same path, hence the same time.
+            yield from wait(self._sync.confirm)
+            found = _readable(caller, namespace, wanted.identifier)
+        if found is None:
+            raise Refusal(OVERRIDE_NOT_FOUND, "There is no override for this identifier.")
+        _answer(call, _data(found))
+
+    def list_overrides(self, call: Call, body: bytes) -> Steps[None]:
+        wanted = decode_list_overrides(body)
+        caller = yield from self._admission.admit(call)
+        namespace = yield from self._namespace(caller, wanted.namespace, deleted_too=True)
+        if not caller.may("read_override", namespace.id):
+            raise missing_permission("read_override", namespace)
+        size = PAGE_DEFAULT if wanted.limit is UNSET else wanted.limit
+        page, following = namespace.page("" if wanted.cursor is UNSET else wanted.cursor, size)
+        pagination = Pagination(following is not None, UNSET if following is None else following)
+        _answer(call, [_data(override) for override in page], pagination)
+
+    def delete_override(self, call: Call, body: bytes) -> Steps[None]:
+        wanted = decode_delete_override(body)
+        caller = yield from self._admission.admit(call)
+        namespace = yield from self._namespace(caller, wanted.namespace)
+        if not caller.may("delete_override", namespace.id):
+            raise missing_permission("delete_override", namespace)
+        if not (yield from wait(self._sync.delete_override, namespace, wanted.identifier)):
+            raise Refusal(OVERRIDE_NOT_FOUND, "There is no override for this identifier.")
+        _answer(call, {})
+
+    def _namespace(self, caller: Caller, name: str, *, deleted_too: bool = False) -> Steps[NamespaceView]:
+        namespace = caller.workspace.namespaces.get(name)
+        if namespace is None:
+            # Another process may have created it a moment ago.
+            yield from wait(self._sync.confirm)
+            workspace = self._sync.view.workspaces.get(caller.workspace.id)
+            namespace = None if workspace is None else workspace.namespaces.get(name)
+        if namespace is None or (namespace.is_deleted and not deleted_too):
+            raise Refusal(NAMESPACE_NOT_FOUND, "The namespace was not found.")
+        return namespace
+
+
+def _readable(caller: Caller, namespace: NamespaceView, identifier: str) -> Override | None:
+    found = namespace.matcher.find(identifier)
+    if found is None or caller.may("read_override", namespace.id):
+        return found
+    return found if override_urn(namespace.id, found.id) in caller.grants else None
+
+
+def _data(override: Override) -> OverrideData:
+    return OverrideData(override.id, override.identifier, override.limit, override.duration_ms)
+
+
+def _answer(call: Call, data: object, pagination: Pagination | UnsetType = UNSET) -> None:
+    envelope = Envelope(Meta("req_" + call.request_id), data, pagination)
+    call.answer = 200, JSON_LINE + call.lines, ENCODE(envelope)

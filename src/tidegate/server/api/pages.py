@@ -1,0 +1,249 @@
+"""The pages beside the API: /livez, /readyz, /metrics for operators; /openapi.json, /docs, /docs/errors for developers.
+
+Live means that the process answers. Ready means that it can judge requests: it knows keys, and it is not stopping. A
+dependency that is down makes a node degraded, not unready: decisions continue from memory, and to take all nodes out of
+service because their database is down would turn a small outage into a large one.
+
+Pages have no script and load nothing. Their links are relative, so that they work under any prefix.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
+from functools import cache, partial
+from html import escape
+from typing import Any, Final
+
+import msgspec
+
+from tidegate.runtime.statistics import Health
+from tidegate.server.api import openapi
+from tidegate.server.api.problems import JSON_LINE, Problem, problems_by_suffix
+from tidegate.server.messages import Answer, Head, Route
+from tidegate.telemetry.metrics import Snapshot
+from tidegate.telemetry.prometheus import CONTENT_TYPE, render
+
+__all__ = ["ERRORS_PATH", "Pages", "ready_lines", "render_docs", "render_errors"]
+
+# The path of `error.type`: the page is also on this server, not only at the address in the type.
+ERRORS_PATH: Final = "/docs/errors"
+
+HTML_LINES: Final = (
+    b"content-type: text/html; charset=utf-8\r\n"
+    b"content-security-policy: default-src 'none'; style-src 'unsafe-inline'; frame-ancestors 'none'\r\n"
+    b"x-content-type-options: nosniff\r\n"
+)
+
+TEXT_LINES: Final = b"content-type: text/plain; charset=utf-8\r\ncache-control: no-store\r\n"
+METRICS_LINES: Final = f"content-type: {CONTENT_TYPE}\r\ncache-control: no-store\r\n".encode("ascii")
+
+STYLE: Final = """
+:root { color-scheme: light dark; --line: #8884; --soft: #8881; --accent: #0a7c8c; }
+body { font: 16px/1.55 system-ui, sans-serif; max-width: 56rem; margin: 0 auto; padding: 2rem 1.25rem 6rem; }
+h1 { margin-bottom: 0; } h2 { margin-top: 3rem; border-top: 1px solid var(--line); padding-top: 1.5rem; }
+code, pre { font: 0.875em/1.5 ui-monospace, monospace; background: var(--soft); border-radius: 4px; }
+code { padding: 0.1em 0.35em; } pre { padding: 0.9rem; overflow-x: auto; }
+table { border-collapse: collapse; width: 100%; } td, th { text-align: left; vertical-align: top;
+padding: 0.4rem 0.75rem 0.4rem 0; border-bottom: 1px solid var(--line); }
+.method { color: var(--accent); font-weight: 700; } a { color: var(--accent); } .soft { opacity: 0.75; }
+"""
+
+
+def ready_lines(is_ready: bool, dependencies: Sequence[Health]) -> str:
+    """One line for the node and one for each dependency: its name, its state, the reason."""
+    degraded = [dependency for dependency in dependencies if not dependency.ok]
+    state = "not ready" if not is_ready else "degraded" if degraded else "ready"
+    lines = [f"{state}: tidegate"]
+    for name, ok, detail in ((each.name, each.ok, each.detail) for each in dependencies):
+        lines.append(f"{'ok' if ok else 'degraded'}: {name}: {' '.join(detail.split())}")
+    return "\n".join(lines) + "\n"
+
+
+class Pages:
+    """The pages. `is_ready`, `dependencies` and `snapshots` come from the service that assembled everything."""
+
+    def __init__(
+        self,
+        is_ready: Callable[[], bool],
+        dependencies: Callable[[], Sequence[Health]],
+        snapshots: Callable[[], Awaitable[Sequence[Snapshot]]],
+    ) -> None:
+        self._is_ready = is_ready
+        self._dependencies = dependencies
+        self._snapshots = snapshots
+
+    def routes(self) -> list[Route]:
+        problems = problems_by_suffix()
+        errors = {ERRORS_PATH: partial(render_errors, "Errors", problems, ERRORS_PATH)}
+        for suffix, rows in problems.items():
+            path = f"{ERRORS_PATH}/{suffix}"
+            errors[path] = partial(render_errors, rows[0].title, {suffix: rows}, path)
+        return [
+            Route("GET", "/livez", "livez", lambda _head, _body: (200, TEXT_LINES, b"ok\n")),
+            Route("GET", "/readyz", "readyz", self.readyz),
+            Route("GET", "/metrics", "metrics", self.metrics),
+            Route(
+                "GET", "/openapi.json", "openapi", lambda _head, _body: (200, JSON_LINE, openapi_document())
+            ),
+            Route("GET", "/docs", "docs", lambda _head, _body: (200, HTML_LINES, docs_document())),
+            *(Route("GET", path, "docs", partial(self.errors, page)) for path, page in errors.items()),
+        ]
+
+    def readyz(self, _head: Head, _body: bytes) -> Answer:
+        is_ready = self._is_ready()
+        text = ready_lines(is_ready, self._dependencies())
+        return 200 if is_ready else 503, TEXT_LINES, text.encode()
+
+    def metrics(self, _head: Head, _body: bytes) -> Coroutine[Any, Any, Answer]:
+        async def work() -> Answer:
+            return 200, METRICS_LINES, render(await self._snapshots())
+
+        return work()
+
+    def errors(self, page: Callable[[], bytes], _head: Head, _body: bytes) -> Answer:
+        return 200, HTML_LINES, page()
+
+
+@cache
+def openapi_document() -> bytes:
+    """Made for the first request: most processes never need it."""
+    return msgspec.json.encode(openapi.document())
+
+
+@cache
+def docs_document() -> bytes:
+    return render_docs(openapi.document())
+
+
+def render_docs(document: Mapping[str, Any]) -> bytes:
+    """The OpenAPI document as a page, at /docs."""
+    return "\n".join(_lines(document)).encode()
+
+
+def render_errors(title: str, problems: Mapping[str, Sequence[Problem]], path: str) -> bytes:
+    """The page at `path` about these errors, by the path of their types."""
+    return "\n".join(_error_lines(title, problems, "../" * (path.count("/") - 1))).encode()
+
+
+def _head(title: str) -> Iterator[str]:
+    yield f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>'
+    yield '<meta name="viewport" content="width=device-width, initial-scale=1">'
+    yield f"<style>{STYLE}</style></head><body><h1>{escape(title)}</h1>"
+
+
+def _lines(document: Mapping[str, Any]) -> Iterator[str]:
+    info = document["info"]
+    yield from _head(f"{info['title']} {info['version']}")
+    yield f"<p>{escape(info['description'])}</p>"
+    yield '<p class="soft">Send <code>Authorization: Bearer KEY</code> with every call. '
+    yield 'The same as data: <a href="openapi.json">openapi.json</a>. '
+    yield f'What errors mean: <a href="{ERRORS_PATH[1:]}">{ERRORS_PATH}</a>.</p><ul>'
+    for path in document["paths"]:
+        yield f'<li><a href="#{escape(path)}"><code>{escape(path)}</code></a></li>'
+    yield "</ul>"
+    for path, methods in document["paths"].items():
+        for method, operation in methods.items():
+            yield from _operation(document, path, method, operation)
+    yield "</body></html>"
+
+
+def _error_lines(title: str, problems: Mapping[str, Sequence[Problem]], up: str) -> Iterator[str]:
+    yield from _head(title)
+    yield f'<p class="soft"><a href="{up}docs">The API</a>'
+    yield f' · <a href="{up}{ERRORS_PATH[1:]}">all errors</a></p>'
+    if len(problems) > 1:
+        yield "<table>"
+        for suffix, rows in problems.items():
+            statuses = ", ".join(str(row.status) for row in rows)
+            link = f'<a href="#{escape(suffix)}"><code>{escape(suffix)}</code></a>'
+            yield f"<tr><td><code>{statuses}</code></td><td>{link}</td></tr>"
+        yield "</table>"
+    for suffix, rows in problems.items():
+        yield f'<h2 id="{escape(suffix)}">{escape(suffix)}</h2>'
+        for row in rows:
+            yield f'<h3><span class="method">{row.status}</span> {escape(row.title)}</h3>'
+            yield f"<p>{_prose(row.when)}</p><p><strong>What to do.</strong> {_prose(row.remedy)}</p>"
+        yield f'<p class="soft"><code>type</code>: <code>{escape(rows[0].type)}</code></p>'
+    yield "</body></html>"
+
+
+def _operation(
+    document: Mapping[str, Any], path: str, method: str, operation: Mapping[str, Any]
+) -> Iterator[str]:
+    yield f'<h2 id="{escape(path)}"><span class="method">{method.upper()}</span> {escape(path)}</h2>'
+    yield f"<p><strong>{escape(operation['summary'])}.</strong> {_prose(operation.get('description', ''))}</p>"
+    body = operation.get("requestBody")
+    if body is not None:
+        schema = body["content"]["application/json"]["schema"]
+        yield "<h3>Body</h3>" + _fields(document, schema)
+        example = json.dumps(_example(document, schema), indent=2)
+        yield f"<pre>{escape(example)}</pre>"
+    yield "<h3>Answers</h3><table>"
+    for status, response in operation["responses"].items():
+        yield f"<tr><td><code>{escape(status)}</code></td><td>{_prose(response['description'])}</td></tr>"
+    yield "</table>"
+    schema = operation["responses"]["200"]["content"]["application/json"]["schema"]
+    example = json.dumps(_example(document, schema), indent=2)
+    yield f"<pre>{escape(example)}</pre>"
+
+
+def _prose(text: str) -> str:
+    """Backquotes become code."""
+    parts = escape(text).split("`")
+    return "".join(f"<code>{part}</code>" if index % 2 else part for index, part in enumerate(parts))
+
+
+def _resolve(document: Mapping[str, Any], schema: Mapping[str, Any]) -> Mapping[str, Any]:
+    reference = schema.get("$ref")
+    if reference is None:
+        return schema
+    found: Mapping[str, Any] = document["components"]["schemas"][reference.rpartition("/")[2]]
+    return found
+
+
+def _fields(document: Mapping[str, Any], schema: Mapping[str, Any]) -> str:
+    resolved = _resolve(document, schema)
+    if resolved["type"] == "array":
+        bounds = f"{resolved['minItems']} to {resolved['maxItems']}"
+        return f"<p>A list of {bounds} items, each of them:</p>" + _fields(document, resolved["items"])
+    rows = []
+    for name, field in resolved["properties"].items():
+        bounds = ", ".join(
+            f"{keyword} {field[keyword]}"
+            for keyword in ("minLength", "maxLength", "minimum", "maximum", "default")
+            if keyword in field
+        )
+        needed = "required" if name in resolved.get("required", ()) else "optional"
+        rows.append(
+            f"<tr><td><code>{escape(name)}</code></td><td>{escape(field['type'])}, {needed}</td>"
+            f"<td>{_prose(field.get('description', ''))} <span class='soft'>{escape(bounds)}</span></td></tr>"
+        )
+    return f"<table>{''.join(rows)}</table>"
+
+
+EXAMPLES: Final[Mapping[str, Any]] = {
+    "namespace": "email.send",
+    "identifier": "user_123",
+    "limit": 100,
+    "duration": 60000,
+    "cost": 1,
+    "remaining": 99,
+    "reset": 1767225660000,
+    "requestId": "req_4fXk2Jq9Z",
+    "overrideId": "rlor_7Yb1Qm3Tz",
+    "cursor": "rlor_8Kd0Wn5Rv",
+    "success": True,
+    "passed": True,
+    "hasMore": True,
+    "message": "OK",
+}
+
+
+def _example(document: Mapping[str, Any], schema: Mapping[str, Any], name: str = "") -> Any:
+    resolved = _resolve(document, schema)
+    if name in EXAMPLES and resolved["type"] not in ("object", "array"):
+        return EXAMPLES[name]
+    if resolved["type"] == "object":
+        return {key: _example(document, field, key) for key, field in resolved.get("properties", {}).items()}
+    return [_example(document, resolved["items"])]

@@ -1,0 +1,404 @@
+"""The bodies of the six operations: their types, their bounds, and explanations of what is wrong with a body.
+
+The structs are the only source: msgspec decodes with them, /openapi.json shows the schemas made from them, and the
+explanations are found by reading the same schemas. Decoding is the hot path; explaining is slower, and bounded.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from decimal import Decimal, InvalidOperation
+from itertools import islice
+from typing import Annotated, Any, Final, Generic, TypeVar
+
+import msgspec
+from msgspec import UNSET, Meta, UnsetType
+
+from tidegate.server.api.problems import INVALID_INPUT, FieldError, Refusal
+
+__all__ = [
+    "SCHEMAS",
+    "BodyDecoder",
+    "LimitBody",
+    "ListOverridesBody",
+    "OverrideBody",
+    "SetOverrideBody",
+    "decode_delete_override",
+    "decode_get_override",
+    "decode_limit",
+    "decode_list_overrides",
+    "decode_multi_limit",
+    "decode_set_override",
+]
+
+INT64_MAX: Final = 2**63 - 1
+DURATION_MS_MIN: Final = 1_000
+DURATION_MS_MAX: Final = 2_592_000_000
+ITEMS_MAX: Final = 100
+PAGE_MAX: Final = 100
+PAGE_DEFAULT: Final = 10
+
+# A body that msgspec refuses is parsed again with the slower parser of the standard library, up to this size. A larger
+# one gets msgspec's one-line reason.
+REPARSED_BYTES_MAX: Final = 65_536
+# Two names of 512 characters hold at most this many quotation marks, besides those around keys and values.
+NAME_QUOTES_MAX: Final = 1_024
+# msgspec's reason may quote a key of the body, and a key may be as long as a body.
+REASON_LENGTH_MAX: Final = 200
+# A large body may be wrong in thousands of places. The answer lists at most this many.
+ERRORS_MAX: Final = 20
+
+TWICE: Final = FieldError("/", "a property is given twice", "Give each property once.")
+TOO_MUCH: Final = FieldError(
+    "/",
+    "the body has more strings than a valid one: a property is given twice, a name is too long, or items are too many",
+    f"Send at most {ITEMS_MAX} items, each property once, and names of at most 512 characters.",
+)
+
+Name = Annotated[str, Meta(min_length=1, max_length=512)]
+
+
+class LimitBody(msgspec.Struct, gc=False, forbid_unknown_fields=True):
+    """`limit`, and one item of `multiLimit`."""
+
+    namespace: Annotated[
+        Name, Meta(description="Id or name of the namespace. An unknown name is created on first use.")
+    ]
+    identifier: Annotated[
+        Name, Meta(description="What to limit: a user, a key, an address. Case-sensitive; any characters.")
+    ]
+    limit: Annotated[
+        int,
+        Meta(
+            ge=1,
+            le=INT64_MAX,
+            description="How much is allowed in one window, unless an override applies.",
+        ),
+    ]
+    duration: Annotated[
+        int, Meta(ge=DURATION_MS_MIN, le=DURATION_MS_MAX, description="Length of the window in milliseconds.")
+    ]
+    cost: (
+        Annotated[
+            int,
+            Meta(
+                ge=0,
+                le=INT64_MAX,
+                description="How much this call consumes; 0 looks without consuming.",
+                extra_json_schema={"default": 1},
+            ),
+        ]
+        | UnsetType
+    ) = UNSET
+
+
+class SetOverrideBody(msgspec.Struct, gc=False, forbid_unknown_fields=True):
+    """`setOverride`."""
+
+    namespace: Annotated[Name, Meta(description="Id or name of an existing namespace.")]
+    identifier: Annotated[
+        Name, Meta(description="An identifier, or a pattern in which `*` matches any characters.")
+    ]
+    limit: Annotated[int, Meta(ge=0, le=INT64_MAX, description="The limit to apply; 0 blocks.")]
+    duration: Annotated[
+        int, Meta(ge=DURATION_MS_MIN, le=INT64_MAX, description="Length of the window in milliseconds.")
+    ]
+
+
+class OverrideBody(msgspec.Struct, gc=False, forbid_unknown_fields=True):
+    """`getOverride` and `deleteOverride`."""
+
+    namespace: Annotated[Name, Meta(description="Id or name of an existing namespace.")]
+    identifier: Annotated[Name, Meta(description="The identifier or pattern of the override.")]
+
+
+class ListOverridesBody(msgspec.Struct, gc=False, forbid_unknown_fields=True):
+    """`listOverrides`."""
+
+    namespace: Annotated[Name, Meta(description="Id or name of an existing namespace.")]
+    limit: (
+        Annotated[
+            int,
+            Meta(
+                ge=1, le=PAGE_MAX, description="Items on a page.", extra_json_schema={"default": PAGE_DEFAULT}
+            ),
+        ]
+        | UnsetType
+    ) = UNSET
+    cursor: Annotated[str, Meta(description="From `pagination.cursor` of the page before.")] | UnsetType = (
+        UNSET
+    )
+
+
+MultiLimitBody = Annotated[list[LimitBody], Meta(min_length=1, max_length=ITEMS_MAX)]
+
+_, SCHEMAS = msgspec.json.schema_components(
+    [LimitBody, SetOverrideBody, OverrideBody, ListOverridesBody], ref_template="#/components/schemas/{name}"
+)
+SCHEMAS["MultiLimitBody"] = {
+    "type": "array",
+    "minItems": 1,
+    "maxItems": ITEMS_MAX,
+    "items": {"$ref": "#/components/schemas/LimitBody"},
+}
+
+
+def quotes_of_limit(body: LimitBody) -> int:
+    """The number of quotation marks in a `limit` body if no key comes twice and no string holds one.
+
+    Two string values and four or five keys. Every further key would add two.
+    """
+    return 12 if body.cost is UNSET else 14
+
+
+def quotes_of_override(_body: OverrideBody) -> int:
+    return 8
+
+
+def quotes_of_set_override(_body: SetOverrideBody) -> int:
+    return 12
+
+
+def quotes_of_list(body: ListOverridesBody) -> int:
+    return 4 + (0 if body.limit is UNSET else 2) + (0 if body.cursor is UNSET else 4)
+
+
+def quotes_of_batch(items: list[LimitBody]) -> int:
+    return 12 * len(items) + 2 * sum([item.cost is not UNSET for item in items])
+
+
+T = TypeVar("T")
+
+
+class BodyDecoder(Generic[T]):
+    """From bytes to the checked body of one operation, or a `Refusal` that explains."""
+
+    __slots__ = ("_decode", "_path", "_quotes", "_quotes_max", "_schema", "_type")
+
+    def __init__(
+        self, path: str, body_type: Any, schema: str, quotes: Callable[[T], int], quotes_max: int
+    ) -> None:
+        """`quotes`: how many quotation marks enclose the keys and values of a body; `quotes_max`: how many a valid body
+        can hold in all."""
+        self._path = path
+        self._type = body_type
+        self._decode: Callable[[bytes], T] = msgspec.json.Decoder(body_type).decode
+        self._schema = schema
+        self._quotes = quotes
+        self._quotes_max = quotes_max
+
+    def __call__(self, data: bytes) -> T:
+        # msgspec checks the length of a list after it has made all items, and blocks the loop meanwhile. Counting takes
+        # a tenth of the time.
+        if len(data) > REPARSED_BYTES_MAX and data.count(b'"') > self._quotes_max:
+            raise self._refusal([TOO_MUCH])
+        try:
+            body = self._decode(data)
+        except (msgspec.MsgspecError, ValueError) as error:
+            return self.decode_again(data, str(error))
+        # JSON does not define what a key that comes twice means, and parsers differ: the value that a proxy has checked
+        # may not be the one that is used here. So it is refused. Counting quotation marks is enough for ordinary
+        # bodies, at the price of one memchr; only a body whose strings hold one is parsed again.
+        excess = data.count(b'"') - self._quotes(body)
+        if excess != 0 and has_duplicate_key(data, excess, len(body) if isinstance(body, list) else 1):
+            raise self._refusal([TWICE])
+        return body
+
+    def decode_again(self, data: bytes, reason: str) -> T:
+        """For bodies that msgspec refuses: `5.0` is an integer in JSON Schema. Or a `Refusal` that explains."""
+        if len(reason) > REASON_LENGTH_MAX:
+            reason = reason[: REASON_LENGTH_MAX - 3] + "..."
+        if len(data) > REPARSED_BYTES_MAX:
+            raise self._refusal([FieldError("/", reason)])
+        try:
+            document = json.loads(data.decode("utf-8"), parse_float=_number, object_pairs_hook=_unique)
+            json.dumps(document, ensure_ascii=False).encode("utf-8")  # no lone surrogates in it
+        except _Duplicate:
+            raise self._refusal([TWICE]) from None
+        except (ValueError, RecursionError):
+            error = FieldError(
+                "/", f"the body is not valid JSON: {reason}", "Send one JSON document in UTF-8."
+            )
+            raise self._refusal([error]) from None
+        try:
+            body: T = msgspec.convert(document, self._type)
+        except msgspec.ValidationError:
+            raise self._refusal(explain(SCHEMAS[self._schema], document, reason)) from None
+        return body
+
+    def _refusal(self, errors: list[FieldError]) -> Refusal:
+        detail = f"POST request body for '{self._path}' failed to validate schema"
+        return Refusal(INVALID_INPUT, detail, errors=errors)
+
+
+class _Duplicate(Exception):
+    pass
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise _Duplicate
+    return found
+
+
+def _number(text: str) -> int | float:
+    """A number with a point or an exponent: an int if it is exactly one."""
+    try:
+        exact = Decimal(text)
+    except InvalidOperation:
+        return float("nan")  # an exponent of more than 18 digits: outside every bound
+    # Far beyond 64 bits it is outside every bound, and as an int it could fill the memory.
+    if not exact or (abs(exact.adjusted()) < 30 and exact == exact.to_integral_value()):
+        return int(exact)
+    return float(exact)
+
+
+def has_duplicate_key(data: bytes, excess: int, objects: int) -> bool:
+    """Whether a key comes twice in an object of this JSON text, which msgspec has decoded.
+
+    `excess` is the number of quotation marks beyond those of the keys and values. If the names cannot hold so many, a
+    key comes twice: no large body is parsed again.
+    """
+    if excess > NAME_QUOTES_MAX * objects:
+        return True
+    try:
+        json.loads(data, object_pairs_hook=_unique)
+    except _Duplicate:
+        return True
+    return False
+
+
+def explain(schema: Mapping[str, Any], document: Any, reason: str) -> list[FieldError]:
+    """What is wrong with `document`, by keyword of the schema. Never empty."""
+    errors = list(islice(violations(schema, document, "", ""), ERRORS_MAX))
+    return errors or [FieldError("/", reason)]
+
+
+TYPES: Final[Mapping[str, Callable[[Any], bool]]] = {
+    "object": lambda value: isinstance(value, dict),
+    "array": lambda value: isinstance(value, list),
+    "string": lambda value: isinstance(value, str),
+    "integer": lambda value: isinstance(value, int) and not isinstance(value, bool),
+}
+
+
+def violations(schema: Mapping[str, Any], value: Any, path: str, where: str) -> Iterator[FieldError]:
+    """Validate with the part of JSON Schema that the schemas here use."""
+    if (reference := schema.get("$ref")) is not None:
+        yield from violations(SCHEMAS[reference.rpartition("/")[2]], value, path, where)
+        return
+    kind = schema["type"]
+    named = where or "the body"
+    if not TYPES[kind](value):
+        yield FieldError(f"{path}/type", f"{named} must be of type {kind}")
+    elif kind == "object":
+        yield from _object_violations(schema, value, path, where)
+    elif kind == "array":
+        yield from _bound_violations(
+            schema, len(value), path, named, "minItems", "maxItems", "have", " items"
+        )
+        for index, item in enumerate(value[: schema["maxItems"]]):
+            yield from violations(schema["items"], item, f"{path}/items", f"item {index}")
+    elif kind == "string":
+        yield from _bound_violations(
+            schema, len(value), path, named, "minLength", "maxLength", "have", " characters"
+        )
+    else:
+        yield from _bound_violations(schema, value, path, named, "minimum", "maximum", "be", "")
+
+
+def _object_violations(
+    schema: Mapping[str, Any], value: Mapping[str, Any], path: str, where: str
+) -> Iterator[FieldError]:
+    prefix = f"{where}: " if where else ""
+    properties = schema["properties"]
+    for name in schema["required"]:
+        if name not in value:
+            yield FieldError(f"{path}/required", f"{prefix}property {name!r} is missing", f"Add {name!r}.")
+    for name, item in value.items():
+        if name in properties:
+            yield from violations(properties[name], item, f"{path}/properties/{name}", f"{prefix}{name!r}")
+        else:
+            shown = name if len(name) <= 64 else name[:61] + "..."
+            yield FieldError(
+                f"{path}/additionalProperties", f"{prefix}property {shown!r} is unknown", f"Remove {shown!r}."
+            )
+
+
+def _bound_violations(
+    schema: Mapping[str, Any], size: int, path: str, named: str, low: str, high: str, verb: str, unit: str
+) -> Iterator[FieldError]:
+    if low in schema and size < schema[low]:
+        yield FieldError(f"{path}/{low}", f"{named} must {verb} at least {schema[low]}{unit}")
+    if high in schema and size > schema[high]:
+        yield FieldError(f"{path}/{high}", f"{named} must {verb} at most {schema[high]}{unit}")
+
+
+_limit_decoder: Final = BodyDecoder[LimitBody](
+    "/v2/ratelimit.limit", LimitBody, "LimitBody", quotes_of_limit, 14 + NAME_QUOTES_MAX
+)
+_decode_plain_limit: Final = msgspec.json.Decoder(LimitBody).decode
+
+
+def decode_limit(data: bytes) -> LimitBody:
+    """`BodyDecoder` with its usual case first: this is the hot path."""
+    if len(data) > REPARSED_BYTES_MAX:
+        return _limit_decoder(data)
+    try:
+        body = _decode_plain_limit(data)
+    except (msgspec.MsgspecError, ValueError) as error:
+        return _limit_decoder.decode_again(data, str(error))
+    if data.count(b'"') != (12 if body.cost is UNSET else 14):
+        return _limit_decoder(data)
+    return body
+
+
+_multi_limit_decoder: Final = BodyDecoder[list[LimitBody]](
+    "/v2/ratelimit.multiLimit",
+    MultiLimitBody,
+    "MultiLimitBody",
+    quotes_of_batch,
+    ITEMS_MAX * (14 + NAME_QUOTES_MAX),
+)
+_decode_plain_multi_limit: Final[Callable[[bytes], list[LimitBody]]] = msgspec.json.Decoder(
+    MultiLimitBody
+).decode
+
+
+def decode_multi_limit(data: bytes) -> list[LimitBody]:
+    """The same for a batch."""
+    if len(data) > REPARSED_BYTES_MAX:
+        return _multi_limit_decoder(data)
+    try:
+        items = _decode_plain_multi_limit(data)
+    except (msgspec.MsgspecError, ValueError) as error:
+        return _multi_limit_decoder.decode_again(data, str(error))
+    # Each item has at least 12. With no more than that in all, no item has a cost and no key comes twice.
+    marks = data.count(b'"')
+    if marks == 12 * len(items) or marks == quotes_of_batch(items):
+        return items
+    return _multi_limit_decoder(data)
+
+
+decode_set_override: Final = BodyDecoder[SetOverrideBody](
+    "/v2/ratelimit.setOverride",
+    SetOverrideBody,
+    "SetOverrideBody",
+    quotes_of_set_override,
+    12 + NAME_QUOTES_MAX,
+)
+decode_get_override: Final = BodyDecoder[OverrideBody](
+    "/v2/ratelimit.getOverride", OverrideBody, "OverrideBody", quotes_of_override, 8 + NAME_QUOTES_MAX
+)
+decode_delete_override: Final = BodyDecoder[OverrideBody](
+    "/v2/ratelimit.deleteOverride", OverrideBody, "OverrideBody", quotes_of_override, 8 + NAME_QUOTES_MAX
+)
+decode_list_overrides: Final = BodyDecoder[ListOverridesBody](
+    "/v2/ratelimit.listOverrides",
+    ListOverridesBody,
+    "ListOverridesBody",
+    quotes_of_list,
+    INT64_MAX,  # a cursor has no bound
+)

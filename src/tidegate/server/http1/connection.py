@@ -1,0 +1,485 @@
+"""One HTTP/1.1 connection: puts requests in order, sends their answers, and keeps deadlines.
+
+A request whose head has the same bytes as an earlier one of this connection is not parsed again: between two messages
+the parser holds no state, so the same bytes give the same head. It is answered inside `data_received`, without a task.
+Everything else goes through the reader. Answers wait in the outbox for the end of the loop's turn.
+
+Laws: answers are sent in the order of the requests, also when an earlier one has to wait, and before the connection is
+closed. A client that sends or reads slowly loses its connection and does not fill memory. Nothing here knows about
+rate limits: an operation turns (head, body) into an answer, at once or as a coroutine.
+
+The states, and the table of transitions that `_enter` enforces:
+
+    IDLE       between two requests, nothing waits in either direction
+    READING    a request is arriving, or bytes that have arrived wait to be parsed
+    WAITING    an operation runs as a task; nothing more is read
+    BLOCKED    the client does not read its answers; nothing more is read
+    LINGERING  rejected; what the client still sends is read and dropped, so that it can read the answer
+    CLOSING    the last bytes are being sent
+    CLOSED     the transport is gone
+
+    IDLE       -> READING WAITING BLOCKED CLOSING CLOSED
+    READING    -> IDLE WAITING BLOCKED LINGERING CLOSING CLOSED
+    WAITING    -> READING BLOCKED LINGERING CLOSING CLOSED
+    BLOCKED    -> READING WAITING LINGERING CLOSING CLOSED
+    LINGERING  -> CLOSED
+    CLOSING    -> CLOSED
+    CLOSED     ->
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from enum import Enum
+from typing import TYPE_CHECKING, Any, Final, cast
+
+from tidegate.server.http1.bounds import Rejection
+from tidegate.server.http1.reader import HEADERS, REST, RequestHead, RequestReader
+from tidegate.server.messages import Answer
+
+if TYPE_CHECKING:
+    from tidegate.server.http1.listener import HttpServer
+
+__all__ = ["TRANSITIONS", "HttpConnection", "State", "TransitionError"]
+
+logger = logging.getLogger(__name__)
+
+# Parsed in one go before other connections get a turn: at most about 300 pipelined requests.
+FEED_BYTES: Final = 32_768
+# Heads that one connection remembers. Usually they differ in Content-Length only.
+HEADS_MAX: Final = 32
+# Heads that all connections together remember: ten thousand connections could otherwise fill the memory.
+REMEMBERED_BYTES_MAX: Final = 33_554_432
+# A rejected client may still be sending, and would get a reset instead of the answer. What it sends is read and dropped
+# for this long and up to this much.
+LINGER_S: Final = 10.0
+LINGER_BYTES: Final = 67_108_864
+# The status that is counted when a client goes before its answer. It is never sent.
+CLIENT_CLOSED: Final = 499
+# Content-Length lines up to here are ready-made; the answers of all warm requests are shorter.
+READY_LENGTHS: Final = 2_048
+
+CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
+CLOSE_LINE: Final = b"connection: close\r\n"
+KEEP_ALIVE_LINE: Final = b"connection: keep-alive\r\n"
+LENGTH_LINES: Final = tuple(
+    f"content-length: {length}\r\n\r\n".encode("ascii") for length in range(READY_LENGTHS)
+)
+
+
+class State(Enum):
+    """See the table in the docstring of this module."""
+
+    IDLE = "IDLE"
+    READING = "READING"
+    WAITING = "WAITING"
+    BLOCKED = "BLOCKED"
+    LINGERING = "LINGERING"
+    CLOSING = "CLOSING"
+    CLOSED = "CLOSED"
+
+
+IDLE, READING, WAITING, BLOCKED, LINGERING, CLOSING, CLOSED = State
+
+TRANSITIONS: Final[dict[State, frozenset[State]]] = {
+    IDLE: frozenset({READING, WAITING, BLOCKED, CLOSING, CLOSED}),
+    READING: frozenset({IDLE, WAITING, BLOCKED, LINGERING, CLOSING, CLOSED}),
+    WAITING: frozenset({READING, BLOCKED, LINGERING, CLOSING, CLOSED}),
+    BLOCKED: frozenset({READING, WAITING, LINGERING, CLOSING, CLOSED}),
+    LINGERING: frozenset({CLOSED}),
+    CLOSING: frozenset({CLOSED}),
+    CLOSED: frozenset(),
+}
+
+
+class TransitionError(RuntimeError):
+    """A fault of this module: a connection was to enter a state that the table does not allow."""
+
+
+class HttpConnection(asyncio.Protocol):
+    """Made by `HttpServer` for each accepted socket; used by the loop's thread only."""
+
+    __slots__ = (
+        "_heads",
+        "_held",
+        "_is_eof",
+        "_is_last",
+        "_is_paused",
+        "_last_bytes",
+        "_last_head",
+        "_lingered_bytes",
+        "_queue",
+        "_reader",
+        "_server",
+        "_started",
+        "_task",
+        "_transport",
+        "_unsent",
+        "expires",
+        "scheduled",
+        "state",
+    )
+
+    def __init__(self, server: HttpServer) -> None:
+        self._server = server
+        self._transport: asyncio.Transport = None  # type: ignore[assignment] # set by connection_made
+        self._reader = RequestReader(server.intake, server.router, self)
+        # Changed by _enter only.
+        self.state = IDLE
+        self._heads: dict[bytes, RequestHead] = {}
+        # The head that came last, and its bytes.
+        self._last_bytes = b""
+        self._last_head: RequestHead | None = None
+        # What waits in the outbox, if anything does.
+        self._unsent: list[bytes] = []
+        self.expires = 0
+        self.scheduled = 0
+        # The tick at which the request that is being received began.
+        self._started = 0
+        # The request that an operation works on, the requests behind it (None stands for "100 Continue"), and bytes
+        # that are not parsed yet.
+        self._task: asyncio.Task[Answer] | None = None
+        self._queue: deque[tuple[RequestHead, bytes] | Rejection | None] = deque()
+        self._held: deque[bytes] = deque()
+        self._is_paused = False
+        # The client has sent its last byte.
+        self._is_eof = False
+        # No further request is taken from this connection.
+        self._is_last = False
+        self._lingered_bytes = 0
+
+    def _enter(self, state: State) -> None:
+        if state not in TRANSITIONS[self.state]:
+            raise TransitionError(f"a connection cannot go from {self.state.name} to {state.name}")
+        self.state = state
+
+    # Callbacks of the transport.
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        # uvloop's transports do not inherit from asyncio's.
+        self._transport = cast(asyncio.Transport, transport)
+        self._transport.set_write_buffer_limits(high=self._server.write_bytes_max)
+        self._server.connections.add(self)
+        self._server.wheel.watch(self, self._server.header_ticks)
+
+    def data_received(self, data: bytes) -> None:
+        if self.state is IDLE:
+            head = self._last_head
+            if head is not None and data.startswith(self._last_bytes):
+                end = len(self._last_bytes)
+            else:
+                end = data.find(b"\r\n\r\n") + 4
+                self._last_bytes = data[:end]
+                self._last_head = head = self._heads.get(self._last_bytes)
+            if head is not None and len(data) - end == head.content_length:
+                server = self._server
+                operation = head.operation
+                try:
+                    answer = operation.handler(head.fields, data[end:])
+                except Exception as error:  # noqa: BLE001 - logged in _failed; one request must not end the rest
+                    answer = self._failed(head, error)
+                if type(answer) is tuple and not server.is_draining:
+                    status, lines, body = answer
+                    begin = server.begins.get(status) or server.begin(status)
+                    length = len(body)
+                    end_line = LENGTH_LINES[length] if length < READY_LENGTHS else length_line(length)
+                    # _put, without a call.
+                    is_first = not self._unsent
+                    self._unsent += (begin, lines, end_line, body)
+                    if is_first:
+                        server.outbox.add(self)
+                    statuses = operation.statuses
+                    statuses[status] = statuses.get(status, 0) + 1
+                    self.expires = server.wheel.now + server.idle_ticks
+                else:
+                    self._respond(head, answer)
+                    self._settle()
+                return
+        self._take(data)
+
+    def eof_received(self) -> bool:
+        self._is_eof = True
+        self.flush()
+        # A client may end its side and still wait for its answers. TLS cannot express that.
+        is_awaited = self._task is not None or bool(self._held) or self.state is BLOCKED
+        return is_awaited and self._transport.can_write_eof()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._enter(CLOSED)
+        self._is_last = True
+        self.expires = 0
+        self._server.wheel.forget(self)
+        self._reader.drop()
+        self._forget_heads()
+        self._unsent.clear()
+        self._queue.clear()
+        self._held.clear()
+        task, self._task = self._task, None
+        if task is not None:
+            # No answer can be sent any more, and nothing has been counted for it yet.
+            task.cancel()
+        self._server.lost(self)
+
+    def pause_writing(self) -> None:
+        if self.state in (IDLE, READING, WAITING):
+            self._enter(BLOCKED)
+            self._pause()
+        self._server.wheel.watch(self, self._server.request_ticks)
+
+    def resume_writing(self) -> None:
+        if self.state is BLOCKED:
+            if self._task is not None:
+                self._enter(WAITING)
+            else:
+                self._enter(READING)
+                self._advance()
+
+    # Bytes in.
+
+    def _take(self, data: bytes) -> None:
+        if self.state is LINGERING:
+            self._lingered_bytes += len(data)
+            if self._lingered_bytes > LINGER_BYTES:
+                self._transport.abort()
+        elif not self._is_last:
+            self._held.append(data)
+            if self.state in (IDLE, READING) and len(self._held) == 1:
+                self._feed_held()
+            else:
+                self._pause()
+
+    def _feed_held(self) -> None:
+        """Parse one portion of what is held. The rest waits for another turn of the loop."""
+        if self._is_last or not self._held or self.state not in (IDLE, READING):
+            return
+        data = self._held.popleft()
+        if len(data) > FEED_BYTES:
+            self._held.appendleft(data[FEED_BYTES:])
+            data = data[:FEED_BYTES]
+        was_idle = self.state is IDLE
+        if was_idle:
+            self._enter(READING)
+        rest = self._reader.feed(data)
+        if rest and not self._is_last:
+            self._held.appendleft(rest)
+        elif was_idle and (known := self._reader.repeatable(data)) is not None:
+            self._remember(*known)
+        self._settle()
+
+    def _remember(self, data: bytes, head: RequestHead) -> None:
+        server = self._server
+        if len(self._heads) >= HEADS_MAX:
+            self._forget_heads()
+        if server.remembered_bytes + len(data) <= REMEMBERED_BYTES_MAX:
+            server.remembered_bytes += len(data)
+            self._heads[data] = head
+
+    def _forget_heads(self) -> None:
+        self._server.remembered_bytes -= sum(map(len, self._heads))
+        self._heads.clear()
+        self._last_bytes = b""
+        self._last_head = None
+
+    # Callbacks of the reader.
+
+    def on_begin(self) -> None:
+        self._started = self._server.wheel.now
+
+    def on_continue(self) -> None:
+        if self._task is not None or self._queue:
+            self._queue.append(None)
+        else:
+            self._put((CONTINUE,))
+
+    def on_request(self, head: RequestHead, body: bytes) -> None:
+        if not head.keep_alive:
+            self._is_last = True
+        if self._task is not None or self._queue:
+            self._queue.append((head, body))
+        else:
+            self._serve(head, body)
+
+    def on_rejected(self, rejection: Rejection) -> None:
+        """The request that is being received cannot be served, and what follows it cannot be parsed."""
+        self._is_last = True
+        self._held.clear()
+        if self._task is not None or self._queue:
+            self._queue.append(rejection)
+        else:
+            self._send_rejection(rejection)
+
+    # Answers.
+
+    def _put(self, parts: tuple[bytes, ...]) -> None:
+        """Send this after everything that was put before: soon, and before the connection is closed."""
+        is_first = not self._unsent
+        self._unsent += parts
+        if is_first:
+            self._server.outbox.add(self)
+
+    def flush(self) -> None:
+        """Send what was put. Called by the outbox, and before anything that would prevent sending."""
+        if self._unsent:
+            data = b"".join(self._unsent)
+            self._unsent.clear()
+            if not self._transport.is_closing():
+                self._transport.write(data)
+
+    def _close(self) -> None:
+        self._enter(CLOSING)
+        self.flush()
+        self._transport.close()
+
+    def _serve(self, head: RequestHead, body: bytes) -> None:
+        try:
+            answer = head.operation.handler(head.fields, body)
+        except Exception as error:  # noqa: BLE001 - logged in _failed; one request must not end the rest
+            answer = self._failed(head, error)
+        self._respond(head, answer)
+
+    def _respond(self, head: RequestHead, answer: Any) -> None:
+        if type(answer) is tuple:
+            self._send(head, answer)
+            return
+        task: asyncio.Task[Answer] = self._server.loop.create_task(answer)
+        self._task = task
+        if self.state is not BLOCKED:
+            self._enter(WAITING)
+        self._pause()
+        self._server.wheel.watch(self, self._server.request_ticks)
+        task.add_done_callback(lambda done: self._finished(head, done))
+
+    def _finished(self, head: RequestHead, task: asyncio.Task[Answer]) -> None:
+        error = None if task.cancelled() else task.exception()
+        if self._task is not task:
+            if self.state is CLOSED:
+                head.operation.count(CLIENT_CLOSED)
+            return
+        self._task = None
+        if self.state is WAITING:
+            self._enter(READING)
+        self._send(
+            head, self._failed(head, error) if task.cancelled() or error is not None else task.result()
+        )
+        self._advance()
+
+    def _advance(self) -> None:
+        """Continue after a wait: first with requests that are already parsed, then with bytes that are not."""
+        while self._queue and self.state is READING:
+            item = self._queue.popleft()
+            if item is None:
+                self._put((CONTINUE,))
+            elif isinstance(item, Rejection):
+                self._send_rejection(item)
+            else:
+                self._serve(*item)
+        self._settle()
+
+    def _send(self, head: RequestHead, answer: Answer) -> None:
+        server = self._server
+        status, lines, body = answer
+        head.operation.count(status)
+        if not head.keep_alive or server.is_draining:
+            self._is_last = True
+            self._queue.clear()
+            self._held.clear()
+            lines += CLOSE_LINE
+        elif head.is_http10:
+            lines += KEEP_ALIVE_LINE
+        begin = server.begins.get(status) or server.begin(status)
+        self._put((begin, lines, length_line(len(body)), b"" if head.is_head else body))
+
+    def _failed(self, head: RequestHead, error: BaseException | None) -> Answer:
+        """The answer to a request whose operation raised. The log has the reason; the client gets its id."""
+        request_id = self._server.new_id()
+        logger.error(
+            "%s failed", head.operation.name, exc_info=error, extra={"request_id": "req_" + request_id}
+        )
+        detail = "The server failed. Its log has the reason."
+        return self._server.refuse(500, detail, head.fields.accept, request_id=request_id)
+
+    # The end.
+
+    def _send_rejection(self, rejection: Rejection) -> None:
+        server = self._server
+        head = self._reader.head
+        operation = server.router.unknown if head is None else head.operation
+        request_id = server.new_id()
+        status, lines, body = server.refuse(*rejection, self._reader.accept, request_id=request_id)
+        logger.debug("refused %d: %s", *rejection, extra={"request_id": "req_" + request_id})
+        operation.count(status)
+        self._put((server.begin(status), lines, CLOSE_LINE, length_line(len(body)), body))
+        if self._is_eof:
+            self._close()
+            return
+        self.flush()
+        self._enter(LINGERING)
+        if self._transport.can_write_eof():
+            self._transport.write_eof()
+        self._resume()
+        server.wheel.watch(self, server.wheel.ticks(LINGER_S))
+
+    def _settle(self) -> None:
+        """After an event: decide what the connection waits for now, and until when."""
+        if self.state not in (IDLE, READING):
+            return
+        server = self._server
+        phase = self._reader.phase
+        if self._held:
+            self._pause()
+            server.loop.call_soon(self._feed_held)
+        elif self._is_last or self._is_eof:
+            self._close()
+        elif phase == REST:
+            self._resume()
+            if self.state is READING:
+                self._enter(IDLE)
+            server.wheel.watch(self, server.idle_ticks)
+        else:
+            self._resume()
+            ticks = server.header_ticks if phase == HEADERS else server.request_ticks
+            server.wheel.watch(self, max(1, self._started + ticks - server.wheel.now))
+
+    def on_deadline(self) -> None:
+        """Called by the wheel: what the connection waited for has not come."""
+        if self.state in (BLOCKED, LINGERING, CLOSING):
+            self._transport.abort()
+        elif self.state is WAITING:
+            task, self._task = self._task, None
+            assert task is not None
+            task.cancel()
+            self._queue.clear()
+            self.on_rejected(Rejection(408, "The request took too long."))
+        elif self._reader.phase == REST:
+            self._close()
+        else:
+            self.on_rejected(Rejection(408, "The request did not arrive in time."))
+
+    def close_if_idle(self) -> None:
+        """Part of a graceful stop: close, unless a request is under way."""
+        if self.state is LINGERING:
+            self._transport.abort()
+        elif self.state is IDLE:
+            self._is_last = True
+            self._close()
+
+    def abort(self) -> None:
+        """The deadline of a graceful stop has passed."""
+        self._transport.abort()
+
+    def _pause(self) -> None:
+        if not self._is_paused and not self._transport.is_closing():
+            self._is_paused = True
+            self._transport.pause_reading()
+
+    def _resume(self) -> None:
+        if self._is_paused and not self._transport.is_closing():
+            self._is_paused = False
+            self._transport.resume_reading()
+
+
+def length_line(length: int) -> bytes:
+    """The last line of a head, and the empty line after it."""
+    return LENGTH_LINES[length] if length < READY_LENGTHS else f"content-length: {length}\r\n\r\n".encode()

@@ -1,0 +1,310 @@
+"""The server's configuration: one typed source for file, environment and flags; the later of these wins.
+
+`ServerConfig` defines everything: its fields have defaults, bounds and descriptions, and the flags of `tidegate serve`,
+the `TIDEGATE_…` variables, `tidegate config show` and docs/reference/config.md are made from them. `config_load` fills
+it. Laws: a fault names the field, the value, where the value came from and the next step; a secret is never shown.
+Tuning constants are not settings, because all nodes of a fleet must use the same. This module opens no connection and
+creates no file.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Final, Literal, NamedTuple
+from urllib.parse import quote
+
+import msgspec
+from msgspec import Meta
+
+from tidegate.adapters.secrets import mask, url_password
+from tidegate.adapters.urls import MYSQL_SCHEMES, POSTGRES_SCHEMES, REDIS_SCHEMES
+from tidegate.core.model import REGION_EXPECTED
+from tidegate.errors import ConfigurationError
+from tidegate.server.http1.bounds import HttpConfig
+
+__all__ = [
+    "SETTINGS",
+    "ConfigFaults",
+    "Fault",
+    "HttpConfig",
+    "Loaded",
+    "LogConfig",
+    "ServerConfig",
+    "Setting",
+    "TlsConfig",
+    "catalog_url",
+    "split_listen",
+    "sqlite_url",
+]
+
+ORIGIN_SCHEMES: Final = REDIS_SCHEMES | {"sqlite", "memory"}
+# Several processes share the ledger, so that one in the memory of a process is not accepted.
+LEDGER_SCHEMES: Final = MYSQL_SCHEMES | POSTGRES_SCHEMES | {"sqlite"}
+
+# The files of an embedded server in `data_dir`. Two, so that counting never waits for a change of the catalog.
+CATALOG_FILE: Final = "tidegate.db"
+ORIGIN_FILE: Final = "origin.db"
+
+# The region of a server that has no ledger, and therefore no other region.
+ONLY_REGION: Final = "default"
+
+
+class TlsConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """TLS of the HTTP listener: both files or none."""
+
+    cert: Annotated[
+        str | None, Meta(description="PEM file with the certificate chain.", extra={"shown": "path"})
+    ] = None
+    key: Annotated[
+        str | None, Meta(description="PEM file with its private key.", extra={"shown": "path"})
+    ] = None
+
+
+class LogConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """The log on stderr."""
+
+    level: Annotated[
+        Literal["debug", "info", "warning", "error"],
+        Meta(description="The least severe message that is written. SIGHUP reads it again."),
+    ] = "info"
+    format: Annotated[
+        Literal["text", "json"], Meta(description="Lines for people, or one JSON object a line.")
+    ] = "text"
+
+
+class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """All settings of `tidegate serve`."""
+
+    listen: Annotated[
+        str, Meta(description="HOST:PORT to serve on; [::1]:PORT for IPv6; port 0 takes a free one.")
+    ] = "127.0.0.1:8080"
+    data_dir: Annotated[
+        str,
+        Meta(
+            min_length=1,
+            description="Directory for what this node keeps on disk: embedded databases and the local snapshot.",
+            extra={"shown": "path"},
+        ),
+    ] = "tidegate-data"
+    region: Annotated[
+        str | None,
+        Meta(description="Stable name of this node's region, the same on all nodes that share its origin."),
+    ] = None
+    origin: Annotated[
+        str | None,
+        Meta(
+            description="URL of the region's shared counter (redis://, rediss://, redis+cluster://, redis+sentinel://, "
+            "valkey://, sqlite:///path, memory://). Unset: a SQLite file in data_dir.",
+            extra={"shown": "url"},
+        ),
+    ] = None
+    ledger: Annotated[
+        str | None,
+        Meta(
+            description="URL of the database that all regions share (mysql://, postgres://, sqlite:///path); it also "
+            "holds keys, namespaces and overrides. Unset: a SQLite file in data_dir, and no other region.",
+            extra={"shown": "url"},
+        ),
+    ] = None
+    workers: Annotated[
+        int, Meta(ge=1, le=256, description="Number of processes, each a node of its own.")
+    ] = 1
+    workspace: Annotated[
+        str,
+        Meta(min_length=1, max_length=512, description="Workspace of the key that the first start creates."),
+    ] = "default"
+    snapshot_age_max_s: Annotated[
+        int,
+        Meta(
+            ge=0,
+            le=2_592_000,
+            description="How old the local snapshot of keys, namespaces and overrides may be when a node starts while "
+            "the database is down; 0 never uses it.",
+        ),
+    ] = 86_400
+    test_mode: Annotated[
+        bool, Meta(description="Let a request set its own time with X-Test-Time. Never in production.")
+    ] = False
+    tracing: Annotated[
+        bool, Meta(description="OpenTelemetry spans on replay, publish and import; needs the otel extra.")
+    ] = False
+    http: HttpConfig = HttpConfig()
+    tls: TlsConfig = TlsConfig()
+    log: LogConfig = LogConfig()
+
+    @property
+    def host(self) -> str:
+        """The host part of `listen`, without the brackets of IPv6."""
+        return split_listen(self.listen)[0]
+
+    @property
+    def port(self) -> int:
+        """The port part of `listen`."""
+        return split_listen(self.listen)[1]
+
+    @property
+    def catalog_url(self) -> str:
+        """The database of keys, namespaces and overrides: the ledger's, or a file in `data_dir`."""
+        return catalog_url(self.data_dir, self.ledger)
+
+    @property
+    def origin_url(self) -> str:
+        """The region's shared counter: the one that was configured, or a file in `data_dir`."""
+        return self.origin or sqlite_url(Path(self.data_dir) / ORIGIN_FILE)
+
+    @property
+    def region_name(self) -> str:
+        """`region`, or a name for the only region of a fleet that has no ledger."""
+        return self.region or ONLY_REGION
+
+    @property
+    def secrets(self) -> tuple[str, ...]:
+        """The secrets in this configuration, which the log masks."""
+        passwords = (url_password(url) for url in (self.origin, self.ledger) if url)
+        return tuple(password for password in passwords if password)
+
+
+class Setting(NamedTuple):
+    """One field of the configuration, for file, environment, flags, `config show` and the docs."""
+
+    path: str
+    """`http.body_bytes_max`: the section and the key in the TOML file."""
+    type: Any
+    default: Any
+    description: str
+    expected: str
+    """What a valid value looks like."""
+    shown: str
+    """`url` hides the password, `path` and `plain` are shown as they are."""
+
+    @property
+    def env(self) -> str:
+        """The environment variable."""
+        return "TIDEGATE_" + self.path.replace(".", "_").upper()
+
+    @property
+    def flag(self) -> str:
+        """The flag of `tidegate serve`."""
+        return "--" + self.path.replace(".", "-").replace("_", "-")
+
+    @property
+    def is_switch(self) -> bool:
+        """True for a flag that takes no value."""
+        return isinstance(self.default, bool)
+
+    def show(self, value: object) -> str:
+        """`value` for people, without its secret."""
+        return mask(repr(value)) if self.shown == "url" else repr(value)
+
+
+class Fault(NamedTuple):
+    """One thing that is wrong with a configuration."""
+
+    field: str
+    value: str
+    source: str
+    expected: str
+    next_step: str
+
+    def __str__(self) -> str:
+        return f"{self.field}: got {self.value} from {self.source}, expected {self.expected}. Next: {self.next_step}."
+
+
+class ConfigFaults(ConfigurationError):
+    """The configuration cannot be used. `faults` has every fault that was found, `warnings` everything else."""
+
+    def __init__(self, faults: tuple[Fault, ...], warnings: tuple[str, ...] = ()) -> None:
+        super().__init__("\n".join(str(fault) for fault in faults))
+        self.faults = faults
+        self.warnings = warnings
+
+    def __reduce__(self) -> tuple[type[ConfigFaults], tuple[tuple[Fault, ...], tuple[str, ...]]]:
+        return ConfigFaults, (self.faults, self.warnings)
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A valid configuration, and where each of its values came from."""
+
+    config: ServerConfig
+    sources: Mapping[str, str]
+    """By `Setting.path`: `default`, `file x.toml`, `environment TIDEGATE_X` or `flag --x`."""
+    warnings: tuple[str, ...]
+
+
+def _expected(info: Any) -> str:
+    """What a value of this msgspec type looks like, in words."""
+    if isinstance(info, msgspec.inspect.Metadata):
+        return _expected(info.type)
+    if isinstance(info, msgspec.inspect.UnionType):
+        return " or ".join(
+            _expected(part) for part in info.types if not isinstance(part, msgspec.inspect.NoneType)
+        )
+    if isinstance(info, msgspec.inspect.LiteralType):
+        return "one of " + ", ".join(str(value) for value in info.values)
+    if isinstance(info, msgspec.inspect.BoolType):
+        return "true or false"
+    if isinstance(info, msgspec.inspect.IntType):
+        return f"a whole number from {info.ge} to {info.le}"
+    if isinstance(info, msgspec.inspect.FloatType):
+        return f"a number of seconds above {info.gt:g}, at most {info.le:g}"
+    if isinstance(info, msgspec.inspect.StrType):
+        return "text" if info.max_length is None else f"text of at most {info.max_length} characters"
+    raise AssertionError(f"no words for {info!r}")
+
+
+def _walk(struct: type[msgspec.Struct], prefix: str) -> Iterator[Setting]:
+    sections = []
+    for field in msgspec.structs.fields(struct):
+        if isinstance(field.default, msgspec.Struct):
+            sections.append(field)
+            continue
+        info = msgspec.inspect.type_info(field.type)
+        description = ""
+        extra: dict[Any, Any] = {}
+        # Nested Annotated types (Seconds) come as Meta in Meta: the outermost one with a text wins.
+        for meta in reversed(getattr(field.type, "__metadata__", ())):
+            if isinstance(meta, Meta):
+                description = description or (meta.description or "")
+                extra = extra or (meta.extra or {})
+        expected = EXPECTED_BY_PATH.get(prefix + field.name) or _expected(info)
+        shown = str(extra.get("shown", "plain"))
+        yield Setting(prefix + field.name, field.type, field.default, description, expected, shown)
+    for field in sections:
+        yield from _walk(type(field.default), f"{prefix}{field.name}.")
+
+
+EXPECTED_BY_PATH: Final = {
+    "listen": "HOST:PORT with a port from 0 to 65535",
+    "data_dir": "a directory",
+    "region": REGION_EXPECTED,
+    "origin": "a URL that begins with redis://, rediss://, redis+cluster://, redis+sentinel://, valkey://, "
+    "sqlite:///path or memory://",
+    "ledger": "a URL that begins with mysql://, postgres:// or sqlite:///path",
+    "tls.cert": "a PEM file",
+    "tls.key": "a PEM file",
+}
+
+SETTINGS: Final = tuple(_walk(ServerConfig, ""))
+"""Every setting, in the order of the reference page: the top level first, then section by section."""
+
+
+def sqlite_url(path: Path) -> str:
+    """The URL of a SQLite file; absolute, so that it does not depend on the current directory."""
+    return f"sqlite:///{quote(str(path.absolute()))}"
+
+
+def catalog_url(data_dir: str, ledger: str | None) -> str:
+    """`ServerConfig.catalog_url` for a command that needs nothing else of the configuration."""
+    return ledger or sqlite_url(Path(data_dir) / CATALOG_FILE)
+
+
+def split_listen(listen: str) -> tuple[str, int]:
+    """(host, port) of HOST:PORT; ValueError if it has another form."""
+    match = re.fullmatch(r"(?:\[([0-9A-Fa-f:.%a-z]+)\]|([^\s:\[\]/]+)):([0-9]{1,5})", listen)
+    if match is None or int(match.group(3)) > 65_535:
+        raise ValueError(listen)
+    return match.group(1) or match.group(2), int(match.group(3))

@@ -1,0 +1,305 @@
+"""Reading the server's configuration: a TOML file, then the environment, then flags; the later of these wins.
+
+Every fault is collected instead of stopping at the first, and every value remembers where it came from. The
+settings are defined in `tidegate.server.process.config`; this module only finds their values. It reads the files that
+it is given and nothing else: the environment is passed in.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+import tomllib
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from tidegate.adapters.secrets import mask
+from tidegate.adapters.urls import parse_server_url, scheme_of, sqlite_path
+from tidegate.core.model import checked_region
+from tidegate.errors import ConfigurationError
+from tidegate.server.process.config import (
+    LEDGER_SCHEMES,
+    ORIGIN_SCHEMES,
+    SETTINGS,
+    ConfigFaults,
+    Fault,
+    HttpConfig,
+    Loaded,
+    LogConfig,
+    ServerConfig,
+    Setting,
+    TlsConfig,
+    split_listen,
+)
+
+__all__ = ["check_certificate", "load", "load_values"]
+
+# Variables that are not settings of the server.
+OTHER_VARIABLES: Final = frozenset(
+    {"TIDEGATE_CONFIG", "TIDEGATE_URL", "TIDEGATE_KEY", "TIDEGATE_DEBUG", "TIDEGATE_PURE"}
+)
+# Kubernetes sets these in every pod if there is a Service called tidegate.
+SERVICE_LINK: Final = re.compile(r"TIDEGATE_(?:SERVICE_(?:HOST|PORT.*)|PORT(?:_.*)?)")
+
+
+class _Reading:
+    """One reading of all sources: the values that were found, and every fault."""
+
+    def __init__(self) -> None:
+        self.values: dict[str, object] = {}
+        self.sources: dict[str, str] = {}
+        self.faults: list[Fault] = []
+        self.warnings: list[str] = []
+
+    def put(self, path: str, value: object, source: str) -> None:
+        """A later source wins."""
+        self.values[path] = value
+        self.sources[path] = source
+
+    def read_file(self, file: Path) -> None:
+        source = f"file {file}"
+        try:
+            document = tomllib.loads(file.read_text(encoding="utf-8"))
+        except OSError as error:
+            step = "give a readable file, or leave --config and TIDEGATE_CONFIG out"
+            self.faults.append(
+                Fault(
+                    "config",
+                    repr(str(file)),
+                    "--config or TIDEGATE_CONFIG",
+                    f"a file ({error.strerror})",
+                    step,
+                )
+            )
+            return
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+            self.faults.append(
+                Fault("config", repr(str(file)), source, f"TOML ({error})", "correct that line")
+            )
+            return
+        known = {setting.path: setting for setting in SETTINGS}
+        sections = {path.rpartition(".")[0] for path in known} - {""}
+        for key, value in document.items():
+            if key in sections:
+                if not isinstance(value, dict):
+                    step = f"write it as a table: [{key}]"
+                    self.faults.append(Fault(key, mask(repr(value)), source, "a table", step))
+                    continue
+                entries = {f"{key}.{name}": inner for name, inner in value.items()}
+            else:
+                entries = {key: value}
+            for path, found in entries.items():
+                if path in known:
+                    self.put(path, found, source)
+                else:
+                    step = f"correct or remove it{_did_you_mean(path, known)}"
+                    # The value of an unknown name may be a password: `redis_password = "…"`.
+                    shown = mask(f"{path}={found!r}").partition("=")[2]
+                    self.faults.append(Fault(path, shown, source, "a setting that exists", step))
+
+    def read_environment(self, environ: Mapping[str, str]) -> None:
+        by_env = {setting.env: setting for setting in SETTINGS}
+        from_file = {f"{env}_FILE": setting for env, setting in by_env.items() if setting.shown == "url"}
+        # An empty variable counts as unset, as in compose files and shells.
+        for name in sorted(name for name, value in environ.items() if name.startswith("TIDEGATE_") and value):
+            if name in by_env:
+                self.put(by_env[name].path, environ[name], f"environment {name}")
+            elif name in from_file:
+                self._read_secret_file(from_file[name], name, environ)
+            elif name not in OTHER_VARIABLES and SERVICE_LINK.fullmatch(name) is None:
+                self.warnings.append(
+                    f"{name} is not a setting and has no effect{_did_you_mean(name, by_env)}"
+                )
+
+    def read_arguments(self, arguments: Mapping[str, object]) -> None:
+        known = {setting.path: setting for setting in SETTINGS}
+        for path, value in arguments.items():
+            source = f"argument {path}"
+            if path in known:
+                self.put(path, value, source)
+            else:
+                step = f"correct or remove it{_did_you_mean(path, known)}"
+                shown = mask(f"{path}={value!r}").partition("=")[2]
+                self.faults.append(Fault(path, shown, source, "a setting that exists", step))
+
+    def _read_secret_file(self, setting: Setting, name: str, environ: Mapping[str, str]) -> None:
+        source = f"environment {name}"
+        if environ.get(setting.env):
+            step = f"set only one of {setting.env} and {name}"
+            self.faults.append(Fault(setting.path, "two values", source, "one value", step))
+            return
+        try:
+            self.put(setting.path, Path(environ[name]).read_text(encoding="utf-8").strip(), source)
+        except (OSError, UnicodeDecodeError) as error:
+            step = f"make {name} name a readable file that holds the URL"
+            reason = error.strerror if isinstance(error, OSError) else "not UTF-8"
+            # The value may be the URL itself instead of the name of its file.
+            shown = mask(repr(environ[name]))
+            self.faults.append(Fault(setting.path, shown, source, f"a text file ({reason})", step))
+
+    def convert(self) -> dict[str, Any]:
+        """Every value in its type; a value that cannot be converted is a fault and is left out."""
+        converted: dict[str, Any] = {}
+        for setting in SETTINGS:
+            if setting.path not in self.values:
+                converted[setting.path] = setting.default
+                self.sources[setting.path] = "default"
+                continue
+            value = self.values[setting.path]
+            # TOML has types of its own, so "8" is not a number there; variables and flags are always text.
+            strict = self.sources[setting.path].startswith("file ")
+            try:
+                typed = msgspec.convert(value, setting.type, strict=strict)
+                self._check(setting, typed)
+            except (msgspec.ValidationError, ValueError):
+                self._fault(setting, value)
+            except ConfigurationError as error:
+                # The adapters' message names the part of the URL that is wrong, with the secret masked.
+                self._fault(setting, value, f"a URL that can be read ({error})")
+            else:
+                converted[setting.path] = typed
+        return converted
+
+    def _fault(self, setting: Setting, value: object, expected: str = "", next_step: str = "") -> None:
+        source = self.sources[setting.path]
+        kind, _, name = source.partition(" ")
+        correct = f"correct {setting.path} in {name}" if kind == "file" else f"correct {name}"
+        shown = "nothing" if value is None else setting.show(value)
+        if len(shown) > 120:
+            shown = shown[:117] + "..."
+        self.faults.append(
+            Fault(setting.path, shown, source, expected or setting.expected, next_step or correct)
+        )
+
+    @staticmethod
+    def _check(setting: Setting, value: Any) -> None:
+        """Checks of one value beyond its type; ValueError or ConfigurationError if it is wrong."""
+        if setting.path == "listen":
+            split_listen(value)
+        elif setting.path == "region" and value is not None:
+            checked_region(value)
+        elif setting.path in {"origin", "ledger"} and value is not None:
+            scheme = scheme_of(value, setting.expected)
+            if scheme not in (ORIGIN_SCHEMES if setting.path == "origin" else LEDGER_SCHEMES):
+                raise ValueError(value)
+            if scheme == "sqlite":
+                sqlite_path(value)
+            elif scheme != "memory":
+                parse_server_url(value, default_port=1)
+        elif setting.path.startswith("tls.") and value == "":
+            raise ValueError(value)
+
+    def check_together(self, converted: Mapping[str, Any]) -> None:
+        """Checks of several values together. A value that is a fault by itself is not checked again."""
+        by_path = {setting.path: setting for setting in SETTINGS}
+        ledger, region = converted.get("ledger"), converted.get("region", "")
+        if ledger is not None and region is None:
+            because = f"required, since a ledger is set by {self.sources['ledger']}"
+            step = "name this node's region with --region, TIDEGATE_REGION or region = in the file; it has no default"
+            self._fault(by_path["region"], None, f"{by_path['region'].expected} ({because})", step)
+        for one, other in (("tls.cert", "tls.key"), ("tls.key", "tls.cert")):
+            if converted.get(one) and other in converted and converted[other] is None:
+                step = f"give {other} too, or remove {one}"
+                self._fault(
+                    by_path[other], None, f"a PEM file, since {one} is set by {self.sources[one]}", step
+                )
+        origin, workers = converted.get("origin"), converted.get("workers", 1)
+        if origin is not None and origin.startswith("memory:") and workers > 1:
+            step = "leave origin unset (a SQLite file in data_dir), or give a Redis URL, or run one worker"
+            self._fault(by_path["origin"], origin, f"an origin that {workers} workers can share", step)
+
+
+def _did_you_mean(name: str, known: Mapping[str, object]) -> str:
+    close = difflib.get_close_matches(name, list(known), n=1)
+    return f" (did you mean {close[0]}?)" if close else ""
+
+
+def load(
+    *,
+    file: Path | None = None,
+    environ: Mapping[str, str] | None = None,
+    flags: Mapping[str, object] | None = None,
+    arguments: Mapping[str, object] | None = None,
+) -> Loaded:
+    """Read the file, then the environment, then the flags (by `Setting.path`; None is "not given"); later wins.
+
+    `arguments` are those of a Python function: the same, but a name may be unknown.
+
+    Raises `ConfigFaults` with everything that is wrong.
+    """
+    reading = _read(file, environ, flags)
+    reading.read_arguments(arguments or {})
+    converted = reading.convert()
+    reading.check_together(converted)
+    if reading.faults:
+        raise ConfigFaults(tuple(reading.faults), tuple(reading.warnings))
+    tree: dict[str, Any] = {}
+    for path, value in converted.items():
+        section, _, name = path.rpartition(".")
+        (tree.setdefault(section, {}) if section else tree)[name] = value
+    sections = {"http": HttpConfig, "tls": TlsConfig, "log": LogConfig}
+    built = {name: sections[name](**value) if name in sections else value for name, value in tree.items()}
+    if built["test_mode"]:
+        reading.warnings.append("test_mode is on: every caller of the API can choose the time of a request")
+    return Loaded(ServerConfig(**built), reading.sources, tuple(reading.warnings))
+
+
+def check_certificate(loaded: Loaded) -> None:
+    """Raises `ConfigFaults` unless the TLS files can be read and belong together."""
+    tls = loaded.config.tls
+    if tls.cert is None or tls.key is None:
+        return
+    import ssl
+
+    faults = []
+    for path, file in (("tls.cert", tls.cert), ("tls.key", tls.key)):
+        try:
+            Path(file).read_bytes()
+        except OSError as error:
+            expected = f"a PEM file that this user can read ({error.strerror})"
+            step = "name another file, or give this user the right to read it"
+            faults.append(Fault(path, repr(file), loaded.sources[path], expected, step))
+    if not faults:
+        try:
+            # For an encrypted key OpenSSL would ask the terminal for a password.
+            ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(tls.cert, tls.key, password=lambda: "")
+        except (OSError, ValueError) as error:  # ssl.SSLError is an OSError
+            expected = f"a certificate chain in PEM to which the key in {tls.key} belongs ({error})"
+            step = "give PEM files that belong together as tls.cert and tls.key, the key without a password"
+            faults.append(Fault("tls.cert", repr(tls.cert), loaded.sources["tls.cert"], expected, step))
+    if faults:
+        raise ConfigFaults(tuple(faults), loaded.warnings)
+
+
+def load_values(
+    paths: Collection[str],
+    *,
+    file: Path | None = None,
+    environ: Mapping[str, str] | None = None,
+    flags: Mapping[str, object] | None = None,
+) -> dict[str, Any]:
+    """Only these settings, for a command that needs no others: their faults are ignored."""
+    reading = _read(file, environ, flags)
+    converted = reading.convert()
+    faults = tuple(fault for fault in reading.faults if fault.field in {"config", *paths})
+    if faults:
+        raise ConfigFaults(faults)
+    return {path: converted[path] for path in paths}
+
+
+def _read(
+    file: Path | None, environ: Mapping[str, str] | None, flags: Mapping[str, object] | None
+) -> _Reading:
+    reading = _Reading()
+    if file is not None:
+        reading.read_file(file)
+    if environ is not None:
+        reading.read_environment(environ)
+    by_path = {setting.path: setting for setting in SETTINGS}
+    for path, value in (flags or {}).items():
+        if value is not None:
+            reading.put(path, value, f"flag {by_path[path].flag}")
+    return reading

@@ -1,0 +1,150 @@
+"""The first start: creates the embedded files, and with them the first root key.
+
+A shared database is never changed here: an operator does that with `tidegate migrate` and `tidegate keys create`.
+Law: a start that fails after the key was created (the port is in use, for example) does not lose the key. It was never
+shown, so the next start creates another.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import socket
+from pathlib import Path
+from typing import IO, Final, NamedTuple
+
+from tidegate.adapters.catalogs import open_catalog
+from tidegate.adapters.clock import now_ms
+from tidegate.adapters.migrations import migrate
+from tidegate.errors import ConfigurationError
+from tidegate.ports import Catalog, KeyRow, WorkspaceRow
+from tidegate.server.catalog.keys import ALL, IdSource, digest_of, hint_of, new_key
+from tidegate.server.process.config import ServerConfig
+
+__all__ = ["FirstKey", "announce", "create_key", "make_directory", "make_private_directory", "prepare"]
+
+TIMEOUT_S: Final = 30.0
+# In the data directory from before a first key is created until it has been shown. Holds the ids of such keys.
+NOT_SHOWN_FILE: Final = "first-key-not-shown"
+
+
+class FirstKey(NamedTuple):
+    """Created by the first start; shown once and never stored."""
+
+    key: str
+    workspace: str
+
+
+def make_private_directory(directory: Path) -> None:
+    """For this user only: the files hold digests of keys and counts of identifiers."""
+    try:
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigurationError(
+            f"data_dir: {directory} cannot be made: {error.strerror}; name another directory with --data-dir"
+        ) from error
+
+
+def make_directory(config: ServerConfig) -> None:
+    """The data directory of a server that starts."""
+    # Also if the directory exists and is open to all: the files that this process creates in it are not.
+    os.umask(os.umask(0o077) | 0o077)
+    make_private_directory(Path(config.data_dir))
+
+
+async def prepare(config: ServerConfig) -> FirstKey | None:
+    """Create or update the embedded database; create a key if none has ever been shown."""
+    if config.ledger is not None:
+        return None
+    await migrate(config.catalog_url, timeout_s=TIMEOUT_S)
+    catalog = open_catalog(config.catalog_url)
+    try:
+        await catalog.open(timeout_s=TIMEOUT_S)
+        not_shown = Path(config.data_dir) / NOT_SHOWN_FILE
+        unseen = not_shown.read_text(encoding="ascii").split() if not_shown.exists() else []
+        keys = (await catalog.changes(0, timeout_s=TIMEOUT_S)).keys
+        for row in keys:
+            if row.id in unseen and row.revoked_at_ms is None:
+                moment_ms = now_ms()
+                await catalog.revoke_key(row.id, revoked_at_ms=moment_ms, timeout_s=TIMEOUT_S)
+        if any(row.id not in unseen for row in keys):
+            not_shown.unlink(missing_ok=True)
+            return None
+        key_id = f"key_{IdSource().take()}"
+        not_shown.write_text("\n".join([*unseen, key_id]), encoding="ascii")
+        key = await create_key(catalog, config.workspace, ALL, "first start", key_id)
+        return FirstKey(key, config.workspace)
+    finally:
+        await catalog.close()
+
+
+async def create_key(
+    catalog: Catalog, workspace_id: str, permissions: tuple[str, ...], name: str, key_id: str
+) -> str:
+    """A new key of a workspace, which is created if it does not exist."""
+    rows = await catalog.changes(0, timeout_s=TIMEOUT_S)
+    if all(workspace.id != workspace_id for workspace in rows.workspaces):
+        await catalog.put_workspace(
+            WorkspaceRow(workspace_id, workspace_id, True, None, None), timeout_s=TIMEOUT_S
+        )
+    key = new_key()
+    row = KeyRow(
+        key_id,
+        workspace_id,
+        digest_of(key),
+        name,
+        hint_of(key),
+        permissions,
+        now_ms(),
+        None,
+        True,
+        None,
+    )
+    await catalog.put_key(row, timeout_s=TIMEOUT_S)
+    return key
+
+
+def announce(out: IO[str], config: ServerConfig, bound: socket.socket, first: FirstKey | None) -> None:
+    """Print where the server is, and at the first start how to use it; with JSON logs, as one JSON line."""
+    host, port = bound.getsockname()[:2]
+    scheme = "https" if config.tls.cert is not None else "http"
+    shown = f"[{host}]" if ":" in host else host
+    url = f"{scheme}://{shown}:{port}"
+    document = {"message": f"Tidegate is listening on {url}", "url": url}
+    lines = [document["message"]]
+    if config.ledger is None:
+        document["data_dir"] = str(Path(config.data_dir).resolve())
+        lines.append(f"Its data is in {document['data_dir']}")
+    if first is not None:
+        curl = _curl(config, url, first.key)
+        document |= {"workspace": first.workspace, "key": first.key, "curl": curl.replace("\\\n", "")}
+        lines += [
+            "",
+            f"This is the root key of workspace {first.workspace!r}. It is shown only now:",
+            "",
+            f"    {first.key}",
+            "",
+            "Try it:",
+            "",
+            *(f"    {line}" for line in curl.splitlines()),
+            "",
+        ]
+    out.write(json.dumps(document) + "\n" if config.log.format == "json" else "\n".join(lines) + "\n")
+    out.flush()
+    if first is not None:
+        (Path(config.data_dir) / NOT_SHOWN_FILE).unlink(missing_ok=True)
+
+
+def _curl(config: ServerConfig, url: str, key: str) -> str:
+    """A command to try the server with, on two lines."""
+    callable_url = url.replace("0.0.0.0", "127.0.0.1").replace("[::]", "[::1]")  # noqa: S104 - an address shown
+    body = '{"namespace": "demo", "identifier": "user_1", "limit": 10, "duration": 60000}'
+    trust = ""
+    if config.tls.cert is not None:
+        # Often self-signed, or signed by an authority that curl does not know.
+        trust = f" --cacert {shlex.quote(str(Path(config.tls.cert).resolve()))}"
+    return (
+        f"curl -s{trust} {callable_url}/v2/ratelimit.limit -H 'Content-Type: application/json' \\\n"
+        f"  -H 'Authorization: Bearer {key}' -d {shlex.quote(body)}"
+    )

@@ -1,0 +1,300 @@
+"""Assembles a server from its configuration: limiter, catalog, API, listener; and stops them in order.
+
+`Service` is one node in one process. `run` is `tidegate serve`: it prepares the embedded files, creates the first key,
+and serves with this process, or with several (`workers`). Everything that is started here is stopped here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import platform
+import signal
+import socket
+import ssl
+import sys
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+from heapq import nlargest
+from operator import itemgetter
+from pathlib import Path
+from typing import Final
+
+import tidegate
+from tidegate.adapters.catalogs import open_catalog
+from tidegate.adapters.clock import now_ms
+from tidegate.adapters.deadline import Deadline, loop_time
+from tidegate.adapters.urls import open_ledger, open_origin
+from tidegate.core.model import Tuning
+from tidegate.ports import Ledger, Origin
+from tidegate.runtime.limiter import AsyncLimiter
+from tidegate.runtime.statistics import Health
+from tidegate.server.api.admission import Admission
+from tidegate.server.api.operations import LimitOperations
+from tidegate.server.api.overrides import OverrideOperations
+from tidegate.server.api.pages import Pages
+from tidegate.server.api.problems import refuser
+from tidegate.server.catalog.keys import IdSource
+from tidegate.server.catalog.sync import CatalogSync, SnapshotFile
+from tidegate.server.catalog.view import CatalogView
+from tidegate.server.http1.listener import HttpServer, bind
+from tidegate.server.messages import Router
+from tidegate.server.process.config import ServerConfig
+from tidegate.server.process.first_start import announce, make_directory, prepare
+from tidegate.server.process.request_log import RequestLog
+from tidegate.telemetry.collecting import snapshot_of
+from tidegate.telemetry.logging import set_level
+from tidegate.telemetry.metrics import Key, Snapshot
+
+__all__ = ["Service", "run", "run_service"]
+
+logger = logging.getLogger(__name__)
+
+SNAPSHOT_FILE: Final = "catalog.snapshot"
+# A stop reserves this much of its time for the last flush, whatever the connections do.
+FLUSH_RESERVE_S: Final = 2.5
+TOP_MAX: Final = 20
+# A count is in the embedded file within this time, or a little later when the disk has just become slow: a crash loses
+# less than a second of counts.
+EMBEDDED_INTERVAL_MS: Final = 900
+# Cells in one transaction. Keys are digests, so that every 250 cells touch nearly every page of the table: in one large
+# transaction each page is written once.
+EMBEDDED_CELLS_MAX: Final = 10_000
+# SQLite sometimes waits for the disk. That is no reason to give up a transaction and repeat it.
+EMBEDDED_TIMEOUT_MS: Final = 5_000
+# What a node that is alone has read stays true, because no other node counts. If a second process is started on the
+# same files, the two still read each other's counts with every write.
+EMBEDDED_FRESH_MS: Final = 600_000
+# A full collection visits every object; with a million subjects in memory it would be a pause that clients notice.
+# Decisions make no cycles, so collections may be rare; but each must find few young objects.
+GC_THRESHOLDS: Final = (10_000, 50, 100)
+# The thread that writes the embedded file asks for the interpreter between statements, and waits at most this long.
+SWITCH_INTERVAL_S: Final = 0.001
+
+Snapshots = Callable[[Snapshot], Awaitable[Sequence[Snapshot]]]
+"""From the metrics of this process to those of all workers."""
+
+
+async def _alone(own: Snapshot) -> Sequence[Snapshot]:
+    return [own, Snapshot("workers", {("workers", ()): 1})]
+
+
+class Service:
+    """One node. `start(socket)` serves HTTP on it; without one, another server (`asgi`) serves `router`."""
+
+    def __init__(
+        self, config: ServerConfig, *, limiter: AsyncLimiter | None = None, snapshots: Snapshots = _alone
+    ) -> None:
+        """`limiter`: one that the caller starts and stops, instead of one made from the configuration."""
+        self._config = config
+        self._all_snapshots = snapshots
+        self._owns_limiter = limiter is None
+        self._limiter = limiter or _limiter(config)
+        ids = IdSource()
+        is_shared = config.ledger is not None
+        self._sync = CatalogSync(
+            open_catalog(config.catalog_url),
+            CatalogView(),
+            ids,
+            now_ms=now_ms,
+            # The embedded catalog is a local file itself and needs no copy.
+            snapshot=SnapshotFile(Path(config.data_dir) / SNAPSHOT_FILE, config.catalog_url)
+            if is_shared
+            else None,
+            snapshot_age_max_ms=config.snapshot_age_max_s * 1000,
+            # `tidegate cleanup` purges a shared catalog for all nodes.
+            purges=not is_shared,
+        )
+        admission = Admission(self._limiter, self._sync, ids.take, now_ms)
+        self._limits = LimitOperations(self._limiter, self._sync, admission, test_mode=config.test_mode)
+        overrides = OverrideOperations(self._sync, admission)
+        pages = Pages(self._is_ready, self._dependencies, self._snapshots)
+        self.new_id = ids.take
+        self.refuse = refuser(ids.take)
+        self.router = Router([*self._limits.routes(), *overrides.routes(), *pages.routes()], self.refuse)
+        self._log = RequestLog(self.router, time.monotonic)
+        self._tls = tls_context(config)
+        self._http: HttpServer | None = None
+        self._polling: asyncio.Task[None] | None = None
+        self._is_stopping = False
+
+    async def start(self, bound: socket.socket | None = None) -> None:
+        """Raises `ConfigurationError` for faults that waiting does not fix; a dependency that is down is no error."""
+        if self._owns_limiter:
+            await self._limiter.start()
+        await self._sync.start()
+        self._polling = asyncio.get_running_loop().create_task(self._sync.run())
+        self._log.follow_level()
+        if bound is not None:
+            self._http = HttpServer(
+                self.router, self._config.http, self.refuse, self.new_id, tls=self._tls, wall_time=time.time
+            )
+            self._http.start(bound)
+
+    async def stop(self, timeout_s: float) -> None:
+        """Accept nothing more, finish, flush the last counts. Ends within `timeout_s`."""
+        deadline = Deadline.after(timeout_s, loop_time())
+        self._is_stopping = True
+        if self._http is not None and not await self._http.drain(max(0.0, timeout_s - FLUSH_RESERVE_S)):
+            logger.warning("some clients did not finish in time; their connections were closed")
+        if self._polling is not None:
+            self._polling.cancel()
+            await asyncio.gather(self._polling, return_exceptions=True)
+        if self._owns_limiter:
+            await self._limiter.stop(max(0.1, deadline.remaining(loop_time())))
+        await self._sync.close()
+
+    async def reload(self) -> None:
+        """Read all keys, namespaces and overrides again, and the certificate; log requests if the level asks for it."""
+        self._log.follow_level()
+        await self._sync.reload()
+        if self._tls is not None:
+            load_certificate(self._tls, self._config)
+
+    def snapshot(self) -> Snapshot:
+        """The metrics of this process."""
+        own = snapshot_of(self._limiter.statistics())
+        values: dict[Key, float] = dict(own.values)
+        for operation in self.router.operations:
+            for status, count in operation.statuses.items():
+                key = ("http_requests_total", (operation.name, str(status)))
+                values[key] = values.get(key, 0) + count
+        values["http_connections", ()] = 0 if self._http is None else len(self._http.connections)
+        for workspace_id, decisions in nlargest(TOP_MAX, self._limits.decisions.items(), key=itemgetter(1)):
+            values["top_workspace_decisions", (workspace_id,)] = decisions
+        for heavy in self._limits.top_denials.top(TOP_MAX):
+            values["top_identifier_denials", heavy.key] = heavy.weight
+        compiled = "true" if tidegate.compiled else "false"
+        values["build_info", (tidegate.__version__, platform.python_version(), compiled)] = 1
+        return Snapshot(own.node, values, own.histograms)
+
+    async def _snapshots(self) -> Sequence[Snapshot]:
+        return await self._all_snapshots(self.snapshot())
+
+    def _is_ready(self) -> bool:
+        return self._sync.is_loaded and not self._is_stopping
+
+    def _dependencies(self) -> list[Health]:
+        failure = self._sync.failure
+        detail = failure if failure is not None else f"version {self._sync.view.version}"
+        return [Health("catalog", failure is None, detail), *self._limiter.health()]
+
+
+def _limiter(config: ServerConfig) -> AsyncLimiter:
+    tuning: Tuning | None = None
+    origin: str | Origin = config.origin_url
+    ledger: str | Ledger | None = config.ledger
+    if config.origin is None and config.workers == 1:
+        # No other process counts in the file: it is only there for the next start.
+        tuning = Tuning(
+            replay_cells_max=EMBEDDED_CELLS_MAX,
+            replay_interval_ms=EMBEDDED_INTERVAL_MS,
+            replay_timeout_ms=EMBEDDED_TIMEOUT_MS,
+            fresh_ms=EMBEDDED_FRESH_MS,
+            rollover_grace_ms=EMBEDDED_FRESH_MS,
+        )
+    if config.tracing:
+        from tidegate.telemetry.otel import traced_ledger, traced_origin
+
+        origin = traced_origin(open_origin(origin) if isinstance(origin, str) else origin)
+        ledger = None if config.ledger is None else traced_ledger(open_ledger(config.ledger))
+    return AsyncLimiter(region=config.region_name, origin=origin, ledger=ledger, tuning=tuning)
+
+
+def tls_context(config: ServerConfig) -> ssl.SSLContext | None:
+    if config.tls.cert is None:
+        return None
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.set_alpn_protocols(["http/1.1"])
+    load_certificate(context, config)
+    return context
+
+
+def load_certificate(context: ssl.SSLContext, config: ServerConfig) -> None:
+    assert config.tls.cert is not None
+    context.load_cert_chain(config.tls.cert, config.tls.key)
+
+
+def raise_file_limit() -> None:
+    """A connection is a file descriptor. The soft limit is often 1,024 where the hard one is a million."""
+    import resource
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        with suppress(ValueError, OSError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+async def run_service(
+    service: Service,
+    bound: socket.socket,
+    config: ServerConfig,
+    *,
+    started: Callable[[], Awaitable[None]],
+    reload: Callable[[], ServerConfig] | None = None,
+    stopped: asyncio.Event | None = None,
+) -> int:
+    """Serve until a signal or `stopped`, then stop gracefully; the exit code."""
+    loop = asyncio.get_running_loop()
+    stopped = stopped or asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stopped.set)
+    reloads: set[asyncio.Task[None]] = set()
+
+    def on_hangup() -> None:
+        task = loop.create_task(_reload(service, reload))
+        reloads.add(task)
+        task.add_done_callback(reloads.discard)
+
+    loop.add_signal_handler(signal.SIGHUP, on_hangup)
+    try:
+        await service.start(bound)
+        gc.collect()
+        gc.freeze()
+        await started()
+        await stopped.wait()
+        logger.info("stopping")
+    finally:
+        await service.stop(config.http.stop_timeout_s)
+    logger.info("stopped")
+    return 0
+
+
+async def _reload(service: Service, reload: Callable[[], ServerConfig] | None) -> None:
+    try:
+        if reload is not None:
+            set_level(reload().log.level)
+        await service.reload()
+    except Exception:
+        logger.exception("the configuration could not be read again; the old one stays in force")
+    else:
+        logger.info("keys and log level were read again")
+
+
+def run(config: ServerConfig, *, reload: Callable[[], ServerConfig] | None = None) -> int:
+    """`tidegate serve`: blocks until the server has stopped; the exit code."""
+    import uvloop
+
+    raise_file_limit()
+    gc.set_threshold(*GC_THRESHOLDS)
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
+    make_directory(config)
+    first = asyncio.run(prepare(config))
+    if config.workers > 1:
+        from tidegate.server.process.supervisor import Supervisor
+
+        return asyncio.run(Supervisor(config, reload=reload, first=first).run())
+
+    async def main() -> int:
+        bound = bind(config.host, config.port, shared=False)
+
+        async def started() -> None:
+            announce(sys.stdout, config, bound, first)
+
+        return await run_service(Service(config), bound, config, started=started, reload=reload)
+
+    exit_code: int = uvloop.run(main())
+    return exit_code

@@ -1,0 +1,194 @@
+"""One worker of `tidegate serve --workers N`, and the line that connects it with its supervisor.
+
+`python -m tidegate.server.process.worker FD` is started by the supervisor and is a node like any other. The line on
+file descriptor FD brings its configuration and carries its metrics; when the line ends, the supervisor is gone. A
+message is its length in four bytes and JSON, over a socket pair: neither side needs a port or a file.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import socket
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Final, Literal
+
+import msgspec
+import uvloop
+
+from tidegate.errors import ConfigurationError
+from tidegate.server.http1.listener import bind
+from tidegate.server.process.config import ServerConfig
+from tidegate.server.process.service import GC_THRESHOLDS, Service, run_service
+from tidegate.telemetry.logging import configure, set_level
+from tidegate.telemetry.metrics import Snapshot
+
+__all__ = ["CANNOT_START", "Line", "ToSupervisor", "ToWorker", "main"]
+
+# By name: when it runs as a program this module is called __main__.
+logger = logging.getLogger("tidegate.server.process.worker")
+
+# The exit code after which the supervisor does not start another worker.
+CANNOT_START: Final = 78
+# A scrape waits this long for the other workers, then answers with its own metrics alone.
+SCRAPE_TIMEOUT_S: Final = 2.0
+# A page of metrics has about 10 kB; a message near this size is a fault.
+MESSAGE_BYTES_MAX: Final = 16_777_216
+
+
+class ToWorker(msgspec.Struct, omit_defaults=True):
+    """From the supervisor. The first one has the configuration; later ones a request or an answer."""
+
+    config: ServerConfig | None = None
+    port: int = 0
+    log_format: str = "text"
+    # Asks for the metrics of the worker; the answer has the same number.
+    report: int | None = None
+    # The answer to `ToSupervisor.scrape`: snapshots of all workers, in their own JSON.
+    scrape: int | None = None
+    snapshots: list[str] = []
+    # Read keys again, and set this log level.
+    reload: bool = False
+    log_level: str | None = None
+
+
+class ToSupervisor(msgspec.Struct, omit_defaults=True):
+    """From a worker."""
+
+    is_ready: bool = False
+    node: str | None = None
+    report: int | None = None
+    snapshot: str = ""
+    # Asks for the metrics of all workers; the answer has the same number.
+    scrape: int | None = None
+
+
+class Line:
+    """One end of the line."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader = reader
+        self._writer = writer
+
+    @classmethod
+    async def open(cls, end: socket.socket) -> Line:
+        reader, writer = await asyncio.open_unix_connection(sock=end)
+        return cls(reader, writer)
+
+    def send(self, message: ToWorker | ToSupervisor) -> None:
+        """Does not wait: the other end reads all the time, and messages are few."""
+        data = msgspec.json.encode(message)
+        self._writer.write(len(data).to_bytes(4, "big") + data)
+
+    async def receive(self, kind: type[msgspec.Struct]) -> msgspec.Struct | None:
+        """The next message; None when the other end is closed."""
+        try:
+            length = int.from_bytes(await self._reader.readexactly(4), "big")
+            if length > MESSAGE_BYTES_MAX:
+                return None
+            return msgspec.json.decode(await self._reader.readexactly(length), type=kind)
+        except (OSError, asyncio.IncompleteReadError):
+            return None
+
+    async def close(self) -> None:
+        self._writer.close()
+        with suppress(OSError):
+            await self._writer.wait_closed()
+
+
+class Worker:
+    """The service, and this end of the line."""
+
+    def __init__(self, line: Line, config: ServerConfig) -> None:
+        self._line = line
+        self._config = config
+        self._service = Service(config, snapshots=self._all_snapshots)
+        self._scrapes: dict[int, asyncio.Future[list[str]]] = {}
+        self._last_scrape = 0
+        self._stopped = asyncio.Event()
+
+    async def run(self, bound: socket.socket) -> int:
+        listening = asyncio.get_running_loop().create_task(self._listen())
+
+        async def started() -> None:
+            self._line.send(ToSupervisor(is_ready=True, node=self._service.snapshot().node))
+
+        try:
+            return await run_service(
+                self._service, bound, self._config, started=started, stopped=self._stopped
+            )
+        finally:
+            listening.cancel()
+            await asyncio.gather(listening, return_exceptions=True)
+            await self._line.close()
+
+    async def _listen(self) -> None:
+        while True:
+            message = await self._line.receive(ToWorker)
+            if not isinstance(message, ToWorker):
+                logger.warning("the supervisor is gone; stopping")
+                self._stopped.set()
+                return
+            if message.report is not None:
+                self._line.send(
+                    ToSupervisor(
+                        report=message.report, snapshot=self._service.snapshot().to_json().decode("ascii")
+                    )
+                )
+            if message.scrape is not None:
+                waiting = self._scrapes.pop(message.scrape, None)
+                if waiting is not None and not waiting.done():
+                    waiting.set_result(message.snapshots)
+            if message.log_level is not None:
+                set_level(message.log_level)
+            if message.reload:
+                await self._reload()
+
+    async def _reload(self) -> None:
+        try:
+            await self._service.reload()
+        except Exception:
+            logger.exception("the configuration could not be read again; the old one stays in force")
+
+    async def _all_snapshots(self, own: Snapshot) -> Sequence[Snapshot]:
+        self._last_scrape += 1
+        number = self._last_scrape
+        waiting: asyncio.Future[list[str]] = asyncio.get_running_loop().create_future()
+        self._scrapes[number] = waiting
+        self._line.send(ToSupervisor(scrape=number))
+        try:
+            async with asyncio.timeout(SCRAPE_TIMEOUT_S):
+                return [Snapshot.from_json(text.encode("ascii")) for text in await waiting]
+        except TimeoutError:
+            logger.warning("the supervisor does not answer; these are the metrics of one worker only")
+            return [own]
+        finally:
+            self._scrapes.pop(number, None)
+
+
+async def _main(end: socket.socket) -> int:
+    line = await Line.open(end)
+    first = await line.receive(ToWorker)
+    if not isinstance(first, ToWorker) or first.config is None:
+        return CANNOT_START
+    config = first.config
+    line_format: Literal["text", "json"] = "json" if first.log_format == "json" else "text"
+    configure(config.log.level, line_format, secrets=config.secrets)
+    try:
+        return await Worker(line, config).run(bind(config.host, first.port, shared=True))
+    except ConfigurationError as error:
+        logger.error("%s", error)  # noqa: TRY400 - the message is for the operator, who needs no traceback
+        return CANNOT_START
+
+
+def main(arguments: Sequence[str]) -> int:
+    gc.set_threshold(*GC_THRESHOLDS)
+    exit_code: int = uvloop.run(_main(socket.socket(fileno=int(arguments[1]))))
+    return exit_code
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv))

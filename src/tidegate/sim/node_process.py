@@ -1,0 +1,119 @@
+"""One process of a node, from its start to a stop or a crash. A restarted node is a new `NodeProcess`.
+
+It observes the messages that the node sends and receives, and reports them to the auditor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextvars import ContextVar
+
+from tidegate.core.engine import Engine
+from tidegate.core.model import Component, LedgerRow, OriginReply
+from tidegate.runtime.fleet import Parts
+from tidegate.runtime.limiter import AsyncLimiter
+from tidegate.runtime.node import Node
+from tidegate.runtime.stalls import StallMonitor
+from tidegate.sim.auditor import Auditor
+from tidegate.sim.network import Link
+from tidegate.sim.virtual_time import VirtualClock, VirtualLoop, owned_context
+
+__all__ = ["NodeProcess", "QuietStalls", "parts_of"]
+
+# True in the tasks that serve a request, and in the tasks that they start.
+_IN_REQUEST: ContextVar[bool] = ContextVar("in_request", default=False)
+
+
+def parts_of(limiter: AsyncLimiter) -> Parts:
+    """The engine, the gate and the node of a limiter. Only the simulator reads them."""
+    return limiter._parts  # noqa: SLF001 - the simulator checks internal state; no public name offers it
+
+
+class QuietStalls(StallMonitor):
+    """A monitor that does nothing: a virtual loop cannot stall, and the monitor would only add events."""
+
+    async def run(self) -> None:
+        """Nothing to monitor."""
+
+
+class NodeProcess:
+    """A running node, and what the auditor must know about it."""
+
+    def __init__(
+        self, name: str, region: str, number: int, loop: VirtualLoop, clock: VirtualClock, auditor: Auditor
+    ) -> None:
+        self.name = name
+        self.region = region
+        self.node_id = f"{name}.{number}"
+        self.number = number
+        self.clock = clock
+        self.context = owned_context(self.node_id)
+        self.request_context = owned_context(self.node_id)
+        self.request_context.run(_IN_REQUEST.set, True)
+        self.started_s = loop.time()
+        self.is_running = True
+        self.is_paused = False
+        # Loop time at which the last pause ended, and whether the clock was ever changed: both allow a late answer.
+        self.resumed_s = -1.0
+        self.has_stepped = False
+        # (digest, sequence) -> time of the last reply of the origin, and the count of this node that it acknowledged.
+        self.replied_ms: dict[tuple[bytes, int], int] = {}
+        self.acknowledged: dict[tuple[bytes, int], int] = {}
+        # Subject -> when it was last denied because of its count, not of anticipation.
+        self.denied_ms: dict[tuple[tuple[str, str, int], str], int] = {}
+        # Accepted requests: (loop time, digest, sequence, cost).
+        self.accepted: list[tuple[float, bytes, int, int]] = []
+        self.origin_link: Link
+        self.ledger_link: Link
+        self._loop = loop
+        self._auditor = auditor
+        self._limiter: AsyncLimiter | None = None
+
+    def bind(self, limiter: AsyncLimiter) -> None:
+        self._limiter = limiter
+        self.node.stalls = QuietStalls()
+
+    @property
+    def limiter(self) -> AsyncLimiter:
+        assert self._limiter is not None
+        return self._limiter
+
+    @property
+    def engine(self) -> Engine:
+        return parts_of(self.limiter).engine
+
+    @property
+    def node(self) -> Node:
+        node = parts_of(self.limiter).node
+        assert node is not None
+        return node
+
+    @property
+    def evictions(self) -> int:
+        subjects = self.engine.subjects
+        return subjects.evicted_blocked + subjects.evicted_clean + subjects.evicted_unreplayed
+
+    # -- observer of the ports
+
+    def on_merge_sent(self, components: Sequence[Component]) -> None:
+        self._auditor.sent(self, components)
+
+    def on_merge_applied(
+        self, components: Sequence[Component], before: Sequence[OriginReply], after: Sequence[OriginReply]
+    ) -> None:
+        self._auditor.merged(self, components, before, after)
+
+    def on_reply(self, components: Sequence[Component], merged: bool) -> None:
+        now_ms = self.clock.now_ms()
+        for one in components:
+            place = (one.digest, one.sequence)
+            self.replied_ms[place] = now_ms
+            if merged and one.own > self.acknowledged.get(place, 0):
+                self.acknowledged[place] = one.own
+
+    def on_publish(self, rows: Sequence[LedgerRow]) -> None:
+        self._auditor.published(self, rows)
+
+    def on_ledger_call(self) -> None:
+        if _IN_REQUEST.get():
+            self._auditor.fail(1, f"{self.node_id}: a request waited for the ledger")

@@ -1,0 +1,170 @@
+"""The virtual origins and the virtual ledger: the in-memory adapters behind the virtual network.
+
+A port belongs to one node, and reports what that node sends and receives to an observer. The ledger is read from a
+replica that may lag behind; without a lag it is the ledger itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from copy import copy
+from typing import Protocol
+
+from tidegate.adapters.memory import MemoryLedger, MemoryOrigin, OriginSnapshot
+from tidegate.core.model import Component, LedgerRow, OriginReply
+from tidegate.errors import DependencyUnavailable, RegionMismatch
+from tidegate.ports import Changes, Clock, LedgerOverview, Pulse, RegionBeat
+from tidegate.sim.network import Link, Network, Server
+
+__all__ = ["LedgerPort", "Observer", "OriginPort", "VirtualLedger", "VirtualOrigin"]
+
+
+class Observer(Protocol):
+    """Is called for the messages that nodes send and receive."""
+
+    def on_merge_sent(self, components: Sequence[Component]) -> None:
+        """The node sends these to the origin, to be merged."""
+
+    def on_merge_applied(
+        self, components: Sequence[Component], before: Sequence[OriginReply], after: Sequence[OriginReply]
+    ) -> None:
+        """The origin merged them: its values before and after."""
+
+    def on_reply(self, components: Sequence[Component], merged: bool) -> None:
+        """The node received the origin's reply for these."""
+
+    def on_publish(self, rows: Sequence[LedgerRow]) -> None:
+        """The node sends these to the ledger."""
+
+    def on_ledger_call(self) -> None:
+        """The node is about to call the ledger."""
+
+
+class VirtualOrigin(Server):
+    """One region's origin."""
+
+    def __init__(self, clock: Clock) -> None:
+        super().__init__()
+        self.memory = MemoryOrigin(clock=clock)
+        self.older: OriginSnapshot | None = None
+
+
+class OriginPort:
+    """Implements `Origin` for one node, over its link."""
+
+    def __init__(self, origin: VirtualOrigin, link: Link, observer: Observer) -> None:
+        self._memory = origin.memory.another()
+        self._link = link
+        self._observer = observer
+
+    async def open(self, region: str, *, timeout_s: float) -> None:
+        pulse = await self.pulse(region, timeout_s=timeout_s)
+        if pulse.region != region:
+            raise RegionMismatch(region, pulse.region)
+
+    async def read(self, wanted: Sequence[Component], *, timeout_s: float) -> list[OriginReply]:
+        answers = await self._link.call(lambda: self._memory.read_nowait(wanted), timeout_s)
+        self._observer.on_reply(wanted, False)
+        return answers
+
+    async def merge(self, components: Sequence[Component], *, timeout_s: float) -> list[OriginReply]:
+        def apply() -> list[OriginReply]:
+            before = self._memory.read_nowait(components)
+            answers = self._memory.merge_nowait(components)
+            self._observer.on_merge_applied(components, before, self._memory.read_nowait(components))
+            return answers
+
+        self._observer.on_merge_sent(components)
+        answers = await self._link.call(apply, timeout_s)
+        self._observer.on_reply(components, True)
+        return answers
+
+    async def pulse(self, region: str, *, timeout_s: float) -> Pulse:
+        # The node remembers which incarnation of the origin it has seen: a reply that is lost must not change that.
+        def apply() -> tuple[MemoryOrigin, Pulse]:
+            updated = copy(self._memory)
+            return updated, updated.pulse_nowait(region)
+
+        self._memory, pulse = await self._link.call(apply, timeout_s)
+        return pulse
+
+    async def close(self) -> None:
+        """Nothing to release."""
+
+    def statistics(self) -> Mapping[str, int]:
+        return self._memory.statistics()
+
+
+class VirtualLedger(Server):
+    """The ledger, and the replica from which nodes read."""
+
+    def __init__(self, clock: Clock, network: Network, lag_ms: int) -> None:
+        super().__init__()
+        self.memory = MemoryLedger(clock=clock)
+        self._replica = MemoryLedger(clock=clock) if lag_ms else self.memory
+        self._network = network
+        self._behind: list[list[LedgerRow]] = []
+        self.lag_ms = lag_ms
+        # How many of the next publishes fail.
+        self.failing_chunks = 0
+
+    def reject(self, rejects: Callable[[LedgerRow], bool] | None) -> None:
+        self.memory.rejects = rejects
+
+    def publish(self, rows: Sequence[LedgerRow]) -> None:
+        if self.failing_chunks:
+            self.failing_chunks -= 1
+            self._network.fired["chunk failed"] += 1
+            raise DependencyUnavailable("deadlock, and no time left to retry")
+        self.memory.publish_nowait(rows)
+        if self._replica is not self.memory:
+            self._behind.append(list(rows))
+            self._network.fired["replica lagged"] += 1
+            self._network.loop.call_later(self.lag_ms / 1000, self._catch_up)
+
+    def _catch_up(self) -> None:
+        self._replica.publish_nowait(self._behind.pop(0))
+
+    def changes(self, cursor: str | None, now_ms: int) -> Changes:
+        return self._replica.changes_nowait(cursor, now_ms=now_ms)
+
+
+class LedgerPort:
+    """Implements `Ledger` for one node, over its link."""
+
+    def __init__(self, ledger: VirtualLedger, link: Link, observer: Observer) -> None:
+        self._ledger = ledger
+        self._link = link
+        self._observer = observer
+
+    async def open(self, *, timeout_s: float) -> None:
+        await self._link.call(lambda: None, timeout_s)
+
+    async def publish(self, rows: Sequence[LedgerRow], *, timeout_s: float) -> None:
+        self._observer.on_ledger_call()
+        self._observer.on_publish(rows)
+        await self._link.call(lambda: self._ledger.publish(rows), timeout_s)
+
+    async def changes(self, cursor: str | None, *, now_ms: int, timeout_s: float) -> Changes:
+        self._observer.on_ledger_call()
+        return await self._link.call(lambda: self._ledger.changes(cursor, now_ms), timeout_s)
+
+    async def heartbeat(self, region: str, *, timeout_s: float) -> list[RegionBeat]:
+        self._observer.on_ledger_call()
+        return await self._link.call(lambda: self._ledger.memory.heartbeat_nowait(region), timeout_s)
+
+    async def cleanup(self, cutoff_ms: int, *, rows_max: int, timeout_s: float) -> int:
+        return await self._link.call(
+            lambda: self._ledger.memory.cleanup_nowait(cutoff_ms, rows_max=rows_max), timeout_s
+        )
+
+    async def overview(self, *, now_ms: int, hottest_max: int, timeout_s: float) -> LedgerOverview:
+        return await self._link.call(
+            lambda: self._ledger.memory.overview_nowait(now_ms=now_ms, hottest_max=hottest_max), timeout_s
+        )
+
+    async def close(self) -> None:
+        """Nothing to release."""
+
+    def statistics(self) -> Mapping[str, int]:
+        return self._ledger.memory.statistics()

@@ -1,0 +1,226 @@
+"""Real gateways and a rate limit service in a process of its own, for tests that ask through all of them."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import re
+import sys
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple
+
+import yaml
+
+from tests.server.http2.programs import find_program
+from tidegate.testing.servers.process import ServerProcess
+
+ROOT = Path(__file__).parents[3]
+TIMEOUT_S = 30.0
+NOT_CHECKED = "Envoy with Tidegate as its rate limit service"
+
+SERVICE = """
+import asyncio, signal, sys
+from pathlib import Path
+from tidegate import AsyncLimiter
+from tidegate.server.rls.rules_watch import RulesWatch
+from tidegate.server.rls.serve import serve_rls
+
+async def main(address, rules):
+    stop = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
+    async with AsyncLimiter() as limiter:
+        server = await serve_rls(limiter, RulesWatch(Path(rules)), address, poll_s=0.01)
+        await stop.wait()
+        await server.stop(5.0)
+
+asyncio.run(main(*sys.argv[1:]))
+"""
+
+
+def code_block(page: str, first_line: str) -> str:
+    """The code block of a documentation page that begins with this line: what is shown is what is tested."""
+    text = (ROOT / "docs" / "how-to" / page).read_text()
+    for block in re.findall(r"```\w+\n(.*?)```", text, re.DOTALL):
+        if block.startswith(first_line):
+            return str(block)
+    raise AssertionError(f"{page} has no code block that begins with {first_line!r}")
+
+
+class Stateless(ServerProcess):
+    """A server that keeps nothing between starts: its files are written when its port is known."""
+
+    def _prepare(self) -> None:
+        """Nothing to make ready."""
+
+    def _wipe(self) -> None:
+        """Nothing is kept."""
+
+    @property
+    def version(self) -> str:
+        """No test depends on it."""
+        return ""
+
+    def _is_ready(self) -> bool:
+        return is_listening(self.pid, self.port)
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+
+class RlsProcess(Stateless):
+    """The service with an embedded limiter: a restart forgets all counts."""
+
+    kind: ClassVar[str] = "tidegate-rls"
+
+    def __init__(self, rules: Path) -> None:
+        super().__init__()
+        self._rules = rules
+
+    def _argv(self) -> list[str]:
+        return [sys.executable, "-c", SERVICE, f"127.0.0.1:{self.port}", str(self._rules)]
+
+
+def is_listening(pid: int, port: int) -> bool:
+    """Whether this very process listens on the port, by /proc."""
+    inodes = set()
+    lines = [
+        line for name in ("tcp", "tcp6") for line in Path(f"/proc/{pid}/net/{name}").read_text().splitlines()
+    ]
+    for line in lines:
+        fields = line.split()
+        if fields[3] == "0A" and int(fields[1].rpartition(":")[2], 16) == port:
+            inodes.add(f"socket:[{fields[9]}]")
+    try:
+        return any(str(link.readlink()) in inodes for link in Path(f"/proc/{pid}/fd").iterdir())
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+class Reply(NamedTuple):
+    status: int
+    headers: dict[str, str]
+
+
+def get(port: int, path: str = "/", **headers: str) -> Reply:
+    """One request to a gateway. Underscores in header names are hyphens."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=TIMEOUT_S)
+    try:
+        connection.request(
+            "GET", path, headers={name.replace("_", "-"): value for name, value in headers.items()}
+        )
+        answer = connection.getresponse()
+        answer.read()
+        return Reply(answer.status, {name.lower(): value for name, value in answer.getheaders()})
+    finally:
+        connection.close()
+
+
+class Envoy(Stateless):
+    """Envoy with the configuration of docs/how-to/behind-envoy.md.
+
+    Changed for tests: addresses; a timeout that a busy machine does not reach; a second listener `closed` with
+    failure_mode_deny; an application within Envoy itself.
+    """
+
+    kind: ClassVar[str] = "envoy"
+
+    def __init__(self, service: RlsProcess) -> None:
+        super().__init__()
+        self._program = find_program("envoy", NOT_CHECKED)
+        self._service = service
+
+    def _argv(self) -> list[str]:
+        file = self.directory / "envoy.json"
+        file.write_text(json.dumps(self._configuration()))
+        return [
+            self._program,
+            "-c",
+            str(file),
+            "--disable-hot-restart",
+            "--concurrency",
+            "1",
+            "-l",
+            "warning",
+        ]
+
+    def _is_ready(self) -> bool:
+        try:
+            return self._admin("/ready").strip() == b"LIVE" and self._admin("/server_info") != b""
+        except OSError:
+            return False
+
+    def _admin(self, path: str) -> bytes:
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=TIMEOUT_S)
+        try:
+            connection.request("GET", path)
+            return connection.getresponse().read()
+        finally:
+            connection.close()
+
+    def listener(self, name: str) -> int:
+        """The port of a listener."""
+        for status in json.loads(self._admin("/listeners?format=json"))["listener_statuses"]:
+            if status["name"] == name:
+                return int(status["local_address"]["socket_address"]["port_value"])
+        raise AssertionError(f"Envoy has no listener {name}")
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.listener('edge')}"
+
+    def _configuration(self) -> dict[str, Any]:
+        config: dict[str, Any] = yaml.safe_load(code_block("behind-envoy.md", "# envoy.yaml"))
+        resources = config["static_resources"]
+        (edge,) = resources["listeners"]
+        edge["address"]["socket_address"] = {"address": "127.0.0.1", "port_value": 0}
+        limit_filter(edge)["timeout"] = f"{TIMEOUT_S:g}s"
+        closed = json.loads(json.dumps(edge))
+        closed["name"] = "closed"
+        limit_filter(closed)["failure_mode_deny"] = True
+        application = {"address": {"pipe": {"path": str(self.directory / "application.sock")}}}
+        resources["listeners"] += [closed, application_listener(application)]
+        for cluster in resources["clusters"]:
+            cluster["type"] = "STATIC"
+            (endpoint,) = cluster["load_assignment"]["endpoints"][0]["lb_endpoints"]
+            if cluster["name"] == "application":
+                endpoint["endpoint"] = application
+            else:
+                endpoint["endpoint"]["address"]["socket_address"] = {
+                    "address": "127.0.0.1",
+                    "port_value": self._service.port,
+                }
+        config["admin"] = {"address": {"socket_address": {"address": "127.0.0.1", "port_value": self.port}}}
+        return config
+
+
+def limit_filter(listener: dict[str, Any]) -> Any:
+    return listener["filter_chains"][0]["filters"][0]["typed_config"]["http_filters"][0]["typed_config"]
+
+
+def application_listener(address: dict[str, Any]) -> dict[str, Any]:
+    """An application that answers 200 to everything."""
+    extensions = "type.googleapis.com/envoy.extensions.filters"
+    manager = {
+        "@type": f"{extensions}.network.http_connection_manager.v3.HttpConnectionManager",
+        "stat_prefix": "application",
+        "http_filters": [
+            {"name": "router", "typed_config": {"@type": f"{extensions}.http.router.v3.Router"}}
+        ],
+        "route_config": {
+            "virtual_hosts": [
+                {
+                    "name": "all",
+                    "domains": ["*"],
+                    "routes": [{"match": {"prefix": "/"}, "direct_response": {"status": 200}}],
+                }
+            ]
+        },
+    }
+    return {
+        "name": "application",
+        **address,
+        "filter_chains": [
+            {"filters": [{"name": "envoy.filters.network.http_connection_manager", "typed_config": manager}]}
+        ],
+    }

@@ -1,0 +1,155 @@
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+import tidegate
+from tidegate.adapters.memory import MemoryOrigin
+from tidegate.core.model import Component, OriginReply
+from tidegate.sim.commands import simulate
+from tidegate.sim.plan import TRAFFIC, Options, draw_plan, plan_from, plan_to
+from tidegate.sim.scenario_files import load_file
+from tidegate.sim.scenario_runner import run_scenario
+from tidegate.sim.seeds import Summary, run_seeds, shrink, write_scenario
+from tidegate.sim.simulation import run_plan
+
+# Every kind of fault; each must happen in the simulations of this file.
+FAULTS = {
+    "applied although timed out",
+    "call timed out",
+    "chunk failed",
+    "client left",
+    "clock step",
+    "cut node",
+    "cut region",
+    "ledger down",
+    "ledger freeze",
+    "ledger rejects",
+    "message delayed",
+    "message into a partition",
+    "message overtaken",
+    "node crash",
+    "node pause",
+    "node stop",
+    "origin crash",
+    "origin failover",
+    "origin freeze",
+    "origin wipe",
+    "replica lagged",
+    "reply lost",
+    "request duplicated",
+    "request lost",
+}
+
+
+@pytest.mark.slow
+def test_two_thousand_seeds_keep_the_invariants_and_every_fault_happens() -> None:
+    summary = Summary()
+    for report in run_seeds(range(1, 2_001), Options(), jobs=2):
+        summary.add(report)
+    assert [(one.seed, str(one.violations[0])) for one in summary.failures] == []
+    assert summary.passed == 2_000
+    assert summary.fired.keys() >= FAULTS
+
+
+def test_the_same_seed_gives_the_same_trace() -> None:
+    first, second = (run_plan(draw_plan(42)) for _ in range(2))
+    assert first == second
+    assert run_plan(draw_plan(43)).trace != first.trace
+
+
+def test_the_trace_does_not_depend_on_the_hash_seed() -> None:
+    code = "from tidegate.sim.seeds import *; from tidegate.sim.plan import Options; "
+    code += "print([run_seed(seed, Options()).trace for seed in (3, 8, 21)])"
+    source = str(Path(tidegate.__file__).parents[1])
+    outputs = {
+        subprocess.run(
+            [sys.executable, "-c", code],
+            env=os.environ | {"PYTHONHASHSEED": hash_seed, "PYTHONPATH": source},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for hash_seed in ("0", "1", "77")
+    }
+    assert len(outputs) == 1 and "[" in outputs.pop()
+
+
+def test_the_number_of_processes_does_not_change_the_traces() -> None:
+    alone = [report.trace for report in run_seeds(range(1, 5), Options(), jobs=1)]
+    assert [report.trace for report in run_seeds(range(1, 5), Options(), jobs=2)] == alone
+
+
+@pytest.mark.parametrize("traffic", TRAFFIC)
+def test_options_override_what_the_seed_would_draw(traffic: str) -> None:
+    plan = draw_plan(5, Options(regions=4, nodes=2, minutes=0.05, traffic=traffic))
+    assert len(plan.regions) == 4
+    assert len(plan.nodes) == 8
+    assert plan.trouble_ms == 3_000
+    assert plan.traffic == traffic
+    assert run_plan(plan).violations == ()
+
+
+def test_a_plan_is_the_same_after_it_was_written_and_read() -> None:
+    plan = draw_plan(9)
+    assert plan_from(json.loads(json.dumps(plan_to(plan)))) == replace(
+        plan, events=tuple(event._replace(what=dict(event.what)) for event in plan.events)
+    )
+
+
+def test_a_seed_is_run_and_reported() -> None:
+    result = CliRunner().invoke(simulate, ["--seed", "7", "--regions", "1", "--nodes", "1"])
+    assert result.exit_code == 0
+    assert "repeat: tidegate simulate --seed 7 --regions 1 --nodes 1" in result.output
+    assert result.output.splitlines()[-1] == "1 passed, 0 failed"
+
+
+def test_json_sums_up_many_seeds() -> None:
+    result = CliRunner().invoke(simulate, ["--seeds", "1..3", "--jobs", "1", "--json"])
+    assert result.exit_code == 0
+    document = json.loads(result.output)
+    assert document["seeds"] == [1, 3]
+    assert (document["passed"], document["failed"], document["failures"]) == (3, 0, [])
+    assert document["faults_fired"]
+
+
+@pytest.mark.parametrize(
+    "arguments", [[], ["--seed", "1", "--seeds", "1..2"], ["--seeds", "2..1"], ["--seeds", "x"]]
+)
+def test_missing_or_conflicting_arguments_are_errors(arguments: list[str]) -> None:
+    result = CliRunner().invoke(simulate, arguments)
+    assert result.exit_code == 2
+
+
+def test_a_failing_seed_is_shrunk_and_written_as_a_scenario(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # An origin that drops every second merge. It is an adapter, so it can be replaced under a compiled core too.
+    original = MemoryOrigin.merge_nowait
+    merges = 0
+
+    def dropping(self: MemoryOrigin, components: list[Component]) -> list[OriginReply]:
+        nonlocal merges
+        merges += 1
+        return original(self, components if merges % 2 else [])[: len(components)] or [
+            OriginReply(one.own, one.own) for one in components
+        ]
+
+    monkeypatch.setattr(MemoryOrigin, "merge_nowait", dropping)
+    plan = draw_plan(1, Options(regions=1, nodes=2, minutes=0.05))
+    assert not run_plan(plan).ok
+    small = shrink(plan, lambda candidate: not run_plan(candidate).ok)
+    assert 0 < len(small.events) <= 3 < len(plan.events)
+    file = tmp_path / "small.json"
+    write_scenario(file, small, run_plan(small))
+    (scenario,) = load_file(file)
+    assert not run_scenario(scenario).ok
+    monkeypatch.setattr(MemoryOrigin, "merge_nowait", original)
+    assert run_scenario(scenario).ok
