@@ -19,24 +19,35 @@ import tidegate
 
 # What the extras bring, by the names under which they are imported.
 OPTIONAL = {
+    "aiohttp",
+    "asgiref",
     "asyncmy",
     "asyncpg",
     "click",
     "cryptography",
+    "django",
+    "fastapi",
+    "flask",
+    "grpc",
     "hiredis",
     "httptools",
+    "httpx",
+    "litestar",
     "matplotlib",
     "msgspec",
     "opentelemetry",
     "prometheus_client",
     "pytest",
     "redis",
+    "requests",
+    "starlette",
     "uvloop",
 }
 # Parts that a library user does not pay for before asking.
 LAZY = {
     "tidegate.server",
     "tidegate.cli",
+    "tidegate.integrations",
     "tidegate.sim",
     "tidegate.testing",
     "tidegate.telemetry",

@@ -6,6 +6,17 @@ suites (`tidegate.testing.contracts`) need `pip install 'tidegate[testing]'`.
 """
 
 from tidegate.testing.clock import ManualClock
+from tidegate.testing.doubles import (
+    AllowingLimiter,
+    AsyncAllowingLimiter,
+    AsyncDenyingLimiter,
+    AsyncFailingLimiter,
+    DenyingLimiter,
+    FailingLimiter,
+    advance_to_reset,
+    advance_until_empty,
+    consumed,
+)
 from tidegate.testing.faults import FailingLedger, FailingOrigin, TrackingLedger, TrackingOrigin
 from tidegate.testing.limiters import make_async_limiter, make_limiter
 from tidegate.testing.proxy import FaultProxy, Faults, ProxyStatistics
@@ -25,7 +36,13 @@ from tidegate.testing.servers import (
 )
 
 __all__ = [
+    "AllowingLimiter",
+    "AsyncAllowingLimiter",
+    "AsyncDenyingLimiter",
+    "AsyncFailingLimiter",
+    "DenyingLimiter",
     "FailingLedger",
+    "FailingLimiter",
     "FailingOrigin",
     "FaultProxy",
     "Faults",
@@ -44,6 +61,9 @@ __all__ = [
     "TrackingLedger",
     "TrackingOrigin",
     "ValkeyServer",
+    "advance_to_reset",
+    "advance_until_empty",
+    "consumed",
     "make_async_limiter",
     "make_limiter",
     "wait_until",

@@ -1,0 +1,46 @@
+"""A pytest plugin for applications that use Tidegate. It is found by itself where Tidegate is installed.
+
+| fixture | what a test gets |
+| --- | --- |
+| `tidegate_clock` | a `ManualClock`, at the beginning of a window of every duration up to a day |
+| `tidegate_limiter` | an embedded `Limiter` that lives by this clock |
+| `tidegate_async_limiter` | an embedded `AsyncLimiter` that lives by this clock |
+| `tidegate_origin` | a `FailingOrigin`: a shared counter in memory that fails, hangs or loses answers on command |
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from tidegate.adapters.memory import MemoryOrigin
+from tidegate.runtime.limiter import AsyncLimiter, Limiter
+from tidegate.testing.clock import ManualClock
+from tidegate.testing.faults import FailingOrigin
+from tidegate.testing.limiters import make_async_limiter, make_limiter
+
+# 2027-01-16, 00:00 UTC.
+START_MS = 1_800_057_600_000
+
+
+@pytest.fixture
+def tidegate_clock() -> ManualClock:
+    """A clock that moves only when it is told to."""
+    return ManualClock(START_MS)
+
+
+@pytest.fixture
+def tidegate_limiter(tidegate_clock: ManualClock) -> Limiter:
+    """A limiter for threads, by `tidegate_clock`."""
+    return make_limiter(clock=tidegate_clock)
+
+
+@pytest.fixture
+def tidegate_async_limiter(tidegate_clock: ManualClock) -> AsyncLimiter:
+    """A limiter for tasks, by `tidegate_clock`."""
+    return make_async_limiter(clock=tidegate_clock)
+
+
+@pytest.fixture
+def tidegate_origin() -> FailingOrigin:
+    """An origin whose `faults` a test controls: `tidegate_origin.faults.fail("read")`."""
+    return FailingOrigin(MemoryOrigin())

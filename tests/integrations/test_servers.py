@@ -1,0 +1,187 @@
+"""Real servers with real processes: uvicorn with workers, gunicorn with forks, and a Redis that both share."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from websockets.exceptions import InvalidStatus
+from websockets.sync.client import unix_connect
+
+from tidegate.testing import RedisServer, wait_until
+from tidegate.testing.servers.process import child_pids
+
+pytestmark = pytest.mark.slow
+
+FASTAPI = """
+    import os
+    from fastapi import Depends, FastAPI, WebSocket
+    from tidegate.integrations import header
+    from tidegate.integrations.fastapi import install, limited
+
+    app = FastAPI()
+    install(app)
+
+    @app.get("/pid")
+    def pid() -> int:
+        return os.getpid()
+
+    @app.get("/mail", dependencies=[Depends(limited("3/365d", by=header("x-user")))])
+    async def mail() -> str:
+        return "ok"
+
+    @app.websocket("/chat", dependencies=[Depends(limited("1/365d", by=header("x-user")))])
+    async def chat(websocket: WebSocket) -> None:
+        await websocket.accept()
+        await websocket.close()
+"""
+
+FLASK = """
+    import os
+    from flask import Flask
+    from tidegate.integrations import header
+    from tidegate.integrations.flask import install, limited
+
+    app = Flask(__name__)
+    limits = install(app)
+    limits.start()  # before gunicorn forks: each worker becomes a node of its own
+
+    @app.get("/pid")
+    def pid():
+        return str(os.getpid())
+
+    @app.get("/mail")
+    @limited("3/365d", by=header("x-user"))
+    def mail():
+        return "ok"
+"""
+
+
+@contextmanager
+def serving(directory: Path, source: str, *command: str, **environ: str) -> Iterator[httpx.Client]:
+    """Run a server with the application in a file; stopped as an operator would, with SIGTERM."""
+    (directory / "application.py").write_text(textwrap.dedent(source))
+    paths = [str(directory), *filter(None, sys.path)]
+    environment = os.environ | environ | {"PYTHONPATH": os.pathsep.join(paths)}
+    path = directory / "server.sock"
+    with (directory / "log").open("ab") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-m", *command], cwd=directory, env=environment, stdout=log, stderr=log
+        )
+
+    def listens() -> bool:
+        assert process.poll() is None, (directory / "log").read_text()
+        with socket.socket(socket.AF_UNIX) as probe:
+            return probe.connect_ex(str(path)) == 0
+
+    transport = httpx.HTTPTransport(uds=str(path))
+    try:
+        wait_until(listens, timeout_s=30, what="the server to listen")
+        with httpx.Client(transport=transport, base_url="http://test", timeout=20) as client:
+            yield client
+    finally:
+        process.send_signal(signal.SIGTERM)
+        try:
+            process.wait(20)
+        except subprocess.TimeoutExpired:
+            for pid in (*child_pids(process.pid), process.pid):
+                os.kill(pid, signal.SIGKILL)
+            process.wait()
+            raise
+        path.unlink(missing_ok=True)
+
+
+def codes(client: httpx.Client, user: str, times: int) -> list[int]:
+    return [client.get("/mail", headers={"x-user": user}).status_code for _ in range(times)]
+
+
+def pids(client: httpx.Client, count: int) -> set[str]:
+    """Ask on new connections until so many different workers have answered."""
+    found: set[str] = set()
+
+    def enough() -> bool:
+        found.add(client.get("/pid", headers={"connection": "close"}).text)
+        return len(found) >= count
+
+    wait_until(enough, timeout_s=20, what=f"{count} workers to answer")
+    return found
+
+
+def uvicorn(directory: Path, *more: str) -> list[str]:
+    return ["uvicorn", "application:app", "--uds", str(directory / "server.sock"), *more]
+
+
+def test_counts_survive_a_restart_of_uvicorn(tmp_path: Path, fresh_redis: RedisServer) -> None:
+    origin = {"TIDEGATE_ORIGIN": fresh_redis.url}
+    with serving(tmp_path, FASTAPI, *uvicorn(tmp_path), **origin) as client:
+        assert codes(client, "ann", 4) == [200, 200, 200, 429]
+        assert codes(client, "bob", 2) == [200, 200]
+    # The lifespan's end has flushed the last counts; a new process reads them at its first request.
+    with serving(tmp_path, FASTAPI, *uvicorn(tmp_path), **origin) as client:
+        assert codes(client, "ann", 1) == [429]
+        assert codes(client, "bob", 2) == [200, 429]
+
+
+def test_workers_of_uvicorn_share_their_counts_through_redis(
+    tmp_path: Path, fresh_redis: RedisServer
+) -> None:
+    origin = {"TIDEGATE_ORIGIN": fresh_redis.url}
+    with serving(tmp_path, FASTAPI, *uvicorn(tmp_path, "--workers", "2"), **origin) as client:
+        pids(client, 2)
+        assert codes(client, "ann", 4).count(200) >= 3
+
+        def refused_everywhere() -> bool:
+            seen = {
+                client.get("/mail", headers={"x-user": "ann", "connection": "close"}).status_code
+                for _ in range(8)
+            }
+            return seen == {429}
+
+        wait_until(refused_everywhere, timeout_s=20, what="both workers to know that the limit is used up")
+
+
+def test_uvicorn_answers_a_denied_websocket_with_a_429(tmp_path: Path) -> None:
+    with serving(tmp_path, FASTAPI, *uvicorn(tmp_path)) as _:
+
+        def dial() -> Any:
+            headers = {"x-user": "ann"}
+            return unix_connect(str(tmp_path / "server.sock"), "ws://test/chat", additional_headers=headers)
+
+        with dial():
+            pass
+        with pytest.raises(InvalidStatus) as caught, dial():
+            pass
+    assert caught.value.response.status_code == 429
+    assert int(caught.value.response.headers["retry-after"]) > 0
+
+
+def test_counts_survive_a_restart_of_gunicorn_that_forks_after_the_limiter_was_started(
+    tmp_path: Path, fresh_redis: RedisServer
+) -> None:
+    origin = {"TIDEGATE_ORIGIN": fresh_redis.url}
+    bind = ["--bind", f"unix:{tmp_path / 'server.sock'}"]
+    preload = ["gunicorn", "application:app", "--preload", "--workers", "2", *bind]
+    with serving(tmp_path, FLASK, *preload, **origin) as client:
+        pids(client, 2)
+
+        def refused() -> bool:
+            return set(codes(client, "ann", 8)) == {429}
+
+        wait_until(refused, timeout_s=20, what="both workers to know that the limit is used up")
+    one = ["gunicorn", "application:app", "--workers", "1", *bind]
+    with serving(tmp_path, FLASK, *one, **origin) as client:
+        assert codes(client, "ann", 1) == [429]
+        assert codes(client, "bob", 1) == [200]
+    # Flushed when the worker ended.
+    with serving(tmp_path, FLASK, *one, **origin) as client:
+        assert codes(client, "bob", 3) == [200, 200, 429]
