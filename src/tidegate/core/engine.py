@@ -38,8 +38,9 @@ STRICT: Final = "strict"  # denied recently, so that the latest counts of other 
 # Verdicts on a request. The highest one among the items of a batch decides about the batch.
 FITS: Final = 0
 UNLIKELY: Final = 1  # does not fit, if other regions went on as the last imports saw them
-UNREAD: Final = 2  # may fit, but the origin must be read first
-DENIED: Final = 3  # does not fit; cells only grow, so no read could change that
+UNKNOWN: Final = 2  # may fit, but the read that should have come first failed, and the limit denies then
+UNREAD: Final = 3  # may fit, but the origin must be read first
+DENIED: Final = 4  # does not fit; cells only grow, so no read could change that
 
 # Cells that a subject may keep beside its last three, while its clock jumps. With more, the aged ones are dropped.
 REST_MAX: Final = 8
@@ -176,7 +177,7 @@ class Engine:
 
         quota = limit.quota
         needed = used + cost
-        verdict = self._judge(subject, cell, quota, needed, now_ms, source)
+        verdict = self._judge(subject, cell, limit, needed, now_ms, source)
         if verdict == FITS:
             cell.own += cost
             if now_ms - subject.touched_ms >= self._touch_ms:
@@ -267,7 +268,7 @@ class Engine:
 
     def _judge_item(self, item: Evaluation, demand: int) -> int:
         needed = item.used + demand
-        return self._judge(item.subject, item.cell, item.limit.quota, needed, item.now_ms, item.source)
+        return self._judge(item.subject, item.cell, item.limit, needed, item.now_ms, item.source)
 
     def _needs(self, items: list[Evaluation]) -> list[Need]:
         """The reads of a batch, one for each subject."""
@@ -306,8 +307,11 @@ class Engine:
             self.subjects.drop_aged(subject, sequence * duration_ms, duration_ms)
         return self.subjects.new_cell(subject, sequence, duration_ms, sequence - 2)
 
-    def _judge(self, subject: Subject, cell: Cell, quota: int, needed: int, now_ms: int, source: int) -> int:
+    def _judge(
+        self, subject: Subject, cell: Cell, limit: Limit, needed: int, now_ms: int, source: int
+    ) -> int:
         """The verdict on a request, for which `needed` is what would count with it."""
+        quota = limit.quota
         if needed > quota:
             return DENIED
         origin = cell.origin
@@ -318,6 +322,11 @@ class Engine:
             and now_ms >= origin.failed_until_ms
         ):
             return UNREAD
+        if limit.denies_on_outage and origin is not None:
+            if source == LOCAL:
+                source = self._source(subject, origin, now_ms)
+            if source == DEGRADED:
+                return UNKNOWN
         ledger = cell.ledger
         if ledger is not None and needed + self._probable(ledger, now_ms) > quota:
             return UNLIKELY
@@ -397,8 +406,8 @@ class Engine:
     def _deny(self, item: Evaluation) -> Decision:
         """A denial: nothing is counted, and the subject is strict for one duration.
 
-        Unless it is a guess about other regions (UNLIKELY): that is not reported as `effective`, and sets no strict
-        deadline.
+        Unless it is a guess about other regions (UNLIKELY) or about other nodes (UNKNOWN): those are not reported as
+        `effective`, and set no strict deadline.
         """
         subject = item.subject
         limit = item.limit
@@ -428,7 +437,7 @@ class Engine:
         regional_age_ms = -1
         if origin is not None:
             regional_age_ms = origin.age_ms(now_ms)
-            if item.verdict == UNLIKELY and source == LOCAL:
+            if item.verdict != DENIED and source == LOCAL:
                 source = self._source(subject, origin, now_ms)
         if source == ORIGIN:
             self.denied_from_origin += 1
@@ -445,6 +454,10 @@ class Engine:
             return -1
         cell = item.cell
         subject = item.subject
+        if item.verdict == UNKNOWN:
+            # More is known after the next read.
+            next_read_ms = 0 if cell.origin is None else cell.origin.failed_until_ms - item.now_ms
+            return next_read_ms if next_read_ms > 0 else self._retry_ms
         sequence = cell.sequence
         start_ms = sequence * duration_ms
         elapsed_ms = item.now_ms - start_ms
