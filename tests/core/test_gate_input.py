@@ -123,7 +123,7 @@ def test_an_identifier_that_is_empty_too_long_or_no_str_is_refused(
     for _ in range(2):
         refused("identifier", value, lambda: gate.limit(LIMIT, value))
         refused("identifier", value, lambda: gate.ask(LIMIT, value, 1, None))
-    assert (engine.subjects.count, engine.allowed, engine.denied, len(engine.subjects._tables)) == (
+    assert (engine.subjects.count, engine.allowed, engine.denied, len(engine.subjects.tables)) == (
         0,
         0,
         0,

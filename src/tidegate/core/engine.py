@@ -25,6 +25,7 @@ from tidegate.core.model import (
 )
 from tidegate.core.pending import Pending
 from tidegate.core.subjects import Subjects
+from tidegate.core.table import Table
 from tidegate.core.views import GlobalView, LedgerView, OriginView
 from tidegate.core.windows import earliest_fit, effective, wait_ms
 
@@ -116,6 +117,7 @@ class Engine:
         "_anticipates",
         "_is_embedded",
         "_retry_ms",
+        "_tables",
         "_touch_ms",
         "allowed",
         "denied",
@@ -138,6 +140,7 @@ class Engine:
         self._touch_ms: Final[int] = tuning.touch_ms
         self._anticipates: Final[bool] = tuning.anticipation
         self.subjects: Final[Subjects] = Subjects(tuning, has_origin=has_origin, has_ledger=has_ledger)
+        self._tables: Final[dict[object, Table]] = self.subjects.tables
         self.global_view: Final[GlobalView] = GlobalView(tuning.import_interval_ms)
         self.pending: Final[Pending] = Pending(self.subjects, self.global_view, tuning)
 
@@ -160,7 +163,11 @@ class Engine:
         """
         duration_ms = limit.duration_ms
         sequence = now_ms // duration_ms
-        subject = self.subjects.find(limit.key, identifier)
+        # `Subjects.find`, written out: 15 ns less of 370.
+        table = self._tables.get(limit.key)
+        subject = None
+        if table is not None:
+            subject = table.whole.get(identifier) if table.mask == 0 else table.find(identifier)
         if subject is None:
             subject = self._create(limit, identifier, sequence, now_ms)
         if subject.sequence == sequence:
