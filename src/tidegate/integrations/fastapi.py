@@ -58,8 +58,8 @@ class Limited:
 
     def __init__(self, limits: Sequence[Any], options: dict[str, Any]) -> None:
         self.rules = make_rules(limits, **options)
-        # The last answer of `_place`, and what it was made from.
-        self._known: tuple[Any, Any, tuple[str, tuple[Limited, ...]]] | None = None
+        # The last route that `_place` was asked for, and its answer.
+        self._known: tuple[Any, tuple[str, tuple[Limited, ...]]] | None = None
 
     async def __call__(self, connection: HTTPConnection) -> None:
         scope = connection.scope
@@ -76,9 +76,10 @@ class Limited:
 
     def _place(self, scope: Any) -> tuple[str, "tuple[Limited, ...]"]:
         """The name of the route, and everything that it is limited by."""
-        route, table = scope.get("route"), RateLimitMiddleware.routes(scope["app"])
-        if self._known is not None and self._known[0] is route and self._known[1] is table:
-            return self._known[2]
+        route = scope.get("route")
+        if route is not None and self._known is not None and self._known[0] is route:
+            return self._known[1]
+        table = RateLimitMiddleware.routes(scope["app"])
         entries = [
             entry for entry in table if self in entry.limits and (route is None or entry.route is route)
         ]
@@ -88,7 +89,7 @@ class Limited:
             entries = [entry for entry in entries if entry.pattern.match(scope["path"])] or entries
             return entries[0].name, entries[0].limits
         found = (entries[0].name, entries[0].limits)
-        self._known = (route, table, found)
+        self._known = (route, found)
         return found
 
 
