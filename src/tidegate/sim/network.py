@@ -103,7 +103,10 @@ class Link:
         conditions = network.conditions
         if self.is_cut:
             network.fired["message into a partition"] += 1
-        elif not network.happens(conditions.loss_percent, "request lost"):
+        elif network.happens(conditions.loss_percent, "request lost"):
+            # From now on and not only when the call times out: a node may crash while it waits.
+            self.disturbed_s = loop.time()
+        else:
             self._sent += 1
             self._send(apply, reply, self._sent)
             if network.happens(conditions.duplicate_percent, "request duplicated"):
@@ -145,6 +148,7 @@ class Link:
                 network.fired["applied although timed out"] += 1
             return
         if failure is None and network.happens(network.conditions.reply_loss_percent, "reply lost"):
+            self.disturbed_s = network.loop.time()
             return
         network.loop.call_later(network.delay_s(), self._answer, reply, answer, failure)
 
