@@ -435,7 +435,7 @@ class EngineMachine(RuleBasedStateMachine):
         for subject in present.values():
             assert subjects._buckets[subject.bucket][subject.position] is subject
         assert sum(len(bucket) for bucket in subjects._buckets.values()) == subjects.count
-        assert sum(table.count for table in subjects._tables.values()) == subjects.count
+        assert sum(table.count for table in subjects.tables.values()) == subjects.count
         assert sum(len(subject.cells()) for subject in present.values()) == subjects.cells
 
     @invariant()

@@ -90,6 +90,11 @@ def test_a_name_that_is_empty_too_long_or_no_str_is_refused(field: str, value: o
     refused(field, value, lambda: untyped(Limit)("10/s", **{"namespace": "test", field: value}))
 
 
+@pytest.mark.parametrize("value", [None, "", "allow", "Deny", 1, True])
+def test_an_unknown_policy_for_outages_is_refused(value: object) -> None:
+    refused("on_outage", value, lambda: untyped(Limit)("10/s", namespace="n", on_outage=value))
+
+
 def test_names_may_hold_512_characters_of_any_kind() -> None:
     for name in ("x" * 512, "\U0001f30a" * 512, "\x00", " ", "\ud800"):
         limit = Limit("10/s", namespace=name, workspace=name)
@@ -118,7 +123,7 @@ def test_an_identifier_that_is_empty_too_long_or_no_str_is_refused(
     for _ in range(2):
         refused("identifier", value, lambda: gate.limit(LIMIT, value))
         refused("identifier", value, lambda: gate.ask(LIMIT, value, 1, None))
-    assert (engine.subjects.count, engine.allowed, engine.denied, len(engine.subjects._tables)) == (
+    assert (engine.subjects.count, engine.allowed, engine.denied, len(engine.subjects.tables)) == (
         0,
         0,
         0,

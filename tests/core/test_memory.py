@@ -254,7 +254,7 @@ def test_a_table_that_grows_large_is_split_and_keeps_everything() -> None:
     many = Table.SPLIT_AT + 500
     for i in range(many):
         node.decide(DAY, f"id{i}", i % 10, T)
-    table = node.engine.subjects._tables[DAY.key]
+    table = node.engine.subjects.tables[DAY.key]
     assert (table.count, len(table.shards)) == (many, Table.SHARDS)
     assert all(node.decide(DAY, f"id{i}", 0, T).effective == i % 10 for i in range(many))
     assert node.engine.subjects.count == many
@@ -275,7 +275,7 @@ def test_tables_are_freed_when_empty_and_their_numbers_are_used_again() -> None:
     for i in range(20):
         node.decide(Limit(10, duration_ms=86_400_000, namespace=f"ns{i}"), "a", 1, T + i)
     subjects = node.engine.subjects
-    assert list(subjects._tables) == [("default", "ns19", 86_400_000)]
+    assert list(subjects.tables) == [("default", "ns19", 86_400_000)]
     assert len(subjects._numbered) <= 2
 
 

@@ -174,6 +174,7 @@ def test_limits_can_be_copied_and_pickled() -> None:
     for limit in (
         Limit("100/minute", namespace="n", workspace="w"),
         make_limit(0, 1_000, "n", "w"),
+        Limit("5/minute", namespace="login", on_outage="deny"),
     ):
         for twin in (copy(limit), deepcopy(limit), pickle.loads(pickle.dumps(limit))):
             assert twin == limit and twin.key == limit.key

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.core.nodes import DictOrigin, Node
-from tidegate.core.engine import COLD, STALE, STRICT, Need
+from tests.core.nodes import PLAIN, DictOrigin, Node
+from tidegate.core.engine import COLD, STALE, STRICT, Engine, Need
 from tidegate.core.model import DEGRADED, ORIGIN, Decision, LedgerRow, Limit, OriginReply, Tuning
 
 MINUTE = Limit(10, duration_ms=60_000, namespace="default")
@@ -333,3 +333,48 @@ def test_the_spans_come_from_the_tuning(fresh_ms: int, grace_ms: int, retry_ms: 
     node.origin_sync.apply_read(need, [OriginReply(0, 0), OriginReply(0, 0)], start_ms + 100)
     assert isinstance(node.engine.decide(MINUTE, "a", 0, start_ms + 100 + fresh_ms - 1), Decision)
     assert isinstance(node.engine.decide(MINUTE, "a", 0, start_ms + 100 + fresh_ms), Need)
+
+
+# -- a limit that denies during an outage
+
+LOGIN = Limit(10, duration_ms=60_000, namespace="default", on_outage="deny")
+
+
+def test_a_limit_may_deny_while_its_origin_does_not_answer_and_says_so_in_the_decision() -> None:
+    node = Node()
+    need = node.need(LOGIN, "a", 1, T)
+    node.origin_sync.apply_read_failure(need, T + 40)
+    denial = node.engine.decide(LOGIN, "a", 1, T + 50, DEGRADED)
+    assert isinstance(denial, Decision)
+    assert (denial.allowed, denial.remaining, denial.source) == (False, 0, "degraded")
+    assert denial.retry_after_ms == PLAIN.read_retry_ms - 10, "when the origin is read again"
+    # Until then no request reads, and every one is denied in the same way.
+    again = node.engine.decide(LOGIN, "a", 1, T + 100)
+    assert isinstance(again, Decision) and not again and again.source == "degraded"
+    assert node.engine.decide(MINUTE, "a", 1, T + 100), "the same counter, decided from memory"
+    assert node.engine.denied == 2 and node.engine.strict_activations == 0
+
+
+def test_a_limit_that_denies_during_an_outage_decides_as_others_do_when_the_origin_answers() -> None:
+    node = Node()
+    origin = DictOrigin()
+    assert node.limit(LOGIN, "a", 10, T, origin).source == "origin"
+    assert not node.limit(LOGIN, "a", 1, T + 1, origin)
+    fresh = node.limit(LOGIN, "b", 1, T, origin)
+    assert fresh and node.limit(LOGIN, "b", 1, T + 1).source == "local", "fresh memory is no outage"
+
+
+def test_one_item_that_may_not_be_decided_during_an_outage_denies_its_batch() -> None:
+    node = Node()
+    for need in node.engine.decide_many([(LOGIN, "a", 1), (MINUTE, "b", 1)], T)[1]:
+        node.origin_sync.apply_read_failure(need, T)
+    decisions, _ = node.engine.decide_many([(LOGIN, "a", 1), (MINUTE, "b", 1)], T + 1, DEGRADED)
+    assert decisions is not None
+    assert [decision.allowed for decision in decisions] == [False, True]
+    assert node.engine.pending.dirty == [], "nothing was counted"
+
+
+def test_an_embedded_limiter_has_no_outages() -> None:
+    embedded = Engine(PLAIN, node_id="n")
+    decision = embedded.decide(LOGIN, "a", 1, T, DEGRADED)
+    assert isinstance(decision, Decision) and decision

@@ -120,7 +120,7 @@ def test_threads_on_many_subjects_under_a_tight_memory_bound_keep_it_and_themsel
     subjects = engine.subjects
     remembered = [subject for subject in subjects.slots if subject is not None]
     assert subjects.count == len(remembered) <= 50
-    assert subjects.count == sum(table.count for table in subjects._tables.values())
+    assert subjects.count == sum(table.count for table in subjects.tables.values())
     assert len(subjects.slots) <= 51
 
 

@@ -313,11 +313,15 @@ def test_a_whole_application_in_shadow_mode_refuses_nothing_and_counts_apart() -
 # -- outages
 
 
-def test_a_policy_for_outages_is_refused_until_limits_have_one() -> None:
-    with pytest.raises(ConfigurationError, match="on_outage='deny'"):
-        Rule("1/minute", on_outage="deny")
-    with pytest.raises(ConfigurationError, match="on_outage='deny'"):
-        Rule(lambda _: "1/minute", on_outage="deny")
+@pytest.mark.parametrize("shadow", [False, True])
+def test_a_rule_hands_its_policy_for_outages_to_its_limits(shadow: bool) -> None:
+    rule = Rule("1/second; 9/minute", namespace="n", on_outage="deny", shadow=shadow)
+    assert [limit.on_outage for limit in rule.limits_for("", None)] == ["deny", "deny"]
+    by_plan = Rule(lambda _: "1/minute", on_outage="deny", shadow=shadow)
+    assert [limit.on_outage for limit in by_plan.limits_for("1/minute", "r")] == ["deny"]
+    assert [limit.on_outage for limit in Rule("1/minute", namespace="n").limits_for("", None)] == ["local"]
+    with pytest.raises(InvalidInput, match="on_outage"):
+        Rule(lambda _: "1/minute", on_outage="allow")
 
 
 # -- answers

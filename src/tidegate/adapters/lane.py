@@ -135,9 +135,9 @@ class Session(ABC, Generic[Raw]):
         self._is_waiting = False  # an answer is outstanding
         self._is_in_transaction = False
         # What begins and ends a transaction. A dialect may add statements of its own.
-        self.begin = "BEGIN"
-        self.commit = "COMMIT"
-        self.rollback = "ROLLBACK"
+        self.begin: str = "BEGIN"
+        self.commit: str = "COMMIT"
+        self.rollback: str = "ROLLBACK"
 
     @property
     def is_at_rest(self) -> bool:

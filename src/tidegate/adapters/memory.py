@@ -150,7 +150,7 @@ class MemoryOrigin:
         self._cells_read = 0
         self._cells_merged = 0
         self._messages = 0
-        self.can_be_recalled = False
+        self.can_be_recalled: bool = False
 
     def another(self) -> MemoryOrigin:
         """The same counts, as another node sees them."""

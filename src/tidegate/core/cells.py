@@ -95,7 +95,7 @@ class Subject:
         # After a denial: until this instant the origin is read before a request is allowed.
         self.strict_until_ms: int = 0
         # Without an origin and a ledger: the last denial, and the cost that it was for. The same request in the same
-        # millisecond gets it again, which takes 360 ns instead of 470.
+        # millisecond gets it again: 385 ns instead of 455, with a thousand identifiers in turn.
         self.denial: Decision | None = None
         self.denied_cost: int = 0
         # True while it is in the queue of that name. Written by `Pending`.

@@ -25,6 +25,7 @@ from tidegate.core.model import (
 )
 from tidegate.core.pending import Pending
 from tidegate.core.subjects import Subjects
+from tidegate.core.table import Table
 from tidegate.core.views import GlobalView, LedgerView, OriginView
 from tidegate.core.windows import earliest_fit, effective, wait_ms
 
@@ -38,8 +39,9 @@ STRICT: Final = "strict"  # denied recently, so that the latest counts of other 
 # Verdicts on a request. The highest one among the items of a batch decides about the batch.
 FITS: Final = 0
 UNLIKELY: Final = 1  # does not fit, if other regions went on as the last imports saw them
-UNREAD: Final = 2  # may fit, but the origin must be read first
-DENIED: Final = 3  # does not fit; cells only grow, so no read could change that
+UNKNOWN: Final = 2  # may fit, but the read that should have come first failed, and the limit denies then
+UNREAD: Final = 3  # may fit, but the origin must be read first
+DENIED: Final = 4  # does not fit; cells only grow, so no read could change that
 
 # Cells that a subject may keep beside its last three, while its clock jumps. With more, the aged ones are dropped.
 REST_MAX: Final = 8
@@ -115,6 +117,7 @@ class Engine:
         "_anticipates",
         "_is_embedded",
         "_retry_ms",
+        "_tables",
         "_touch_ms",
         "allowed",
         "denied",
@@ -137,6 +140,7 @@ class Engine:
         self._touch_ms: Final[int] = tuning.touch_ms
         self._anticipates: Final[bool] = tuning.anticipation
         self.subjects: Final[Subjects] = Subjects(tuning, has_origin=has_origin, has_ledger=has_ledger)
+        self._tables: Final[dict[object, Table]] = self.subjects.tables
         self.global_view: Final[GlobalView] = GlobalView(tuning.import_interval_ms)
         self.pending: Final[Pending] = Pending(self.subjects, self.global_view, tuning)
 
@@ -159,7 +163,11 @@ class Engine:
         """
         duration_ms = limit.duration_ms
         sequence = now_ms // duration_ms
-        subject = self.subjects.find(limit.key, identifier)
+        # `Subjects.find`, written out: 15 ns less of 370.
+        table = self._tables.get(limit.key)
+        subject = None
+        if table is not None:
+            subject = table.whole.get(identifier) if table.mask == 0 else table.find(identifier)
         if subject is None:
             subject = self._create(limit, identifier, sequence, now_ms)
         if subject.sequence == sequence:
@@ -176,7 +184,7 @@ class Engine:
 
         quota = limit.quota
         needed = used + cost
-        verdict = self._judge(subject, cell, quota, needed, now_ms, source)
+        verdict = self._judge(subject, cell, limit, needed, now_ms, source)
         if verdict == FITS:
             cell.own += cost
             if now_ms - subject.touched_ms >= self._touch_ms:
@@ -267,7 +275,7 @@ class Engine:
 
     def _judge_item(self, item: Evaluation, demand: int) -> int:
         needed = item.used + demand
-        return self._judge(item.subject, item.cell, item.limit.quota, needed, item.now_ms, item.source)
+        return self._judge(item.subject, item.cell, item.limit, needed, item.now_ms, item.source)
 
     def _needs(self, items: list[Evaluation]) -> list[Need]:
         """The reads of a batch, one for each subject."""
@@ -306,8 +314,11 @@ class Engine:
             self.subjects.drop_aged(subject, sequence * duration_ms, duration_ms)
         return self.subjects.new_cell(subject, sequence, duration_ms, sequence - 2)
 
-    def _judge(self, subject: Subject, cell: Cell, quota: int, needed: int, now_ms: int, source: int) -> int:
+    def _judge(
+        self, subject: Subject, cell: Cell, limit: Limit, needed: int, now_ms: int, source: int
+    ) -> int:
         """The verdict on a request, for which `needed` is what would count with it."""
+        quota = limit.quota
         if needed > quota:
             return DENIED
         origin = cell.origin
@@ -318,6 +329,11 @@ class Engine:
             and now_ms >= origin.failed_until_ms
         ):
             return UNREAD
+        if limit.denies_on_outage and origin is not None:
+            if source == LOCAL:
+                source = self._source(subject, origin, now_ms)
+            if source == DEGRADED:
+                return UNKNOWN
         ledger = cell.ledger
         if ledger is not None and needed + self._probable(ledger, now_ms) > quota:
             return UNLIKELY
@@ -397,8 +413,8 @@ class Engine:
     def _deny(self, item: Evaluation) -> Decision:
         """A denial: nothing is counted, and the subject is strict for one duration.
 
-        Unless it is a guess about other regions (UNLIKELY): that is not reported as `effective`, and sets no strict
-        deadline.
+        Unless it is a guess about other regions (UNLIKELY) or about other nodes (UNKNOWN): those are not reported as
+        `effective`, and set no strict deadline.
         """
         subject = item.subject
         limit = item.limit
@@ -428,7 +444,7 @@ class Engine:
         regional_age_ms = -1
         if origin is not None:
             regional_age_ms = origin.age_ms(now_ms)
-            if item.verdict == UNLIKELY and source == LOCAL:
+            if item.verdict != DENIED and source == LOCAL:
                 source = self._source(subject, origin, now_ms)
         if source == ORIGIN:
             self.denied_from_origin += 1
@@ -445,6 +461,10 @@ class Engine:
             return -1
         cell = item.cell
         subject = item.subject
+        if item.verdict == UNKNOWN:
+            # More is known after the next read.
+            next_read_ms = 0 if cell.origin is None else cell.origin.failed_until_ms - item.now_ms
+            return next_read_ms if next_read_ms > 0 else self._retry_ms
         sequence = cell.sequence
         start_ms = sequence * duration_ms
         elapsed_ms = item.now_ms - start_ms

@@ -31,6 +31,7 @@ __all__ = [
     "Tuning",
     "checked_int",
     "checked_name",
+    "checked_on_outage",
     "checked_region",
     "make_limit",
     "subject_digest",
@@ -85,6 +86,15 @@ def checked_region(value: object) -> str:
     return value
 
 
+def checked_on_outage(value: object) -> str:
+    """`value` as what a limit does when its origin does not answer, or an `InvalidInput`."""
+    if value == "deny":
+        return "deny"
+    if value == "local":
+        return "local"
+    raise InvalidInput("on_outage", value, '"local" or "deny"')
+
+
 def subject_digest(workspace: str, namespace: str, identifier: str, duration_ms: int) -> bytes:
     """The fixed-length key of a subject, at the origin and in the ledger alike (BLAKE2b-128).
 
@@ -110,9 +120,12 @@ class Limit:
 
     `workspace`, `namespace` and `duration_ms` identify the counter together with the identifier. The quota is not
     part of that identity: two limits with the same namespace and duration judge the same counter.
+
+    `on_outage` is what happens when Redis, the origin of the region, should be read and does not answer: "local"
+    decides from memory, "deny" denies. A limiter without an origin has no outages.
     """
 
-    __slots__ = ("duration_ms", "key", "namespace", "quota", "workspace")
+    __slots__ = ("denies_on_outage", "duration_ms", "key", "namespace", "quota", "workspace")
 
     def __init__(
         self,
@@ -121,6 +134,7 @@ class Limit:
         namespace: Text,
         duration_ms: Whole | None = None,
         workspace: Text = "default",
+        on_outage: Text = "local",
         _quota_min: int = 1,  # 0 for overrides, where a quota of 0 denies every request
     ) -> None:
         count: int
@@ -143,21 +157,34 @@ class Limit:
         self.duration_ms: Final[int] = length_ms
         self.namespace: Final[str] = checked_name("namespace", namespace)
         self.workspace: Final[str] = checked_name("workspace", workspace)
+        self.denies_on_outage: Final[bool] = checked_on_outage(on_outage) == "deny"
         # Typed as an object so that the compiled class keeps one tuple, rather than making one at every look-up.
         self.key: Final[object] = (self.workspace, self.namespace, length_ms)
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Limit) and self.quota == other.quota and self.key == other.key
+        return (
+            isinstance(other, Limit)
+            and self.quota == other.quota
+            and self.key == other.key
+            and self.denies_on_outage == other.denies_on_outage
+        )
 
     def __hash__(self) -> int:
         return hash((self.quota, self.key))
 
-    def __reduce__(self) -> tuple[object, tuple[int, int, str, str]]:
-        return make_limit, (self.quota, self.duration_ms, self.namespace, self.workspace)
+    @property
+    def on_outage(self) -> str:
+        """What happens when the origin should be read and does not answer: "local" or "deny"."""
+        return "deny" if self.denies_on_outage else "local"
+
+    def __reduce__(self) -> tuple[object, tuple[int, int, str, str, str]]:
+        return make_limit, (self.quota, self.duration_ms, self.namespace, self.workspace, self.on_outage)
 
     def __repr__(self) -> str:
-        place = f", workspace={self.workspace!r}" if self.workspace != "default" else ""
-        return f"Limit({self.quota}, duration_ms={self.duration_ms}, namespace={self.namespace!r}{place})"
+        more = f", workspace={self.workspace!r}" if self.workspace != "default" else ""
+        if self.denies_on_outage:
+            more += ", on_outage='deny'"
+        return f"Limit({self.quota}, duration_ms={self.duration_ms}, namespace={self.namespace!r}{more})"
 
     def __str__(self) -> str:
         return format_quota(self.quota, self.duration_ms)
@@ -166,9 +193,18 @@ class Limit:
 set_once(Limit)
 
 
-def make_limit(quota: int, duration_ms: int, namespace: str, workspace: str) -> Limit:
+def make_limit(
+    quota: int, duration_ms: int, namespace: str, workspace: str, on_outage: str = "local"
+) -> Limit:
     """A limit whose quota may be 0, which denies every request: for overrides, copies and pickles."""
-    return Limit(quota, duration_ms=duration_ms, namespace=namespace, workspace=workspace, _quota_min=0)
+    return Limit(
+        quota,
+        duration_ms=duration_ms,
+        namespace=namespace,
+        workspace=workspace,
+        on_outage=on_outage,
+        _quota_min=0,
+    )
 
 
 class Request(NamedTuple):

@@ -57,7 +57,6 @@ class Subjects:
         "_numbered",
         "_pinned",
         "_subjects_max",
-        "_tables",
         "cells",
         "cells_created",
         "count",
@@ -66,6 +65,7 @@ class Subjects:
         "evicted_unreplayed",
         "expired",
         "slots",
+        "tables",
     )
 
     def __init__(self, tuning: Tuning, *, has_origin: bool, has_ledger: bool) -> None:
@@ -75,8 +75,8 @@ class Subjects:
         self._fresh_ms: Final[int] = tuning.fresh_ms
         self._grace_ms: Final[int] = tuning.rollover_grace_ms
         self._subjects_max: Final[int] = tuning.subjects_max
-        # By (workspace, namespace, duration_ms), and by number.
-        self._tables: Final[dict[object, Table]] = {}
+        # By (workspace, namespace, duration_ms), and by number. `Engine.decide` reads the first too.
+        self.tables: Final[dict[object, Table]] = {}
         self._numbered: list[Table | None] = []
         self._free_tables: list[int] = []
         # Every subject by slot; None where there is none any more. Sweeps go through it in slices.
@@ -100,12 +100,8 @@ class Subjects:
 
     def find(self, key: object, identifier: str) -> Subject | None:
         """The subject of `identifier` in the table of `key`: (workspace, namespace, duration_ms)."""
-        table = self._tables.get(key)
-        if table is None:
-            return None
-        if table.mask == 0:
-            return table.whole.get(identifier)
-        return table.shards[hash(identifier) & table.mask].get(identifier)
+        table = self.tables.get(key)
+        return None if table is None else table.find(identifier)
 
     def key_of(self, subject: Subject) -> tuple[str, str, int]:
         """(workspace, namespace, duration_ms) of a subject that is in memory."""
@@ -115,7 +111,7 @@ class Subjects:
 
     def create(self, key: object, identifier: str, sequence: int, now_ms: int) -> Subject:
         """Add a subject with one empty cell. The caller calls `make_room` when it can."""
-        table = self._tables.get(key)
+        table = self.tables.get(key)
         if table is None:
             table = self._new_table(key)
         if self._free_slots:
@@ -168,7 +164,7 @@ class Subjects:
         else:
             table = Table(names, len(self._numbered))
             self._numbered.append(table)
-        self._tables[key] = table
+        self.tables[key] = table
         return table
 
     # -- queues
@@ -283,7 +279,7 @@ class Subjects:
         self._unschedule(subject)
         table.remove(subject.identifier)
         if table.count == 0:
-            del self._tables[table.key]
+            del self.tables[table.key]
             self._numbered[table.number] = None
             self._free_tables.append(table.number)
         self.slots[subject.slot] = None

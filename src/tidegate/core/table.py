@@ -37,9 +37,12 @@ class Table:
         self.count: int = 0
         # 0 until the split, then one less than the number of shards.
         self.mask: int = 0
-        # All subjects until the split; then it is empty, and they are in the shards. `Subjects.find` reads both.
+        # All subjects until the split; then it is empty, and they are in the shards.
         self.whole: dict[str, Subject] = {}
         self.shards: list[dict[str, Subject]] = []
+
+    def find(self, identifier: str) -> Subject | None:
+        return self._shard(identifier).get(identifier)
 
     def _shard(self, identifier: str) -> dict[str, Subject]:
         return self.shards[hash(identifier) & self.mask] if self.mask else self.whole

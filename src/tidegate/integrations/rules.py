@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from fnmatch import translate
 from typing import Any, Final
 
-from tidegate.core.model import Limit, checked_int
+from tidegate.core.model import Limit, checked_int, checked_on_outage
 from tidegate.errors import ConfigurationError, InvalidInput
 from tidegate.integrations.callers import Key, KeyFunction, key_of
 from tidegate.integrations.incoming import Incoming
@@ -86,7 +86,7 @@ class Rule:
         host: str | Sequence[str] = (),
         route: str | Sequence[str] = (),
         shadow: bool = False,
-        on_outage: str | None = None,
+        on_outage: str = "local",
     ) -> None:
         # None: the application's key.
         self.key = None if by is None else key_of(by)
@@ -103,7 +103,7 @@ class Rule:
             self._methods |= {"HEAD"}
         self.matches_all = not (self._path or self._host or self._routes or self._methods)
         self.shadow = shadow
-        self.on_outage = on_outage
+        self.on_outage = checked_on_outage(on_outage)
         self.limits = limits
         self.namespace = namespace
         self.text = " ".join(paths or routes)
@@ -111,9 +111,7 @@ class Rule:
         self.is_simple = not (callable(limits) or callable(cost) or exempt is not None or shadow)
         self._by_namespace: dict[object, tuple[Limit, ...]] = {}
         self._fixed: tuple[Limit, ...] | None = None
-        if callable(limits):
-            _refuse_unknown_outage(on_outage)
-        else:
+        if not callable(limits):
             # Also finds out now whether the limits can be read.
             ready = self._make(limits, APPLICATION if namespace is None else namespace)
             if namespace is not None or all(isinstance(one, Limit) for one in _sequence(limits)):
@@ -168,9 +166,7 @@ class Rule:
     def _limit(self, quota: str | Limit, namespace: str) -> Limit:
         if isinstance(quota, Limit):
             return shadow_limit(quota) if self.shadow else quota
-        _refuse_unknown_outage(self.on_outage)
-        outage: dict[str, Any] = {} if self.on_outage is None else {"on_outage": self.on_outage}
-        limit = Limit(quota, namespace=namespace, **outage)
+        limit = Limit(quota, namespace=namespace, on_outage=self.on_outage)
         return shadow_limit(limit) if self.shadow else limit
 
     def __repr__(self) -> str:
@@ -185,21 +181,8 @@ def shadow_limit(limit: Limit) -> Limit:
         duration_ms=limit.duration_ms,
         namespace=limit.namespace + SHADOW_SUFFIX,
         workspace=limit.workspace,
+        on_outage=limit.on_outage,
     )
-
-
-def _refuse_unknown_outage(on_outage: str | None) -> None:
-    """The core decides what happens while its origin is down; a rule only hands the wish on."""
-    if on_outage is None:
-        return
-    try:
-        make: Callable[..., Limit] = Limit
-        make("1/s", namespace="probe", on_outage=on_outage)
-    except TypeError:
-        raise ConfigurationError(
-            f"on_outage={on_outage!r}: the limits of this version of Tidegate are decided from memory during an "
-            "outage and know no other policy; leave on_outage out"
-        ) from None
 
 
 def _texts(field: str, value: object) -> tuple[str, ...]:

@@ -119,9 +119,9 @@ class MySQLSession(Session[Any]):
         if not lane.is_mariadb:
             # A transaction that waits for a client that has stopped holds its locks. MariaDB has a limit for that;
             # in MySQL it is the one for idle connections, lowered for as long as the transaction lasts.
-            self.begin = f"SET SESSION wait_timeout = {self.allowed_s}; BEGIN"
-            self.commit = f"COMMIT; SET SESSION wait_timeout = {IDLE_MAX_S}"
-            self.rollback = f"ROLLBACK; SET SESSION wait_timeout = {IDLE_MAX_S}"
+            self.begin: str = f"SET SESSION wait_timeout = {self.allowed_s}; BEGIN"
+            self.commit: str = f"COMMIT; SET SESSION wait_timeout = {IDLE_MAX_S}"
+            self.rollback: str = f"ROLLBACK; SET SESSION wait_timeout = {IDLE_MAX_S}"
 
     async def execute(self, sql: str, args: Sequence[SqlValue] = ()) -> int:
         if not args:
@@ -176,7 +176,7 @@ class MySQLConnection(Lane[Any, MySQLSession]):
             raise ConfigurationError(f"{parsed.shown}: MySQL cannot do ssl=prefer; use require or disable")
         self.prepared: dict[str, Any] = {}  # of the present connection; written by its sessions
         self._allowed_s = 0  # what was last sent to the server; 0 on a new connection
-        self.is_mariadb = False  # written when a connection is made
+        self.is_mariadb: bool = False  # written when a connection is made
 
     async def _connect(self, timeout_s: float, attempt: Attempt) -> Any:
         host, port = self.url.hosts[0]

@@ -42,8 +42,8 @@ class Recalls:
         self._channel = channel
         self._on_recall = on_recall
         self._at = 0  # which of the hosts is tried next
-        self.is_listening = False
-        self.recalls = 0
+        self.is_listening: bool = False
+        self.recalls: int = 0
 
     async def run(self) -> None:
         """The loop. Never raises for a dead peer."""

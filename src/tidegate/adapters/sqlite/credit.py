@@ -201,7 +201,7 @@ class Listener(asyncio.DatagramProtocol):
     """The loopback port of one node: receives recalls, and sends them to others."""
 
     def __init__(self) -> None:
-        self.is_listening = False
+        self.is_listening: bool = False
         self._secret = b""
         self._on_recall: Callable[[bytes, str], None] | None = None
         self._sender: socket.socket | None = None
