@@ -100,6 +100,21 @@ async def test_a_request_that_waits_for_the_origin_does_not_hold_up_the_loop() -
         assert (await waiting).status_code == 200
 
 
+async def test_a_limit_that_denies_during_an_outage_says_that_it_is_one() -> None:
+    origin = FailingOrigin(MemoryOrigin())
+    limiter = AsyncLimiter(region="fra", origin=origin)
+    rule = Rule("5/minute", path="/safe", on_outage="deny")
+    app = RateLimitMiddleware(hello, rule, Rule("5/minute", path="/other"), limiter=limiter)
+    async with limiter, client(app) as http:
+        origin.faults.fail("read")
+        assert (await http.get("/other")).status_code == 200
+        denied = await http.get("/safe")
+    assert denied.status_code == 429 and int(denied.headers["retry-after"]) >= 1
+    assert denied.json()["detail"].startswith(
+        "What was used of 5 per minute is not known at the moment. Retry in"
+    )
+
+
 # -- the life of the limiter
 
 

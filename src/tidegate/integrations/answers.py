@@ -59,6 +59,9 @@ def describe(denial: Decision) -> str:
     """One sentence for people."""
     if denial.retry_after_ms is None:
         return f"The limit is {denial.limit}, and this request alone costs more than that."
+    if denial.effective <= denial.limit.quota and denial.source == "degraded":
+        wait = format_duration(denial.retry_after_ms)
+        return f"What was used of {denial.limit} is not known at the moment. Retry in {wait}."
     return f"The limit of {denial.limit} is used up. Retry in {format_duration(denial.retry_after_ms)}."
 
 
