@@ -126,7 +126,7 @@ USERS_TESTS = """
 def test_the_plugin_works_in_a_project_of_its_own(tmp_path: Path) -> None:
     (tmp_path / "test_users.py").write_text(textwrap.dedent(USERS_TESTS))
     is_installed = any(point.name == "tidegate" for point in entry_points(group="pytest11"))
-    by_hand = [] if is_installed else ["-p", "tidegate.testing.plugin"]
+    by_hand = [] if is_installed else ["-p", "tidegate.pytest_plugin"]
     done = subprocess.run(
         [
             sys.executable,
@@ -150,4 +150,4 @@ def test_the_plugin_works_in_a_project_of_its_own(tmp_path: Path) -> None:
 
 def test_the_plugin_is_registered() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    assert project["entry-points"]["pytest11"] == {"tidegate": "tidegate.testing.plugin"}
+    assert project["entry-points"]["pytest11"] == {"tidegate": "tidegate.pytest_plugin"}

@@ -6,17 +6,21 @@
 | `tidegate_limiter` | an embedded `Limiter` that lives by this clock |
 | `tidegate_async_limiter` | an embedded `AsyncLimiter` that lives by this clock |
 | `tidegate_origin` | a `FailingOrigin`: a shared counter in memory that fails, hangs or loses answers on command |
+
+pytest loads this module in every project that has Tidegate installed. The fixtures import what they need, so that a
+project which uses none of them does not wait for it.
 """
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pytest
 
-from tidegate.adapters.memory import MemoryOrigin
-from tidegate.runtime.limiter import AsyncLimiter, Limiter
-from tidegate.testing.clock import ManualClock
-from tidegate.testing.faults import FailingOrigin
-from tidegate.testing.limiters import make_async_limiter, make_limiter
+if TYPE_CHECKING:
+    from tidegate.runtime.limiter import AsyncLimiter, Limiter
+    from tidegate.testing.clock import ManualClock
+    from tidegate.testing.faults import FailingOrigin
 
 # 2027-01-16, 00:00 UTC.
 START_MS = 1_800_057_600_000
@@ -24,23 +28,32 @@ START_MS = 1_800_057_600_000
 
 @pytest.fixture
 def tidegate_clock() -> ManualClock:
-    """A clock that moves only when it is told to."""
+    """A clock that moves only when a test moves it."""
+    from tidegate.testing.clock import ManualClock
+
     return ManualClock(START_MS)
 
 
 @pytest.fixture
 def tidegate_limiter(tidegate_clock: ManualClock) -> Limiter:
     """A limiter for threads, by `tidegate_clock`."""
+    from tidegate.testing.limiters import make_limiter
+
     return make_limiter(clock=tidegate_clock)
 
 
 @pytest.fixture
 def tidegate_async_limiter(tidegate_clock: ManualClock) -> AsyncLimiter:
     """A limiter for tasks, by `tidegate_clock`."""
+    from tidegate.testing.limiters import make_async_limiter
+
     return make_async_limiter(clock=tidegate_clock)
 
 
 @pytest.fixture
 def tidegate_origin() -> FailingOrigin:
     """An origin whose `faults` a test controls: `tidegate_origin.faults.fail("read")`."""
+    from tidegate.adapters.memory import MemoryOrigin
+    from tidegate.testing.faults import FailingOrigin
+
     return FailingOrigin(MemoryOrigin())
