@@ -242,6 +242,47 @@ def test_sigterm_answers_the_calls_that_are_under_way_and_ends_with_0(tmp_path: 
         assert "onnect" in failure, failure
 
 
+def test_metrics_count_both_protocols_shadow_rules_reloads_and_connections(tmp_path: Path) -> None:
+    with Gatekeeper(tmp_path) as server:
+        for _ in range(3):
+            assert server.ask(one(USER), one([("new", "x")])).code == OK
+        assert server.check("/v1/check?policy=api&cost=9", x_user="ann").status == 429
+        with pytest.raises(grpc.RpcError):
+            server.ask(one(USER), domain="")
+        assert server.ask(one([("path", "/a")]), one([("nothing", "x")])).code == OK
+        server.rules.write_text("domain: [")
+        eventually(lambda: server.metrics()["tidegate_rls_rules_faulty"] == 1, "the fault is seen")
+        server.rules.write_bytes(RULES.replace(b"requests_per_unit: 5}", b"requests_per_unit: 7}"))
+        eventually(lambda: server.metrics()["tidegate_rls_rules_faulty"] == 0, "the files are right again")
+        with grpc.insecure_channel(f"127.0.0.1:{server.rls_port}") as channel:
+            assert ask(channel, one(USER, 0)).code == OK
+            found = server.metrics()
+    assert found['tidegate_rls_requests_total{outcome="allowed"}'] == 5
+    assert found['tidegate_rls_requests_total{outcome="denied"}'] == 1
+    assert found['tidegate_rls_shadow_verdicts_total{verdict="allowed"}'] == 2
+    assert found['tidegate_rls_shadow_verdicts_total{verdict="denied"}'] == 1
+    assert found["tidegate_rls_descriptors_without_rule_total"] == 1
+    assert found['tidegate_rls_calls_total{method="ShouldRateLimit",status="OK"}'] == 5
+    assert found['tidegate_rls_calls_total{method="ShouldRateLimit",status="INVALID_ARGUMENT"}'] == 1
+    assert found['tidegate_rls_reloads_total{outcome="ok"}'] == 1
+    assert found['tidegate_rls_reloads_total{outcome="failed"}'] == 1
+    assert found["tidegate_rls_connections"] == 1
+    assert found['tidegate_http_requests_total{operation="check",status="429"}'] == 1
+    rules = {name: count for name, count in found.items() if name.startswith("tidegate_rls_rule_decisions")}
+    assert rules == {
+        rule_series("user", "", "enforced", "allowed"): 4,
+        rule_series("user", "", "enforced", "denied"): 1,
+        rule_series("new", "", "shadow", "allowed"): 2,
+        rule_series("new", "", "shadow", "denied"): 1,
+        rule_series("path", "path=/a", "enforced", "allowed"): 1,
+    }
+
+
+def rule_series(rule: str, values: str, mode: str, outcome: str) -> str:
+    labels = f'domain="edge",rule="{rule}",values="{values}",mode="{mode}",outcome="{outcome}"'
+    return f"tidegate_rls_rule_decisions{{{labels}}}"
+
+
 def test_workers_share_the_address_and_the_counts(tmp_path: Path) -> None:
     with Gatekeeper(tmp_path, "--workers", "2") as server:
         for _ in range(20):
@@ -250,6 +291,10 @@ def test_workers_share_the_address_and_the_counts(tmp_path: Path) -> None:
         eventually(
             lambda: server.ask(one([("tier", "gold")], 0)).statuses[0].remaining == 10, "workers converge"
         )
+        # Of all workers, whichever answers.
+        found = server.metrics()
+        assert found['tidegate_rls_requests_total{outcome="allowed"}'] > 40
+        assert found['tidegate_http_requests_total{operation="check",status="200"}'] == 20
         assert server.stop() == 0
 
 

@@ -18,9 +18,11 @@ from tidegate.server.messages import Refuse, Router
 from tidegate.server.process.config import ServerConfig
 from tidegate.server.process.sockets import Sockets
 from tidegate.server.rls.check_operation import CheckOperation, read_check_config
+from tidegate.server.rls.metrics import rls_values
 from tidegate.server.rls.rules_file import load_rules
 from tidegate.server.rls.rules_watch import RulesWatch
 from tidegate.server.rls.serve import RlsServer
+from tidegate.telemetry.metrics import Key
 
 __all__ = ["Gateways", "load_rules", "read_check_config"]
 
@@ -68,6 +70,10 @@ class Gateways:
     def reload(self) -> None:
         """Read the policies again. The rules follow their files by themselves."""
         self._check.config = read_check_config(self._config.check.config)
+
+    def values(self) -> dict[Key, float]:
+        """Metrics."""
+        return rls_values(self._rls.statistics())
 
     @property
     def http_connections(self) -> int:

@@ -188,6 +188,7 @@ class Service:
         values["http_connections", ()] = 0 if self._http is None else len(self._http.connections)
         if self._gateways is not None:
             values["http_connections", ()] += self._gateways.http_connections
+            values |= self._gateways.values()
         for workspace_id, decisions in nlargest(TOP_MAX, self._limits.decisions.items(), key=itemgetter(1)):
             values["top_workspace_decisions", (workspace_id,)] = decisions
         for heavy in self._limits.top_denials.top(TOP_MAX):
