@@ -29,6 +29,7 @@ serve: python ## Run a rate limit server without other services
 test: python ## Run all tests: compiled, interpreted, and on every Python of this machine
 	@scripts/system-packages compiler servers
 	@scripts/mysql-server || true # the tests that need it are skipped, and listed at the end
+	@PYTHON="$(PYTHON)" scripts/gateways envoy caddy traefik >/dev/null || true # likewise
 	@$(ENVIRONMENT) --extra all --group dev --package
 	@PYTEST_ARGS="$(PYTEST_ARGS)" scripts/test
 
@@ -79,7 +80,7 @@ constraints: python ## Resolve the newest versions of all dependencies into cons
 
 .PHONY: clean
 clean: ## Remove environments, builds and caches (never the data of `make serve`)
-	rm -rf .venv .venvs build dist src/*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf .venv .venvs .gateways build dist src/*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	find src tests scripts bench -name __pycache__ -prune -exec rm -rf {} + 2>/dev/null || true
 
 # Steps of the commands above.

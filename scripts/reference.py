@@ -57,6 +57,10 @@ def example_toml() -> str:
         "ledger": '"mysql://tidegate:PASSWORD@db.internal/tidegate"',
         "tls.cert": '"/etc/tidegate/cert.pem"',
         "tls.key": '"/etc/tidegate/key.pem"',
+        "rls.address": '"0.0.0.0:8081"',
+        "rls.config": '"/etc/tidegate/rules"',
+        "check.address": '"127.0.0.1:8082"',
+        "check.config": '"/etc/tidegate/check.toml"',
     }
     lines: list[str] = []
     section = ""
@@ -120,7 +124,8 @@ def config_page() -> str:
             "- `region` is required if `ledger` is set, and has no default: two regions with the same name would "
             "overwrite each other's rows.\n"
             "- The constants of convergence are not settings, because they must be the same on all nodes.\n"
-            "- `SIGHUP` reloads `log.level` and the contents of the `tls` files. All other settings need a restart.\n"
+            "- `SIGHUP` reloads `log.level` and the contents of the `tls` files and of `check.config`; the rules of "
+            "`rls.config` follow their files by themselves. All other settings need a restart.\n"
         ),
     ]
     for section in sections:

@@ -10,8 +10,9 @@ from pathlib import Path
 import uvloop
 
 from tidegate import AsyncLimiter
+from tidegate.server.http1.listener import bind
 from tidegate.server.rls.rules_watch import RulesWatch
-from tidegate.server.rls.serve import serve_rls
+from tidegate.server.rls.serve import RlsServer
 
 
 async def main(rules: str, origin: str | None = None) -> None:
@@ -19,7 +20,8 @@ async def main(rules: str, origin: str | None = None) -> None:
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
     limiter = AsyncLimiter() if origin is None else AsyncLimiter(region="bench", origin=origin)
     async with limiter:
-        server = await serve_rls(limiter, RulesWatch(Path(rules)), "127.0.0.1:0")
+        server = RlsServer(limiter, RulesWatch(Path(rules)))
+        await server.start(bind("127.0.0.1", 0, shared=False))
         print(f"listening on http://127.0.0.1:{server.port}", flush=True)
         await stop.wait()
         await server.stop(1.0)

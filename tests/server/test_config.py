@@ -15,7 +15,7 @@ from tidegate.core.model import Tuning
 from tidegate.errors import ConfigurationError
 from tidegate.server.process import config as config_module
 from tidegate.server.process.config import SETTINGS, ConfigFaults, Fault, ServerConfig, Setting, split_listen
-from tidegate.server.process.config_load import load
+from tidegate.server.process.config_load import check_files, load
 
 SECRET = "S3cretHunter2"
 
@@ -41,6 +41,10 @@ RIGHT: dict[str, tuple[str, str, str]] = {
     "http.stop_timeout_s": ("1", "2.5", "3"),
     "tls.cert": ("a.pem", "b.pem", "c.pem"),
     "tls.key": ("a.key", "b.key", "c.key"),
+    "rls.address": ("0.0.0.0:11", "localhost:12", "[::1]:13"),
+    "rls.config": ("a.yaml", "/b", "c d"),
+    "check.address": ("0.0.0.0:21", "localhost:22", "[::1]:23"),
+    "check.config": ("a.toml", "/b.toml", "c d.toml"),
     "log.level": ("debug", "warning", "error"),
     "log.format": ("json", "text", "json"),
 }
@@ -89,7 +93,7 @@ def test_the_defaults_are_a_configuration_that_serves() -> None:
     loaded = load()
     assert loaded.config == ServerConfig()
     assert set(loaded.sources.values()) == {"default"}
-    assert (loaded.config.host, loaded.config.port) == ("127.0.0.1", 8080)
+    assert loaded.config.addresses == {"listen": "127.0.0.1:8080"}
     assert loaded.config.origin is None
     assert loaded.config.ledger is None
 
@@ -102,7 +106,7 @@ def test_flags_win_over_the_environment_and_that_over_the_file(
     tmp_path_factory: pytest.TempPathFactory, in_file: set[str], in_environment: set[str], in_flags: set[str]
 ) -> None:
     # What goes only together is always complete.
-    complete = {"region", "tls.cert", "tls.key"}
+    complete = {"region", "tls.cert", "tls.key", "rls.config"}
     by_path = {setting.path: setting for setting in SETTINGS}
     file = tmp_path_factory.mktemp("config") / "tidegate.toml"
     file.write_text(as_toml({path: RIGHT[path][0] for path in in_file | complete}))
@@ -154,6 +158,10 @@ WRONG: dict[str, tuple[str, ...]] = {
     "http.stop_timeout_s": ("0", "nan"),
     "tls.cert": (),
     "tls.key": (),
+    "rls.address": ("", "8081", "localhost:", "localhost:http", "localhost:70000"),
+    "rls.config": ("",),
+    "check.address": ("", "8081", "localhost:70000"),
+    "check.config": ("",),
     "log.level": ("loud", "INFO"),
     "log.format": ("xml",),
 }
@@ -242,6 +250,42 @@ def test_workers_do_not_share_memory() -> None:
 def test_a_certificate_needs_its_key() -> None:
     (fault,) = faults_of(flags={"tls.cert": "c.pem"})
     assert (fault.field, fault.value) == ("tls.key", "nothing")
+
+
+@pytest.mark.parametrize("path", ["rls.address", "check.address", "check.config"])
+def test_gateways_need_rules(path: str) -> None:
+    (fault,) = faults_of(flags={path: RIGHT[path][0]})
+    assert fault.field == "rls.config"
+    assert f"since {path} is set by flag --{path.replace('.', '-')}" in fault.expected
+    assert "--rls-config" in fault.next_step
+
+
+def test_two_listeners_cannot_have_one_address() -> None:
+    (fault,) = faults_of(flags={"rls.config": "r", "listen": "h:1", "check.address": "h:1"})
+    assert (fault.field, fault.source) == ("check.address", "flag --check-address")
+    assert "listen has this one" in fault.expected
+    assert load(flags={"rls.config": "r", "listen": "h:0", "check.address": "h:0"}).config.rls.config == "r"
+
+
+def test_every_fault_of_the_files_is_named_with_its_setting(tmp_path: Path) -> None:
+    rules, policies = tmp_path / "rules.yaml", tmp_path / "check.toml"
+    rules.write_text("domain: edge\ndescriptors: [{key: user, rate_limit: {unit: fortnight}}]")
+    policies.write_text("trusted_hops = -1")
+    flags = {"rls.config": str(rules), "check.config": str(policies), "tls.cert": "no", "tls.key": "no"}
+    with pytest.raises(ConfigFaults) as caught:
+        check_files(load(flags=flags))
+    assert [fault.field for fault in caught.value.faults] == [
+        "tls.cert",
+        "tls.key",
+        "rls.config",
+        "check.config",
+    ]
+    assert "fortnight" in str(caught.value)
+    assert "trusted_hops" in str(caught.value)
+    rules.unlink()
+    policies.unlink()
+    with pytest.raises(ConfigFaults, match="cannot be read"):
+        check_files(load(flags={"rls.config": str(rules), "check.config": str(policies)}))
 
 
 def test_no_fault_shows_a_secret(tmp_path: Path) -> None:
@@ -339,14 +383,15 @@ def test_every_setting_has_an_effect() -> None:
         for file in folder.rglob("*.py")
         if not file.name.startswith("config")
     )
-    by_property = {"listen": ("host", "port"), "ledger": ("ledger", "catalog_url"), "origin": ("origin_url",)}
+    by_property = {"listen": ("addresses",), "ledger": ("ledger", "catalog_url"), "origin": ("origin_url",)}
     by_property["region"] = ("region_name",)
+    by_property |= {"rls.address": ("addresses",), "check.address": ("addresses",)}
     for setting in SETTINGS:
         # The log's format is applied by `tidegate serve` before there is a server.
         if setting.path != "log.format":
             for name in by_property.get(setting.path, (setting.path,)):
                 last = name.rpartition(".")[2]
-                assert re.search(rf"\b(?:config|tls|log|http)\.{last}\b", sources), setting.path
+                assert re.search(rf"\b(?:config|tls|log|http|rls|check)\.{last}\b", sources), setting.path
 
 
 def test_there_is_no_setting_for_a_tuning_constant() -> None:

@@ -22,6 +22,10 @@ NOON_MS = 1_700_000_000_000
 NOT_OF_A_LIMITER = {
     "http_requests_total",
     "http_connections",
+    "rls_rule_decisions",
+    "rls_calls_total",
+    "rls_rules_faulty",
+    "rls_connections",
     "top_workspace_decisions",
     "top_identifier_denials",
     "workers",

@@ -67,6 +67,7 @@ def test_every_label_has_few_known_values_or_comes_from_the_fleet_or_is_a_top_k(
         "global_lag_seconds",
         "breaker_state",
         "http_requests_total",
+        "rls_calls_total",
         "build_info",
     }
     for entry in METRICS:

@@ -11,7 +11,7 @@ from tidegate.adapters.secrets import mask
 from tidegate.cli.outcomes import ExitCode, json_option, print_result
 from tidegate.cli.settings import setting_options
 from tidegate.server.process.config import SETTINGS, ConfigFaults, Loaded, Setting
-from tidegate.server.process.config_load import check_certificate
+from tidegate.server.process.config_load import check_files
 
 __all__ = ["config"]
 
@@ -27,11 +27,11 @@ def config() -> None:
 def check(load_settings: Callable[[], Loaded], as_json: bool) -> ExitCode:
     """Check the configuration; exits 2 and lists every fault if it is invalid.
 
-    It opens no connection (`tidegate doctor` does), but checks that the TLS files exist and match.
+    It opens no connection (`tidegate doctor` does), but checks that the files of TLS and rules can be used.
     """
     try:
         loaded = load_settings()
-        check_certificate(loaded)
+        check_files(loaded)
     except ConfigFaults as error:
         document = {
             "ok": False,

@@ -28,7 +28,14 @@ from tidegate.cli.settings import setting_options
 from tidegate.core.model import Component, Tuning
 from tidegate.errors import MissingExtra, RegionMismatch, TidegateError
 from tidegate.ports import LedgerOverview
-from tidegate.server.process.config import CATALOG_FILE, ORIGIN_FILE, ConfigFaults, Loaded, ServerConfig
+from tidegate.server.process.config import (
+    CATALOG_FILE,
+    ORIGIN_FILE,
+    ConfigFaults,
+    Loaded,
+    ServerConfig,
+    split_listen,
+)
 
 __all__ = ["Finding", "doctor", "examine"]
 
@@ -101,17 +108,22 @@ def check_data_dir(config: ServerConfig) -> Iterator[Finding]:
 
 
 def check_listener(config: ServerConfig) -> Iterator[Finding]:
-    """Whether the server can listen on its address."""
-    family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
-    try:
-        with socket.socket(family, socket.SOCK_STREAM) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind((config.host, config.port))
-    except OSError as error:
-        step = "stop the process that uses it, or choose another --listen; ignore this if it is this server"
-        yield Finding("listen", "warn", f"{config.listen}: {error.strerror or error}", step)
-    else:
-        yield Finding("listen", "ok", f"{config.listen} is free")
+    """Whether the server can listen on its addresses."""
+    for path, address in config.addresses.items():
+        host, port = split_listen(address)
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        try:
+            with socket.socket(family, socket.SOCK_STREAM) as probe:
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                probe.bind((host, port))
+        except OSError as error:
+            flag = "--" + path.replace(".", "-")
+            step = (
+                f"stop the process that uses it, or choose another {flag}; ignore this if it is this server"
+            )
+            yield Finding(path, "warn", f"{address}: {error.strerror or error}", step)
+        else:
+            yield Finding(path, "ok", f"{address} is free")
 
 
 def check_descriptors(config: ServerConfig) -> Iterator[Finding]:

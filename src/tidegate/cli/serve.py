@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import errno
 import logging
-import socket
 from collections.abc import Callable
 from pathlib import Path
-from typing import Final
 
 import click
 import msgspec
@@ -18,9 +15,6 @@ from tidegate.errors import ConfigurationError, RegionMismatch
 from tidegate.server.process.config import ORIGIN_FILE, Loaded, ServerConfig
 
 __all__ = ["renamed", "serve"]
-
-# Errors that only binding a socket raises during a start.
-LISTEN_ERRORS: Final = frozenset({errno.EADDRINUSE, errno.EADDRNOTAVAIL, errno.EACCES, errno.EAFNOSUPPORT})
 
 
 @click.command()
@@ -33,12 +27,12 @@ def serve(load_settings: Callable[[], Loaded], as_json: bool) -> ExitCode:
     key. SIGTERM stops it gracefully, SIGHUP reloads keys and log level. --json is the same as --log-format json: one
     JSON object per line; the URL (and the first key) on stdout, the log on stderr.
     """
-    from tidegate.server.process.config_load import check_certificate
+    from tidegate.server.process.config_load import check_files
     from tidegate.server.process.service import run
     from tidegate.telemetry.logging import configure
 
     loaded = load_settings()
-    check_certificate(loaded)
+    check_files(loaded)
     config = loaded.config
     if as_json:
         config = msgspec.structs.replace(config, log=msgspec.structs.replace(config.log, format="json"))
@@ -48,18 +42,11 @@ def serve(load_settings: Callable[[], Loaded], as_json: bool) -> ExitCode:
 
     def reload() -> ServerConfig:
         again = load_settings()
-        check_certificate(again)
+        check_files(again)
         return again.config
 
     try:
         return ExitCode.OK if run(config, reload=reload) == 0 else ExitCode.ERROR
-    except OSError as error:
-        if isinstance(error, socket.gaierror) or error.errno in LISTEN_ERRORS:
-            raise ConfigurationError(
-                f"listen: cannot listen on {config.listen}: {error.strerror}; stop the process that uses it, or choose "
-                "another --listen"
-            ) from error
-        raise
     except RegionMismatch as error:
         if config.origin is None:
             raise ConfigurationError(f"{error}. Or {renamed(config)}") from error

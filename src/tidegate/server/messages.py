@@ -6,16 +6,27 @@ lines, body). How they travel is known to `http1` and `asgi`, what they mean to 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from typing import Any, NamedTuple, Protocol
 from urllib.parse import unquote_to_bytes
 
 import msgspec
 
-__all__ = ["Answer", "Handler", "Head", "Operation", "Refuse", "Route", "Router"]
+__all__ = ["Answer", "Handler", "Head", "Operation", "Refuse", "Route", "Router", "Whole"]
 
 Answer = tuple[int, bytes, bytes]
 """(status, header lines each ended by CRLF, body). A plain tuple, because one is made for every request."""
+
+
+class Whole(NamedTuple):
+    """All that a request says before its body, for an operation that does not know which header fields it reads."""
+
+    target: bytes
+    """The request target as it was sent, query included."""
+    fields: Mapping[str, str]
+    """By name in lower case; several fields of one name are joined with a comma."""
+    peer: str
+    """The address of the other end of the connection; empty for a socket that has none."""
 
 
 class Head(msgspec.Struct, frozen=True, gc=False):
@@ -27,6 +38,8 @@ class Head(msgspec.Struct, frozen=True, gc=False):
     """X-Test-Time"""
     metrics_off: bool = False
     """X-Unkey-Metrics: disabled"""
+    whole: Whole | None = None
+    """Only for an operation that `reads_whole`."""
 
 
 Handler = Callable[[Head, bytes], "Answer | Coroutine[Any, Any, Answer]"]
@@ -44,11 +57,12 @@ class Refuse(Protocol):
 class Operation:
     """The target of a path and a method, with its counters."""
 
-    __slots__ = ("handler", "name", "statuses")
+    __slots__ = ("handler", "name", "reads_whole", "statuses")
 
-    def __init__(self, name: str, handler: Handler) -> None:
+    def __init__(self, name: str, handler: Handler, reads_whole: bool = False) -> None:
         self.name = name
         self.handler = handler
+        self.reads_whole = reads_whole
         # Answers by status, written by the connections. Only this server chooses statuses, so they are few.
         self.statuses: dict[int, int] = {}
 
@@ -61,8 +75,11 @@ class Route(NamedTuple):
 
     method: str
     path: str
+    """One that ends in `/*` stands for all that begin so."""
     name: str
     handler: Handler
+    reads_whole: bool = False
+    """The operation needs `Head.whole`."""
 
 
 class Router:
@@ -71,24 +88,32 @@ class Router:
     def __init__(self, routes: Iterable[Route], refuse: Refuse) -> None:
         self._refuse = refuse
         self._routes: dict[bytes, dict[bytes, Operation]] = {}
+        # What follows the prefix is not looked at, so that nothing in it leads to another operation.
+        self._prefixes: dict[bytes, dict[bytes, Operation]] = {}
         self.operations: list[Operation] = []
         for route in routes:
-            operation = self._add(route.name, route.handler)
-            methods = self._routes.setdefault(route.path.encode("ascii"), {})
+            operation = self._add(route.name, route.handler, route.reads_whole)
+            path = route.path.encode("ascii")
+            if path.endswith(b"/*"):
+                methods = self._prefixes.setdefault(path[:-1], {})
+            else:
+                methods = self._routes.setdefault(path, {})
             methods[route.method.encode("ascii")] = operation
             if route.method == "GET":
                 methods[b"HEAD"] = operation
         self.unknown = self._add("unknown", self._refuser(404, "There is nothing at this path. See /docs."))
         # One operation for each set of allowed methods, because the answer must list them.
         self._wrong_method: dict[bytes, Operation] = {}
-        for allowed in {b", ".join(sorted(methods)) for methods in self._routes.values()}:
+        for allowed in {
+            b", ".join(sorted(methods)) for methods in [*self._routes.values(), *self._prefixes.values()]
+        }:
             handler = self._refuser(
                 405, f"This path takes {allowed.decode('ascii')}.", b"allow: " + allowed + b"\r\n"
             )
             self._wrong_method[allowed] = self._add("unknown", handler)
 
-    def _add(self, name: str, handler: Handler) -> Operation:
-        operation = Operation(name, handler)
+    def _add(self, name: str, handler: Handler, reads_whole: bool = False) -> Operation:
+        operation = Operation(name, handler, reads_whole)
         self.operations.append(operation)
         return operation
 
@@ -105,6 +130,10 @@ class Router:
     def at(self, method: bytes, path: bytes) -> Operation:
         """`find` for a path that is decoded already."""
         methods = self._routes.get(path)
+        if methods is None:
+            methods = next(
+                (found for prefix, found in self._prefixes.items() if path.startswith(prefix)), None
+            )
         if methods is None:
             return self.unknown
         return methods.get(method) or self._wrong_method[b", ".join(sorted(methods))]

@@ -51,7 +51,12 @@ def test_the_sample_loads_without_a_warning_and_says_what_it_seems_to_say(tmp_pa
     loaded = load(file=local_copy(tmp_path), environ=environment(tmp_path), flags={})
     config = loaded.config
     assert not loaded.warnings
-    assert (config.region, config.workers, config.port, config.log.format) == ("fra", 4, 8443, "json")
+    assert (config.region, config.workers, config.listen, config.log.format) == (
+        "fra",
+        4,
+        "0.0.0.0:8443",
+        "json",
+    )
     assert config.ledger == "mysql://tidegate:secret@db.internal/tidegate"
     assert config.tls.cert is not None
     commented = [

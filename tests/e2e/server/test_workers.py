@@ -3,7 +3,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import socket
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from tests.e2e.server.wire import Client, body, post, used
 from tests.server.harness import TidegateServer, eventually
 from tidegate.server.process.config import ServerConfig
 from tidegate.server.process.first_start import prepare
+from tidegate.server.process.sockets import Sockets
 from tidegate.server.process.supervisor import Supervisor
 from tidegate.testing.servers.process import child_pids, is_gone
 
@@ -141,7 +141,7 @@ def test_a_worker_that_replaces_another_logs_at_the_level_that_sighup_set(tmp_pa
 class StoppedWhileStarting(Supervisor):
     """The signal comes while a worker is being made, when it is in no list yet."""
 
-    async def _start(self, bound: socket.socket) -> Any:
+    async def _start(self, bound: Sockets) -> Any:
         self._stopping.set()
         for _ in range(10):  # turns of the loop: those that are in the list are told to stop
             await asyncio.sleep(0)

@@ -1,4 +1,4 @@
-"""Programs that check the server from outside, where they are installed (`scripts/gateways` installs them)."""
+"""Programs that check the server from outside, where they are installed (`make test` installs most of them)."""
 
 from __future__ import annotations
 
@@ -13,13 +13,11 @@ TOOLS = Path(os.environ.get("TIDEGATE_GATEWAYS", Path(__file__).parents[3] / ".g
 
 
 def find_program(name: str, what_is_not_checked: str) -> str:
-    """The path of a program; skips the test when it is missing, and says what was not checked."""
+    """The path of a program; skips the test when it is missing. The summary of the run lists what was not checked."""
     places = os.pathsep.join(
         [str(TOOLS / "bin"), os.environ.get("PATH", os.defpath), "/usr/sbin", "/usr/local/sbin"]
     )
     found = shutil.which(name, path=places)
     if found is None:
-        pytest.skip(
-            f"{name} is not installed (scripts/gateways installs it); not checked: {what_is_not_checked}"
-        )
+        pytest.skip(f"not checked on {name}, {what_is_not_checked}: not installed (see scripts/gateways)")
     return found

@@ -18,24 +18,6 @@ ROOT = Path(__file__).parents[3]
 TIMEOUT_S = 30.0
 NOT_CHECKED = "Envoy with Tidegate as its rate limit service"
 
-SERVICE = """
-import asyncio, signal, sys
-from pathlib import Path
-from tidegate import AsyncLimiter
-from tidegate.server.rls.rules_watch import RulesWatch
-from tidegate.server.rls.serve import serve_rls
-
-async def main(address, rules):
-    stop = asyncio.Event()
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
-    async with AsyncLimiter() as limiter:
-        server = await serve_rls(limiter, RulesWatch(Path(rules)), address, poll_s=0.01)
-        await stop.wait()
-        await server.stop(5.0)
-
-asyncio.run(main(*sys.argv[1:]))
-"""
-
 
 def code_block(page: str, first_line: str) -> str:
     """The code block of a documentation page that begins with this line: what is shown is what is tested."""
@@ -68,17 +50,24 @@ class Stateless(ServerProcess):
         return f"http://127.0.0.1:{self.port}"
 
 
-class RlsProcess(Stateless):
-    """The service with an embedded limiter: a restart forgets all counts."""
+class TidegateProcess(Stateless):
+    """`tidegate serve` whose counts a restart forgets. Its `port` is that of one listener for gateways."""
 
-    kind: ClassVar[str] = "tidegate-rls"
+    kind: ClassVar[str] = "tidegate"
 
-    def __init__(self, rules: Path) -> None:
+    def __init__(self, listener: str, rules: Path, policies: Path | None = None) -> None:
+        """`listener`: `rls` or `check`."""
         super().__init__()
-        self._rules = rules
+        self._arguments = ["--rls-config", str(rules)]
+        if policies is not None:
+            self._arguments += ["--check-config", str(policies)]
+        self._listener = listener
 
     def _argv(self) -> list[str]:
-        return [sys.executable, "-c", SERVICE, f"127.0.0.1:{self.port}", str(self._rules)]
+        data = str(self.directory / "data")
+        own = ["--data-dir", data, "--listen", "127.0.0.1:0", "--origin", "memory://"]
+        address = [f"--{self._listener}-address", f"127.0.0.1:{self.port}"]
+        return [sys.executable, "-m", "tidegate.cli", "serve", *own, *address, *self._arguments]
 
 
 def is_listening(pid: int, port: int) -> bool:
@@ -117,18 +106,19 @@ def get(port: int, path: str = "/", **headers: str) -> Reply:
 
 
 class Envoy(Stateless):
-    """Envoy with the configuration of docs/how-to/behind-envoy.md.
+    """Envoy with a configuration of the documentation.
 
-    Changed for tests: addresses; a timeout that a busy machine does not reach; a second listener `closed` with
-    failure_mode_deny; an application within Envoy itself.
+    Changed for tests: addresses; a timeout that a busy machine does not reach; a second listener `closed` that denies
+    when the service does not answer; an application within Envoy itself.
     """
 
     kind: ClassVar[str] = "envoy"
 
-    def __init__(self, service: RlsProcess) -> None:
+    def __init__(self, service: TidegateProcess, config: dict[str, Any] | None = None) -> None:
         super().__init__()
         self._program = find_program("envoy", NOT_CHECKED)
         self._service = service
+        self._config = config or yaml.safe_load(code_block("behind-envoy.md", "# envoy.yaml"))
 
     def _argv(self) -> list[str]:
         file = self.directory / "envoy.json"
@@ -170,14 +160,19 @@ class Envoy(Stateless):
         return f"http://127.0.0.1:{self.listener('edge')}"
 
     def _configuration(self) -> dict[str, Any]:
-        config: dict[str, Any] = yaml.safe_load(code_block("behind-envoy.md", "# envoy.yaml"))
+        config: dict[str, Any] = json.loads(json.dumps(self._config))
         resources = config["static_resources"]
         (edge,) = resources["listeners"]
         edge["address"]["socket_address"] = {"address": "127.0.0.1", "port_value": 0}
-        limit_filter(edge)["timeout"] = f"{TIMEOUT_S:g}s"
+        asking = limit_filter(edge)
+        (asking["http_service"]["server_uri"] if "http_service" in asking else asking)["timeout"] = (
+            f"{TIMEOUT_S:g}s"
+        )
         closed = json.loads(json.dumps(edge))
         closed["name"] = "closed"
-        limit_filter(closed)["failure_mode_deny"] = True
+        limit_filter(closed).update(
+            {"failure_mode_allow": False} if "http_service" in asking else {"failure_mode_deny": True}
+        )
         application = {"address": {"pipe": {"path": str(self.directory / "application.sock")}}}
         resources["listeners"] += [closed, application_listener(application)]
         for cluster in resources["clusters"]:

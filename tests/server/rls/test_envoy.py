@@ -7,9 +7,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import yaml
 
 from tests.server.http2.programs import find_program
-from tests.server.rls.gateways import NOT_CHECKED, Envoy, RlsProcess, code_block, get
+from tests.server.rls.gateways import NOT_CHECKED, Envoy, TidegateProcess, code_block, get
 from tidegate.testing.servers.process import wait_until
 
 pytestmark = pytest.mark.server
@@ -28,14 +29,14 @@ def rules(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def service(rules: Path) -> Iterator[RlsProcess]:
+def service(rules: Path) -> Iterator[TidegateProcess]:
     find_program("envoy", NOT_CHECKED)
-    with RlsProcess(rules) as service:
+    with TidegateProcess("rls", rules) as service:
         yield service
 
 
 @pytest.fixture
-def envoy(service: RlsProcess) -> Iterator[Envoy]:
+def envoy(service: TidegateProcess) -> Iterator[Envoy]:
     with Envoy(service) as envoy:
         yield envoy
 
@@ -86,7 +87,30 @@ def test_hits_addend_is_the_cost_and_zero_only_looks(envoy: Envoy) -> None:
     assert get(port, "/", x_user="ann").headers["x-ratelimit-remaining"] == "1"
 
 
-def test_a_killed_service_fails_open_or_closed_and_comes_back(envoy: Envoy, service: RlsProcess) -> None:
+def test_the_envoy_part_of_the_page_about_istio_limits(service: TidegateProcess) -> None:
+    """The patches of the page, applied by hand to the configuration of the other page, where Istio would."""
+    config = yaml.safe_load(code_block("behind-envoy.md", "# envoy.yaml"))
+    patches = {
+        patch["applyTo"]: patch["patch"]["value"]
+        for patch in yaml.safe_load(code_block("in-istio.md", "# envoyfilter.yaml"))["spec"]["configPatches"]
+    }
+    resources = config["static_resources"]
+    manager = resources["listeners"][0]["filter_chains"][0]["filters"][0]["typed_config"]
+    manager["http_filters"][0] = patches["HTTP_FILTER"]
+    (host,) = manager["route_config"]["virtual_hosts"]
+    host["routes"] = host["routes"][-1:]
+    del host["rate_limits"]
+    host |= patches["VIRTUAL_HOST"]
+    wanted = patches["HTTP_FILTER"]["typed_config"]["rate_limit_service"]["grpc_service"]["envoy_grpc"]
+    (cluster,) = (each for each in resources["clusters"] if each["name"] == "tidegate")
+    cluster["name"] = cluster["load_assignment"]["cluster_name"] = wanted["cluster_name"]
+    with Envoy(service, config) as envoy:
+        port = envoy.listener("edge")
+        assert [get(port, x_user="ann").status for _ in range(6)] == [200] * 5 + [429]
+        assert [get(port, x_tier="tin").status for _ in range(4)] == [200] * 3 + [429]
+
+
+def test_a_killed_service_fails_open_or_closed_and_comes_back(envoy: Envoy, service: TidegateProcess) -> None:
     open_port, closed_port = envoy.listener("edge"), envoy.listener("closed")
     assert [get(port, x_tier="tin").status for port in (open_port, closed_port)] == [200, 200]
     service.kill()

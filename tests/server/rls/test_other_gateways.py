@@ -1,43 +1,56 @@
-"""nginx, HAProxy, Caddy and Traefik with the configurations of docs/how-to/behind-other-gateways.md."""
+"""nginx, HAProxy, Caddy, Traefik and ext_authz, with the configurations of docs/how-to/behind-other-gateways.md."""
 
 from __future__ import annotations
 
-import sys
+import threading
 from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, Self
 
 import pytest
+import yaml
 
 from tests.server.http2.programs import find_program
-from tests.server.rls.gateways import Stateless, code_block, get
+from tests.server.rls.gateways import Envoy, Stateless, TidegateProcess, code_block, get
+from tidegate.testing.servers.process import wait_until
 
 pytestmark = pytest.mark.server
 
 PAGE = "behind-other-gateways.md"
 
 
-class CheckProcess(Stateless):
-    """Answers checks, and anything else with 200."""
+class Application:
+    """What the gateways protect: answers 200 to everything."""
 
-    kind: ClassVar[str] = "tidegate-check"
+    def __init__(self) -> None:
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                self.send_response(200)
+                self.send_header("Content-Length", "0")
+                self.end_headers()
 
-    def _argv(self) -> list[str]:
-        rules, config = self.directory / "rules.yaml", self.directory / "tidegate.toml"
-        text = code_block(PAGE, "# rules.yaml")
-        # Windows that do not end while a test runs.
-        rules.write_text(text.replace("unit: minute", "unit: year").replace("unit: hour", "unit: year"))
-        config.write_text(code_block(PAGE, "# tidegate.toml"))
-        program = Path(__file__).with_name("check_process.py")
-        return [sys.executable, str(program), str(self.port), str(rules), str(config)]
+            def log_message(self, *_: object) -> None:
+                """Not on stderr."""
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.port = self._server.server_address[1]
+
+    def __enter__(self) -> Self:
+        threading.Thread(target=self._server.serve_forever, args=(0.01,)).start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._server.shutdown()
+        self._server.server_close()
 
 
 class Gateway(Stateless):
-    """One of the gateways, in front of a `CheckProcess`."""
+    """One of the gateways, with Tidegate beside it and an application behind it."""
 
     kind: ClassVar[str] = "gateway"
 
-    def __init__(self, name: str, service: CheckProcess, application: CheckProcess) -> None:
+    def __init__(self, name: str, service: TidegateProcess, application: Application) -> None:
         super().__init__()
         self.name = name
         self.service = service
@@ -48,7 +61,7 @@ class Gateway(Stateless):
         """A configuration of the page, with the addresses of this test."""
         text = code_block(PAGE, first_line)
         assert listen in text
-        text = text.replace("tidegate:8080", f"127.0.0.1:{self.service.port}")
+        text = text.replace("tidegate:8082", f"127.0.0.1:{self.service.port}")
         text = text.replace("application:8000", f"127.0.0.1:{self._application.port}")
         return text.replace(listen, listen_here.format(port=self.port))
 
@@ -104,16 +117,24 @@ class Gateway(Stateless):
             return False
 
 
+@pytest.fixture
+def service(tmp_path: Path) -> Iterator[TidegateProcess]:
+    rules, policies = tmp_path / "rules.yaml", tmp_path / "check.toml"
+    text = code_block(PAGE, "# rules.yaml")
+    # Windows that do not end while a test runs.
+    rules.write_text(text.replace("unit: minute", "unit: year").replace("unit: hour", "unit: year"))
+    policies.write_text(code_block(PAGE, "# check.toml"))
+    with TidegateProcess("check", rules, policies) as service:
+        yield service
+
+
 @pytest.fixture(params=["nginx", "haproxy", "caddy", "traefik"])
 def gateway(request: pytest.FixtureRequest) -> Iterator[Gateway]:
     name = str(request.param)
     find_program(name, f"{name} with Tidegate's check")
-    # The stand-in answers everything but checks with 200: one of them is the application.
-    with (
-        CheckProcess() as service,
-        CheckProcess() as application,
-        Gateway(name, service, application) as gateway,
-    ):
+    # Asked for only now: a program that is missing costs no server.
+    service = request.getfixturevalue("service")
+    with Application() as application, Gateway(name, service, application) as gateway:
         yield gateway
 
 
@@ -140,3 +161,26 @@ def test_a_service_that_is_gone_fails_open_or_closed_and_comes_back(gateway: Gat
     assert status == 200 if gateway.name == "haproxy" else status >= 500
     gateway.service.start()
     assert [get(gateway.port, x_user="ann").status for _ in range(6)] == [200] * 5 + [429]
+
+
+def test_envoy_asks_by_ext_authz_and_a_client_cannot_change_what_is_asked(
+    request: pytest.FixtureRequest,
+) -> None:
+    find_program("envoy", "Envoy with Tidegate's check")
+    service = request.getfixturevalue("service")
+    with Envoy(service, yaml.safe_load(code_block(PAGE, "# envoy-ext-authz.yaml"))) as envoy:
+        open_port, closed_port = envoy.listener("edge"), envoy.listener("closed")
+        paths = ["/", "/a?cost=0", "/?policy=nginx&cost=0", "/..%2f?domain=edge", "/x?descriptor=user=bob"]
+        replies = [get(open_port, path, x_user="ann") for path in [*paths, "/?cost=0"]]
+        assert [reply.status for reply in replies] == [200] * 5 + [429]
+        assert replies[0].headers["ratelimit"].startswith('"address";r=99;')
+        assert '"user";q=5' in replies[0].headers["ratelimit-policy"]
+        assert int(replies[5].headers["retry-after"]) > 0
+        forged = [get(open_port, x_forwarded_for=f"6.6.6.{number}").status for number in range(100)]
+        assert forged.count(429) == 5, "all of them are one client, which has made five requests before"
+        service.kill()
+        assert [get(port, x_user="bob").status for port in (open_port, closed_port)] == [200, 403]
+        service.start()
+        wait_until(
+            lambda: get(closed_port, x_user="bob").status == 200, timeout_s=30, what="Envoy to connect again"
+        )

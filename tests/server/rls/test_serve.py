@@ -21,9 +21,9 @@ from tests.server.http2.peer import until
 from tests.server.http2.programs import find_program
 from tests.server.rls.asking import OK, OVER_LIMIT, RULES, one, request, response
 from tidegate import AsyncLimiter
-from tidegate.errors import ConfigurationError
+from tidegate.server.http1.listener import bind
 from tidegate.server.rls.rules_watch import RulesWatch
-from tidegate.server.rls.serve import RlsServer, serve_rls
+from tidegate.server.rls.serve import RlsServer
 from tidegate.testing import RedisServer
 from tidegate.testing.servers.redis import create_certificate
 
@@ -39,7 +39,8 @@ async def serving(
     rules = folder / "rules.yaml"
     rules.write_bytes(RULES)
     async with AsyncLimiter(**limiter_options) as limiter:
-        server = await serve_rls(limiter, RulesWatch(rules), "127.0.0.1:0", tls, poll_s=poll_s)
+        server = RlsServer(limiter, RulesWatch(rules))
+        await server.start(bind("127.0.0.1", 0, shared=False), tls, poll_s=poll_s)
         try:
             yield server
         finally:
@@ -97,6 +98,7 @@ async def test_grpcio_asks_until_the_limit(tmp_path: Path) -> None:
         await asked(server, play)
         statistics = server.statistics()
         assert (statistics.service.allowed, statistics.service.denied) == (5, 2)
+        assert statistics.http2 is not None
         assert statistics.http2.calls["/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit"] == {
             0: 7,
             3: 1,
@@ -262,11 +264,3 @@ async def test_rules_are_reloaded_under_traffic_without_a_failed_call(tmp_path: 
 
         await asked(server, look)
         assert server.statistics().rules_reloads == 10
-
-
-async def test_an_address_that_is_none_is_a_clear_error(tmp_path: Path) -> None:
-    rules = tmp_path / "rules.yaml"
-    rules.write_bytes(RULES)
-    for address in ("8081", "localhost:", "localhost:http", "localhost:70000"):
-        with pytest.raises(ConfigurationError, match="expected HOST:PORT"):
-            await serve_rls(AsyncLimiter(), RulesWatch(rules), address)

@@ -137,9 +137,14 @@ class Admission:
     def _find(self, call: Call) -> Steps[Caller]:
         credentials = call.head.authorization
         if credentials is None:
+            place = (
+                "Request for '/v1/check'"
+                if call.head.whole
+                else f"POST request for '/v2/ratelimit.{call.operation}'"
+            )
             raise Refusal(
                 INVALID_INPUT,
-                f"POST request for '/v2/ratelimit.{call.operation}' has no Authorization header",
+                f"{place} has no Authorization header",
                 errors=[
                     FieldError(
                         "/security/bearerAuth",

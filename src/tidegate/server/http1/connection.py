@@ -284,6 +284,10 @@ class HttpConnection(asyncio.Protocol):
 
     # Callbacks of the reader.
 
+    def peer(self) -> str:
+        name = self._transport.get_extra_info("peername")
+        return str(name[0]) if isinstance(name, tuple) else ""
+
     def on_begin(self) -> None:
         self._started = self._server.wheel.now
 

@@ -13,7 +13,7 @@ import httptools
 import msgspec
 
 from tidegate.server.http1.bounds import Intake, Rejection
-from tidegate.server.messages import Head, Operation, Router
+from tidegate.server.messages import Head, Operation, Router, Whole
 
 __all__ = ["BODY", "HEADERS", "REST", "RequestHead", "RequestReader", "Sink"]
 
@@ -59,6 +59,7 @@ class RequestHead(msgspec.Struct, frozen=True, gc=False):
 class Sink(Protocol):
     """Receives what was read, in order."""
 
+    def peer(self) -> str: ...
     def on_begin(self) -> None: ...
     def on_continue(self) -> None: ...
     def on_request(self, head: RequestHead, body: bytes) -> None: ...
@@ -76,6 +77,7 @@ class RequestReader:
         "_body",
         "_body_bytes",
         "_completed",
+        "_every_field",
         "_fields",
         "_head_bytes",
         "_headers",
@@ -102,6 +104,7 @@ class RequestReader:
         self.head: RequestHead | None = None
         self._target = b""
         self._fields: list[bytes | None] = [None] * FIELDS
+        self._every_field: list[tuple[bytes, bytes]] = []
         self._headers = 0
         self._head_bytes = 0
         # Bytes of an unfinished head, or of a body as it was sent.
@@ -194,6 +197,7 @@ class RequestReader:
         self.head = None
         self._target = b""
         self._fields = [None] * FIELDS
+        self._every_field = []
         self._headers = 0
         self._head_bytes = 0
         self._wire_bytes = 0
@@ -212,6 +216,7 @@ class RequestReader:
         config = self._intake.config
         if self._headers > config.headers_max or self._head_bytes > config.header_bytes_max:
             self._stop(*self._intake.headers_too_large)
+        self._every_field.append((name, value))
         field = FIELD_OF.get(name)
         if field is None:
             field = FIELD_OF.get(name.lower())
@@ -237,13 +242,15 @@ class RequestReader:
         elif version != "1.0":
             self._stop(400, f"This server speaks HTTP/1.1, not HTTP/{version}.")
         length = int(fields[LENGTH] or 0)
+        operation = self._router.find(method, self._target)
         self.head = RequestHead(
-            self._router.find(method, self._target),
+            operation,
             Head(
                 fields[AUTHORIZATION],
                 fields[ACCEPT] or b"",
                 fields[TEST_TIME],
                 fields[METRICS] == b"disabled",
+                self._whole() if operation.reads_whole else None,
             ),
             length,
             parser.should_keep_alive(),
@@ -263,6 +270,13 @@ class RequestReader:
                 self._stop(417, "The only expectation that this server meets is 100-continue.")
             if version == "1.1":
                 self._sink.on_continue()
+
+    def _whole(self) -> Whole:
+        fields: dict[str, str] = {}
+        for raw_name, raw_value in self._every_field:
+            name, value = raw_name.decode("ascii").lower(), text_of(raw_value.strip(b" \t"))
+            fields[name] = f"{fields[name]},{value}" if name in fields else value
+        return Whole(self._target, fields, self._sink.peer())
 
     def on_body(self, data: bytes) -> None:
         self._body.append(data)
@@ -295,3 +309,11 @@ class RequestReader:
         self._is_rejected = True
         self.drop()
         self._sink.on_rejected(rejection)
+
+
+def text_of(value: bytes) -> str:
+    """A header value as text: UTF-8, or as Latin-1, in which all bytes mean something."""
+    try:
+        return value.decode("utf-8")
+    except UnicodeDecodeError:
+        return value.decode("latin-1")

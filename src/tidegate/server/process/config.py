@@ -27,11 +27,13 @@ from tidegate.server.http1.bounds import HttpConfig
 
 __all__ = [
     "SETTINGS",
+    "CheckSection",
     "ConfigFaults",
     "Fault",
     "HttpConfig",
     "Loaded",
     "LogConfig",
+    "RlsConfig",
     "ServerConfig",
     "Setting",
     "TlsConfig",
@@ -53,13 +55,52 @@ ONLY_REGION: Final = "default"
 
 
 class TlsConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """TLS of the HTTP listener: both files or none."""
+    """TLS of all listeners: both files or none."""
 
     cert: Annotated[
         str | None, Meta(description="PEM file with the certificate chain.", extra={"shown": "path"})
     ] = None
     key: Annotated[
         str | None, Meta(description="PEM file with its private key.", extra={"shown": "path"})
+    ] = None
+
+
+class RlsConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """Envoy's rate limit service, and the rules that it shares with the check."""
+
+    address: Annotated[
+        str | None,
+        Meta(
+            description="HOST:PORT of Envoy's rate limit service (gRPC); needs rls.config and the rls extra."
+        ),
+    ] = None
+    config: Annotated[
+        str | None,
+        Meta(
+            description="Rules file in the layout of envoyproxy/ratelimit, or a directory of such files. They are "
+            "read again when they change. With it the HTTP API has /v1/check.",
+            extra={"shown": "path"},
+        ),
+    ] = None
+
+
+class CheckSection(msgspec.Struct, frozen=True, kw_only=True):
+    """The yes/no check (`/v1/check`) for gateways that understand 200 or 429."""
+
+    address: Annotated[
+        str | None,
+        Meta(
+            description="HOST:PORT of a listener that serves only /v1/check and needs no key: for gateways, on a "
+            "private network; needs rls.config."
+        ),
+    ] = None
+    config: Annotated[
+        str | None,
+        Meta(
+            description="TOML file with named policies and trusted hops for /v1/check; needs rls.config. SIGHUP reads "
+            "it again.",
+            extra={"shown": "path"},
+        ),
     ] = None
 
 
@@ -133,17 +174,15 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
     ] = False
     http: HttpConfig = HttpConfig()
     tls: TlsConfig = TlsConfig()
+    rls: RlsConfig = RlsConfig()
+    check: CheckSection = CheckSection()
     log: LogConfig = LogConfig()
 
     @property
-    def host(self) -> str:
-        """The host part of `listen`, without the brackets of IPv6."""
-        return split_listen(self.listen)[0]
-
-    @property
-    def port(self) -> int:
-        """The port part of `listen`."""
-        return split_listen(self.listen)[1]
+    def addresses(self) -> dict[str, str]:
+        """The HOST:PORT of every listener, by its setting."""
+        named = {"listen": self.listen, "rls.address": self.rls.address, "check.address": self.check.address}
+        return {path: address for path, address in named.items() if address is not None}
 
     @property
     def catalog_url(self) -> str:
@@ -286,6 +325,10 @@ EXPECTED_BY_PATH: Final = {
     "ledger": "a URL that begins with mysql://, postgres:// or sqlite:///path",
     "tls.cert": "a PEM file",
     "tls.key": "a PEM file",
+    "rls.address": "HOST:PORT with a port from 0 to 65535",
+    "rls.config": "a rules file, or a directory with some",
+    "check.address": "HOST:PORT with a port from 0 to 65535",
+    "check.config": "a TOML file",
 }
 
 SETTINGS: Final = tuple(_walk(ServerConfig, ""))

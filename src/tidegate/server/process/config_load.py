@@ -19,28 +19,32 @@ import msgspec
 from tidegate.adapters.secrets import mask
 from tidegate.adapters.urls import parse_server_url, scheme_of, sqlite_path
 from tidegate.core.model import checked_region
-from tidegate.errors import ConfigurationError
+from tidegate.errors import ConfigurationError, MissingExtra
 from tidegate.server.process.config import (
     LEDGER_SCHEMES,
     ORIGIN_SCHEMES,
     SETTINGS,
+    CheckSection,
     ConfigFaults,
     Fault,
     HttpConfig,
     Loaded,
     LogConfig,
+    RlsConfig,
     ServerConfig,
     Setting,
     TlsConfig,
     split_listen,
 )
 
-__all__ = ["check_certificate", "load", "load_values"]
+__all__ = ["check_files", "load", "load_values"]
 
 # Variables that are not settings of the server.
 OTHER_VARIABLES: Final = frozenset(
     {"TIDEGATE_CONFIG", "TIDEGATE_URL", "TIDEGATE_KEY", "TIDEGATE_DEBUG", "TIDEGATE_PURE"}
 )
+# The settings that name a listener.
+LISTENERS: Final = ("listen", "rls.address", "check.address")
 # Kubernetes sets these in every pod if there is a Service called tidegate.
 SERVICE_LINK: Final = re.compile(r"TIDEGATE_(?:SERVICE_(?:HOST|PORT.*)|PORT(?:_.*)?)")
 
@@ -177,7 +181,7 @@ class _Reading:
     @staticmethod
     def _check(setting: Setting, value: Any) -> None:
         """Checks of one value beyond its type; ValueError or ConfigurationError if it is wrong."""
-        if setting.path == "listen":
+        if setting.path in LISTENERS and value is not None:
             split_listen(value)
         elif setting.path == "region" and value is not None:
             checked_region(value)
@@ -189,7 +193,7 @@ class _Reading:
                 sqlite_path(value)
             elif scheme != "memory":
                 parse_server_url(value, default_port=1)
-        elif setting.path.startswith("tls.") and value == "":
+        elif setting.shown == "path" and value == "":
             raise ValueError(value)
 
     def check_together(self, converted: Mapping[str, Any]) -> None:
@@ -206,6 +210,24 @@ class _Reading:
                 self._fault(
                     by_path[other], None, f"a PEM file, since {one} is set by {self.sources[one]}", step
                 )
+        if "rls.config" in converted and converted["rls.config"] is None:
+            for path in ("rls.address", "check.address", "check.config"):
+                if converted.get(path) is not None:
+                    expected = (
+                        f"{by_path['rls.config'].expected}, since {path} is set by {self.sources[path]}"
+                    )
+                    step = "name the rules with --rls-config, TIDEGATE_RLS_CONFIG or config = in [rls]"
+                    self._fault(by_path["rls.config"], None, expected, step)
+                    break
+        listeners: dict[str, str] = {}
+        for path in LISTENERS:
+            address = converted.get(path)
+            if address is None or split_listen(address)[1] == 0:
+                continue
+            if address in listeners:
+                expected = f"an address of its own, since {listeners[address]} has this one"
+                self._fault(by_path[path], address, expected, "choose another port")
+            listeners[address] = path
         origin, workers = converted.get("origin"), converted.get("workers", 1)
         if origin is not None and origin.startswith("memory:") and workers > 1:
             step = "leave origin unset (a SQLite file in data_dir), or give a Redis URL, or run one worker"
@@ -240,18 +262,55 @@ def load(
     for path, value in converted.items():
         section, _, name = path.rpartition(".")
         (tree.setdefault(section, {}) if section else tree)[name] = value
-    sections = {"http": HttpConfig, "tls": TlsConfig, "log": LogConfig}
+    sections = {
+        "http": HttpConfig,
+        "tls": TlsConfig,
+        "rls": RlsConfig,
+        "check": CheckSection,
+        "log": LogConfig,
+    }
     built = {name: sections[name](**value) if name in sections else value for name, value in tree.items()}
     if built["test_mode"]:
         reading.warnings.append("test_mode is on: every caller of the API can choose the time of a request")
     return Loaded(ServerConfig(**built), reading.sources, tuple(reading.warnings))
 
 
-def check_certificate(loaded: Loaded) -> None:
-    """Raises `ConfigFaults` unless the TLS files can be read and belong together."""
+def check_files(loaded: Loaded) -> None:
+    """Raises `ConfigFaults` unless the files that the settings name can be used: TLS, rules and policies."""
+    faults = [*_certificate_faults(loaded), *_gateway_faults(loaded)]
+    if faults:
+        raise ConfigFaults(tuple(faults), loaded.warnings)
+
+
+def _gateway_faults(loaded: Loaded) -> list[Fault]:
+    rls, check = loaded.config.rls, loaded.config.check
+    if rls.config is None:
+        return []
+    try:
+        from tidegate.server.process import gateways
+    except ModuleNotFoundError as error:
+        raise MissingExtra("rls", "rls.config") from error
+    faults = []
+    try:
+        gateways.load_rules(Path(rls.config))
+    except ConfigurationError as error:
+        step = "correct the rules; `tidegate rules check` checks them"
+        source = loaded.sources["rls.config"]
+        faults.append(Fault("rls.config", repr(rls.config), source, f"rules that are right ({error})", step))
+    try:
+        gateways.read_check_config(check.config)
+    except ConfigurationError as error:
+        source = loaded.sources["check.config"]
+        expected = f"a file with policies that are right ({error})"
+        faults.append(Fault("check.config", repr(check.config), source, expected, "correct the file"))
+    return faults
+
+
+def _certificate_faults(loaded: Loaded) -> list[Fault]:
+    """Whether the TLS files can be read and belong together."""
     tls = loaded.config.tls
     if tls.cert is None or tls.key is None:
-        return
+        return []
     import ssl
 
     faults = []
@@ -270,8 +329,7 @@ def check_certificate(loaded: Loaded) -> None:
             expected = f"a certificate chain in PEM to which the key in {tls.key} belongs ({error})"
             step = "give PEM files that belong together as tls.cert and tls.key, the key without a password"
             faults.append(Fault("tls.cert", repr(tls.cert), loaded.sources["tls.cert"], expected, step))
-    if faults:
-        raise ConfigFaults(tuple(faults), loaded.warnings)
+    return faults
 
 
 def load_values(

@@ -11,7 +11,6 @@ import gc
 import logging
 import platform
 import signal
-import socket
 import ssl
 import sys
 import time
@@ -20,7 +19,7 @@ from contextlib import suppress
 from heapq import nlargest
 from operator import itemgetter
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import tidegate
 from tidegate.adapters.catalogs import open_catalog
@@ -28,6 +27,7 @@ from tidegate.adapters.clock import now_ms
 from tidegate.adapters.deadline import Deadline, loop_time
 from tidegate.adapters.urls import open_ledger, open_origin
 from tidegate.core.model import Tuning
+from tidegate.errors import MissingExtra
 from tidegate.ports import Ledger, Origin
 from tidegate.runtime.limiter import AsyncLimiter
 from tidegate.runtime.statistics import Health
@@ -39,14 +39,18 @@ from tidegate.server.api.problems import refuser
 from tidegate.server.catalog.keys import IdSource
 from tidegate.server.catalog.sync import CatalogSync, SnapshotFile
 from tidegate.server.catalog.view import CatalogView
-from tidegate.server.http1.listener import HttpServer, bind
-from tidegate.server.messages import Router
+from tidegate.server.http1.listener import HttpServer
+from tidegate.server.messages import Refuse, Router
 from tidegate.server.process.config import ServerConfig
 from tidegate.server.process.first_start import announce, make_directory, prepare
 from tidegate.server.process.request_log import RequestLog
+from tidegate.server.process.sockets import Sockets, bind_sockets
 from tidegate.telemetry.collecting import snapshot_of
 from tidegate.telemetry.logging import set_level
 from tidegate.telemetry.metrics import Key, Snapshot
+
+if TYPE_CHECKING:
+    from tidegate.server.process.gateways import Gateways
 
 __all__ = ["Service", "run", "run_service"]
 
@@ -82,7 +86,7 @@ async def _alone(own: Snapshot) -> Sequence[Snapshot]:
 
 
 class Service:
-    """One node. `start(socket)` serves HTTP on it; without one, another server (`asgi`) serves `router`."""
+    """One node. `start(sockets)` serves on them; without any, another server (`asgi`) serves `router`."""
 
     def __init__(
         self, config: ServerConfig, *, limiter: AsyncLimiter | None = None, snapshots: Snapshots = _alone
@@ -113,31 +117,47 @@ class Service:
         pages = Pages(self._is_ready, self._dependencies, self._snapshots)
         self.new_id = ids.take
         self.refuse = refuser(ids.take)
-        self.router = Router([*self._limits.routes(), *overrides.routes(), *pages.routes()], self.refuse)
-        self._log = RequestLog(self.router, time.monotonic)
+        self._gateways = _gateways(config, self._limiter, admission, self.refuse)
+        checks = [] if self._gateways is None else self._gateways.routes
+        self.router = Router(
+            [*self._limits.routes(), *overrides.routes(), *checks, *pages.routes()], self.refuse
+        )
+        self._routers = [self.router] if self._gateways is None else [self.router, self._gateways.router]
+        self._logs = [RequestLog(router, time.monotonic) for router in self._routers]
         self._tls = tls_context(config)
+        # A context of its own: the protocol that is agreed on is a part of it.
+        self._http2_tls = tls_context(config)
         self._http: HttpServer | None = None
         self._polling: asyncio.Task[None] | None = None
         self._is_stopping = False
 
-    async def start(self, bound: socket.socket | None = None) -> None:
+    async def start(self, bound: Sockets | None = None) -> None:
         """Raises `ConfigurationError` for faults that waiting does not fix; a dependency that is down is no error."""
         if self._owns_limiter:
             await self._limiter.start()
         await self._sync.start()
         self._polling = asyncio.get_running_loop().create_task(self._sync.run())
-        self._log.follow_level()
+        for log in self._logs:
+            log.follow_level()
         if bound is not None:
             self._http = HttpServer(
                 self.router, self._config.http, self.refuse, self.new_id, tls=self._tls, wall_time=time.time
             )
-            self._http.start(bound)
+            self._http.start(bound["listen"])
+            if self._gateways is not None:
+                await self._gateways.start(bound, self._tls, self._http2_tls)
 
     async def stop(self, timeout_s: float) -> None:
         """Accept nothing more, finish, flush the last counts. Ends within `timeout_s`."""
         deadline = Deadline.after(timeout_s, loop_time())
         self._is_stopping = True
-        if self._http is not None and not await self._http.drain(max(0.0, timeout_s - FLUSH_RESERVE_S)):
+        drain_s = max(0.0, timeout_s - FLUSH_RESERVE_S)
+        drains: list[Awaitable[bool]] = []
+        if self._http is not None:
+            drains.append(self._http.drain(drain_s))
+        if self._gateways is not None:
+            drains.append(self._gateways.stop(drain_s))
+        if not all(await asyncio.gather(*drains)):
             logger.warning("some clients did not finish in time; their connections were closed")
         if self._polling is not None:
             self._polling.cancel()
@@ -147,21 +167,28 @@ class Service:
         await self._sync.close()
 
     async def reload(self) -> None:
-        """Read all keys, namespaces and overrides again, and the certificate; log requests if the level asks for it."""
-        self._log.follow_level()
+        """Read keys, namespaces, overrides, policies and certificate again; log requests if the level asks for it."""
+        for log in self._logs:
+            log.follow_level()
         await self._sync.reload()
-        if self._tls is not None:
-            load_certificate(self._tls, self._config)
+        if self._gateways is not None:
+            self._gateways.reload()
+        for context in (self._tls, self._http2_tls):
+            if context is not None:
+                load_certificate(context, self._config)
 
     def snapshot(self) -> Snapshot:
         """The metrics of this process."""
         own = snapshot_of(self._limiter.statistics())
         values: dict[Key, float] = dict(own.values)
-        for operation in self.router.operations:
+        for operation in [operation for router in self._routers for operation in router.operations]:
             for status, count in operation.statuses.items():
                 key = ("http_requests_total", (operation.name, str(status)))
                 values[key] = values.get(key, 0) + count
         values["http_connections", ()] = 0 if self._http is None else len(self._http.connections)
+        if self._gateways is not None:
+            values["http_connections", ()] += self._gateways.http_connections
+            values |= self._gateways.values()
         for workspace_id, decisions in nlargest(TOP_MAX, self._limits.decisions.items(), key=itemgetter(1)):
             values["top_workspace_decisions", (workspace_id,)] = decisions
         for heavy in self._limits.top_denials.top(TOP_MAX):
@@ -203,6 +230,18 @@ def _limiter(config: ServerConfig) -> AsyncLimiter:
     return AsyncLimiter(region=config.region_name, origin=origin, ledger=ledger, tuning=tuning)
 
 
+def _gateways(
+    config: ServerConfig, limiter: AsyncLimiter, admission: Admission, refuse: Refuse
+) -> Gateways | None:
+    if config.rls.config is None:
+        return None
+    try:
+        from tidegate.server.process.gateways import Gateways
+    except ModuleNotFoundError as error:
+        raise MissingExtra("rls", "rls.config") from error
+    return Gateways(config, limiter, admission, refuse)
+
+
 def tls_context(config: ServerConfig) -> ssl.SSLContext | None:
     if config.tls.cert is None:
         return None
@@ -230,7 +269,7 @@ def raise_file_limit() -> None:
 
 async def run_service(
     service: Service,
-    bound: socket.socket,
+    bound: Sockets,
     config: ServerConfig,
     *,
     started: Callable[[], Awaitable[None]],
@@ -289,10 +328,10 @@ def run(config: ServerConfig, *, reload: Callable[[], ServerConfig] | None = Non
         return asyncio.run(Supervisor(config, reload=reload, first=first).run())
 
     async def main() -> int:
-        bound = bind(config.host, config.port, shared=False)
+        bound = bind_sockets(config, shared=False)
 
         async def started() -> None:
-            announce(sys.stdout, config, bound, first)
+            announce(sys.stdout, config, bound["listen"], first)
 
         return await run_service(Service(config), bound, config, started=started, reload=reload)
 

@@ -1,8 +1,8 @@
-"""The supervisor of `tidegate serve --workers N`: starts N workers on one port, replaces those that die, adds up their
-metrics, forwards signals, and ends after them. It serves nothing itself.
+"""The supervisor of `tidegate serve --workers N`: starts N workers on the same ports, replaces those that die, adds up
+their metrics, forwards signals, and ends after them. It serves nothing itself.
 
 Workers are new processes, not forks: a fork would share what must not be shared (sockets, threads, random state). The
-port is bound here first, without listening, so that port 0 means the same port for all of them.
+ports are bound here first, without listening, so that port 0 means the same port for all of them.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from typing import Final
 import msgspec
 
 from tidegate.adapters.backoff import Backoff
-from tidegate.server.http1.listener import bind
 from tidegate.server.process.config import ServerConfig
 from tidegate.server.process.first_start import FirstKey, announce
+from tidegate.server.process.sockets import Sockets, bind_sockets, close_sockets, ports_of
 from tidegate.server.process.worker import CANNOT_START, Line, ToSupervisor, ToWorker
 from tidegate.telemetry.logging import JSONFormatter, set_level
 from tidegate.telemetry.metrics import Snapshot
@@ -82,7 +82,7 @@ class Supervisor:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._stopping.set)
         loop.add_signal_handler(signal.SIGHUP, self._on_hangup)
-        bound = bind(self._config.host, self._config.port, shared=True)
+        bound = bind_sockets(self._config, shared=True)
         try:
             keepers = [loop.create_task(self._keep(bound)) for _ in range(self._config.workers)]
             reporting = loop.create_task(self._report())
@@ -93,16 +93,16 @@ class Supervisor:
             await self._stop_workers(keepers)
             await asyncio.gather(announcing, reporting, return_exceptions=True)
         finally:
-            bound.close()
+            close_sockets(bound)
         return self._exit_code
 
-    async def _announce(self, bound: socket.socket) -> None:
+    async def _announce(self, bound: Sockets) -> None:
         await self._all_ready.wait()
-        announce(sys.stdout, self._config, bound, self._first)
+        announce(sys.stdout, self._config, bound["listen"], self._first)
 
     # Workers.
 
-    async def _keep(self, bound: socket.socket) -> None:
+    async def _keep(self, bound: Sockets) -> None:
         """Keep one worker running."""
         loop = asyncio.get_running_loop()
         backoff = Backoff(RESTART_FIRST_S, RESTART_LAST_S, Random())
@@ -132,7 +132,7 @@ class Supervisor:
                 async with asyncio.timeout(pause_s):
                     await self._stopping.wait()
 
-    async def _start(self, bound: socket.socket) -> _Worker:
+    async def _start(self, bound: Sockets) -> _Worker:
         ours, theirs = socket.socketpair()
         with theirs:
             process = await asyncio.create_subprocess_exec(
@@ -144,7 +144,7 @@ class Supervisor:
             )
         worker = _Worker(process, await Line.open(ours))
         self._workers.add(worker)
-        worker.line.send(ToWorker(config=self._config, port=bound.getsockname()[1], log_format=_log_format()))
+        worker.line.send(ToWorker(config=self._config, ports=ports_of(bound), log_format=_log_format()))
         return worker
 
     async def _follow(self, worker: _Worker) -> int:

@@ -20,9 +20,9 @@ import msgspec
 import uvloop
 
 from tidegate.errors import ConfigurationError
-from tidegate.server.http1.listener import bind
 from tidegate.server.process.config import ServerConfig
 from tidegate.server.process.service import GC_THRESHOLDS, Service, run_service
+from tidegate.server.process.sockets import Sockets, bind_sockets
 from tidegate.telemetry.logging import configure, set_level
 from tidegate.telemetry.metrics import Snapshot
 
@@ -43,7 +43,7 @@ class ToWorker(msgspec.Struct, omit_defaults=True):
     """From the supervisor. The first one has the configuration; later ones a request or an answer."""
 
     config: ServerConfig | None = None
-    port: int = 0
+    ports: dict[str, int] = {}
     log_format: str = "text"
     # Asks for the metrics of the worker; the answer has the same number.
     report: int | None = None
@@ -110,7 +110,7 @@ class Worker:
         self._last_scrape = 0
         self._stopped = asyncio.Event()
 
-    async def run(self, bound: socket.socket) -> int:
+    async def run(self, bound: Sockets) -> int:
         listening = asyncio.get_running_loop().create_task(self._listen())
 
         async def started() -> None:
@@ -178,7 +178,7 @@ async def _main(end: socket.socket) -> int:
     line_format: Literal["text", "json"] = "json" if first.log_format == "json" else "text"
     configure(config.log.level, line_format, secrets=config.secrets)
     try:
-        return await Worker(line, config).run(bind(config.host, first.port, shared=True))
+        return await Worker(line, config).run(bind_sockets(config, shared=True, ports=first.ports))
     except ConfigurationError as error:
         logger.error("%s", error)  # noqa: TRY400 - the message is for the operator, who needs no traceback
         return CANNOT_START

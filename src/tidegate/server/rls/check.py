@@ -14,6 +14,7 @@ import ipaddress
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
+from http import HTTPStatus
 from typing import Any, Final, NamedTuple
 from urllib.parse import parse_qsl
 
@@ -335,8 +336,11 @@ def _integer(value: object, low: int, high: int, place: str) -> int:
 
 
 def _status(value: object, place: str) -> int:
-    """Gateways take 2xx for yes: a "no" must be a client error."""
-    return _integer(value, 400, 499, place)
+    """Gateways take 2xx for yes: a "no" must be a client error, and one that has a name."""
+    status = _integer(value, 400, 499, place)
+    if status not in {each.value for each in HTTPStatus}:
+        raise ConfigurationError(f"{place}: got {status}, expected a status of HTTP, such as 429 or 403")
+    return status
 
 
 def _refuse_unknown(document: Mapping[str, Any], known: set[str], place: str) -> None:

@@ -146,6 +146,9 @@ class ServiceStatistics:
     allowed: int
     denied: int
     descriptors_without_rule: int
+    shadow_allowed: int
+    shadow_denied: int
+    """Verdicts of rules in shadow mode, also of rules that are gone."""
     rules: list[RuleStatistics]
 
 
@@ -166,6 +169,8 @@ class RateLimitService:
         self._allowed = 0
         self._denied = 0
         self._without_rule = 0
+        self._shadow_allowed = 0
+        self._shadow_denied = 0
 
     def use(self, rules: RuleSet) -> None:
         """Decide by these rules from now on."""
@@ -339,6 +344,9 @@ class RateLimitService:
             decision = next(watched if rule.is_shadow else enforced)
             if is_allowed or not rule.is_shadow:
                 rule.count(bool(decision), item.values)
+            if is_allowed and rule.is_shadow:
+                self._shadow_allowed += bool(decision)
+                self._shadow_denied += not decision
             items.append((item, decision))
         return Outcome(is_allowed, items)
 
@@ -349,6 +357,8 @@ class RateLimitService:
             allowed=self._allowed,
             denied=self._denied,
             descriptors_without_rule=self._without_rule,
+            shadow_allowed=self._shadow_allowed,
+            shadow_denied=self._shadow_denied,
             rules=[
                 RuleStatistics(
                     domain=domain,
