@@ -37,7 +37,7 @@ async def steps(progress: Callable[[], int]) -> AsyncIterator[list[int]]:
             await watching
 
 
-async def test_publish_and_import_of_fifty_thousand_cells_let_the_event_loop_breathe(
+async def test_publish_and_import_of_fifty_thousand_cells_never_hold_the_event_loop_for_long(
     server_world: World,
 ) -> None:
     """A turn of the loop handles a slice, whatever the number of cells: that is what keeps `loop_stall_seconds` low."""
@@ -60,7 +60,7 @@ async def test_publish_and_import_of_fifty_thousand_cells_let_the_event_loop_bre
     assert sender.publish.rows_published == CELLS
     assert max(planned) <= publish.SLICE_ROWS
     assert max(published.chunks) == 5_000 and len(published.chunks) == 10
-    assert published.rows == sorted(published.rows)
+    assert len(set(published.rows)) == len(published.rows)
 
     async with steps(lambda: receiver.ledger_sync.rows_imported) as merged:
         imported = await receiver.importer.run_once(full=True)
