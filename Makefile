@@ -10,7 +10,7 @@ PYTHON ?= $(shell scripts/pythons --preferred)# the Python of .venv
 DATA_DIR ?= ./tidegate-data#                    make serve: the data directory of the embedded server
 LISTEN ?= 127.0.0.1:8080#                       make serve: host and port
 SERVE_ARGS ?=#                                  make serve: more options of `tidegate serve`
-PYTEST_ARGS ?= -n 2 --dist loadfile#            make test: options of the full run; loadfile shares a file's servers
+PYTEST_ARGS ?= -n 4 --dist loadfile#            make test: options of the full run; loadfile shares the servers of a file
 BENCH_ARGS ?=#                                  make bench: which benchmarks; all by default
 SEEDS ?= 1..100000#                             make soak: which seeds
 

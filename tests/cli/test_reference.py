@@ -37,6 +37,19 @@ def test_the_pages_name_every_setting_metric_command_and_code() -> None:
         assert f"`{int(code)}`" in codes
 
 
+def test_the_how_to_pages_name_only_flags_of_serve_that_exist() -> None:
+    known = {setting.flag for setting in SETTINGS} | {"--config", "--json"}
+    lines = [
+        line.partition("#")[0]
+        for page in (REFERENCE.parent / "how-to").glob("*.md")
+        for line in page.read_text(encoding="utf-8").replace("\\\n", " ").splitlines()
+        if line.startswith("tidegate serve ")
+    ]
+    assert len(lines) >= 5
+    for line in lines:
+        assert {word for word in line.split() if word.startswith("--")} <= known, line
+
+
 def test_no_page_contains_a_path_of_this_machine() -> None:
     for page in PAGES.values():
         assert str(Path.home()) not in page()

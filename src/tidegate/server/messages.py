@@ -12,7 +12,7 @@ from urllib.parse import unquote_to_bytes
 
 import msgspec
 
-__all__ = ["Answer", "Handler", "Head", "Operation", "Refuse", "Route", "Router", "Whole"]
+__all__ = ["Answer", "Handler", "Head", "Operation", "Refuse", "Route", "Router", "Whole", "path_of"]
 
 Answer = tuple[int, bytes, bytes]
 """(status, header lines each ended by CRLF, body). A plain tuple, because one is made for every request."""

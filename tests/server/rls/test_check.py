@@ -2,8 +2,9 @@ from __future__ import annotations
 
 import contextlib
 import tomllib
+from pathlib import Path
 from typing import Any
-from urllib.parse import quote, urlencode
+from urllib.parse import parse_qsl, quote, unquote, urlencode
 
 import pytest
 from hypothesis import given
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 
 from tidegate import AsyncLimiter
 from tidegate.errors import ConfigurationError
+from tidegate.server.messages import Whole
 from tidegate.server.rls.check import (
     BadCheck,
     CheckAnswer,
@@ -22,6 +24,7 @@ from tidegate.server.rls.check import (
     client_address,
     parse_check_config,
 )
+from tidegate.server.rls.check_operation import check_request, read_check_config
 from tidegate.server.rls.rules_file import parse_rules
 from tidegate.server.rls.service import Outcome, RateLimitService
 
@@ -258,3 +261,34 @@ def test_a_faulty_configuration_is_named(document: dict[str, Any], text: str) ->
     with pytest.raises(ConfigurationError) as error:
         parse_check_config(document)
     assert text in str(error.value)
+
+
+@given(policy=st.sampled_from(["api", "no%20such", "a%26cost=0", "%E2%82%AC"]), tail=st.text(max_size=40))
+def test_what_follows_the_policy_in_a_path_is_ignored(policy: str, tail: str) -> None:
+    whole = Whole(f"/v1/%63heck/{policy}/{tail}".encode(), {"x-user": "ann"}, "10.0.0.1")
+    assert check_request(whole) == check_request(whole._replace(target=f"/v1/check/{policy}".encode()))
+    assert parse_qsl(check_request(whole).query) == [("policy", unquote(policy))]
+
+
+def test_a_check_without_a_policy_in_its_path_has_its_query() -> None:
+    whole = Whole(b"/v1/check?policy=api&x=/v1/check/other/", {}, "10.0.0.1")
+    assert check_request(whole).query == "policy=api&x=/v1/check/other/"
+
+
+def test_policies_come_from_a_file_that_is_right_or_an_error_that_names_it(tmp_path: Path) -> None:
+    assert read_check_config(None) == CheckConfig()
+    file = tmp_path / "check.toml"
+    with pytest.raises(ConfigurationError, match="cannot be read"):
+        read_check_config(str(file))
+    for content, expected in (
+        (b"trusted_hops =", "not a TOML file"),
+        (b"\xff", "not a TOML file"),
+        (b"#" * 1_048_577, "larger than"),
+        (b"deny_status = 499", "deny_status"),
+        (b"hops = 1", "unknown key"),
+    ):
+        file.write_bytes(content)
+        with pytest.raises(ConfigurationError, match=expected):
+            read_check_config(str(file))
+    file.write_bytes(b"trusted_hops = 2")
+    assert read_check_config(str(file)).trusted_hops == 2

@@ -104,7 +104,8 @@ class RequestReader:
         self.head: RequestHead | None = None
         self._target = b""
         self._fields: list[bytes | None] = [None] * FIELDS
-        self._every_field: list[tuple[bytes, bytes]] = []
+        # Every field of the head that is being read, if its operation wants them all.
+        self._every_field: list[tuple[bytes, bytes]] | None = None
         self._headers = 0
         self._head_bytes = 0
         # Bytes of an unfinished head, or of a body as it was sent.
@@ -177,6 +178,8 @@ class RequestReader:
         head = self.head
         if self.phase != REST or self._completed != 1 or head is None or self._is_rejected:
             return None
+        if head.fields.whole is not None:
+            return None  # it takes several times the memory of its bytes, and gateways rarely repeat one
         if not head.keep_alive or head.is_http10 or head.is_head or self._fields[EXPECT] is not None:
             return None
         end = len(data) - head.content_length
@@ -197,7 +200,7 @@ class RequestReader:
         self.head = None
         self._target = b""
         self._fields = [None] * FIELDS
-        self._every_field = []
+        self._every_field = None
         self._headers = 0
         self._head_bytes = 0
         self._wire_bytes = 0
@@ -216,7 +219,10 @@ class RequestReader:
         config = self._intake.config
         if self._headers > config.headers_max or self._head_bytes > config.header_bytes_max:
             self._stop(*self._intake.headers_too_large)
-        self._every_field.append((name, value))
+        if self._headers == 1 and self._router.find(self._parser.get_method(), self._target).reads_whole:
+            self._every_field = []
+        if self._every_field is not None:
+            self._every_field.append((name, value))
         field = FIELD_OF.get(name)
         if field is None:
             field = FIELD_OF.get(name.lower())
@@ -272,8 +278,9 @@ class RequestReader:
                 self._sink.on_continue()
 
     def _whole(self) -> Whole:
+        every_field, self._every_field = self._every_field or [], None
         fields: dict[str, str] = {}
-        for raw_name, raw_value in self._every_field:
+        for raw_name, raw_value in every_field:
             name, value = raw_name.decode("ascii").lower(), text_of(raw_value.strip(b" \t"))
             fields[name] = f"{fields[name]},{value}" if name in fields else value
         return Whole(self._target, fields, self._sink.peer())

@@ -10,11 +10,11 @@ import tomllib
 from functools import partial
 from pathlib import Path
 from typing import Final
-from urllib.parse import quote, unquote
+from urllib.parse import quote
 
 from tidegate.errors import ConfigurationError
 from tidegate.server.api.admission import Admission, Call, Steps, missing_permission, wait
-from tidegate.server.messages import Answer, Route, Whole
+from tidegate.server.messages import Answer, Route, Whole, path_of
 from tidegate.server.rls.check import (
     BadCheck,
     CheckAnswer,
@@ -27,7 +27,7 @@ from tidegate.server.rls.check import (
 )
 from tidegate.server.rls.service import Outcome, RateLimitService
 
-__all__ = ["CHECK_PATH", "CheckOperation", "read_check_config"]
+__all__ = ["CHECK_PATH", "CheckOperation", "check_request", "read_check_config"]
 
 CHECK_PATH: Final = "/v1/check"
 # Envoy asks with the method of the client's own request. HEAD comes with GET.
@@ -79,7 +79,7 @@ class CheckOperation:
         whole = call.head.whole
         assert whole is not None
         try:
-            question = ask_check(_request(whole), self.config)
+            question = ask_check(check_request(whole), self.config)
         except BadCheck as error:
             call.answer = _answer(bad_check(error), call.lines)
             return
@@ -92,11 +92,14 @@ class CheckOperation:
         call.answer = _answer(answer_check(question, outcome), call.lines)
 
 
-def _request(whole: Whole) -> CheckRequest:
-    path, _, query = whole.target.decode("latin-1").partition("?")
+def check_request(whole: Whole) -> CheckRequest:
+    """What an HTTP request says, from either form of its path."""
+    # Decoded as the router does, so that both take the same requests for the second form.
+    path = path_of(whole.target).decode("utf-8", "replace")
     _, slash, rest = path.partition(f"{CHECK_PATH}/")
+    query = whole.target.partition(b"?")[2].decode("latin-1")
     if slash:
-        query = "policy=" + quote(unquote(rest.partition("/")[0]))
+        query = "policy=" + quote(rest.partition("/")[0])
     return CheckRequest(query, whole.fields, whole.peer)
 
 
