@@ -72,10 +72,12 @@ class RlsServer:
 
     async def stop(self, timeout_s: float = 10.0) -> bool:
         """Serve what is on its way, then close. False if time ran out before that."""
+        # First: from the moment of this call the health service must say that it is not serving.
+        is_drained = self.server is None or await self.server.drain(timeout_s)
         if self._watching is not None:
             self._watching.cancel()
             await asyncio.gather(self._watching, return_exceptions=True)
-        return self.server is None or await self.server.drain(timeout_s)
+        return is_drained
 
     def statistics(self) -> RlsStatistics:
         """Counters and gauges, as of now."""
