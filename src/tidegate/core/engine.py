@@ -184,25 +184,28 @@ class Engine:
 
         quota = limit.quota
         needed = used + cost
+        if self._is_embedded and needed <= quota:
+            # `_judge` without what is shared, nothing to queue and no ages to report: 12 % of a decision.
+            cell.own += cost
+            if now_ms - subject.touched_ms >= self._touch_ms:
+                self._touch(subject, now_ms)
+            self.allowed += 1
+            return Decision(True, limit, quota - needed, now_ms, needed, 0, source, -1, -1)
         verdict = self._judge(subject, cell, limit, needed, now_ms, source)
         if verdict == FITS:
             cell.own += cost
             if now_ms - subject.touched_ms >= self._touch_ms:
                 self._touch(subject, now_ms)
-            if self._is_embedded:
-                # Nothing to queue and no ages to report.
-                self.allowed += 1
-                return Decision(True, limit, quota - needed, now_ms, needed, 0, source, -1, -1)
             self.pending.note(subject, cell, limit, now_ms, cost > 0)
             return self._allow(subject, cell, limit, quota - needed, needed, now_ms, source)
         denial = subject.denial
         if (
             denial is not None
             and subject.strict_until_ms == now_ms + duration_ms
-            and denial.effective == needed
-            and denial.limit.quota == quota
             and subject.denied_cost == cost
             and subject.sequence == sequence
+            and denial.limit is limit
+            and denial.effective == needed
         ):
             # The same request in the same millisecond (the deadline shows it), with no later cell: the same answer.
             self.denied += 1

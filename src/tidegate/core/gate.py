@@ -14,6 +14,7 @@ from typing import Any, Final, final
 from tidegate.core._native import mypyc_attr
 from tidegate.core.engine import Engine, Need
 from tidegate.core.model import LOCAL, Decision, Limit, Request, checked_int, checked_name
+from tidegate.core.pending import Pending
 from tidegate.errors import Closed, InvalidInput, ReentrantCall
 
 __all__ = ["CLOSED", "DECIDING", "IDLE", "NOT_STARTED", "Gate", "LimitMethod"]
@@ -67,6 +68,7 @@ class Gate:
         "_engine",
         "_locked",
         "_now_ns",
+        "_pending",
         "_release",
         "_settle",
         "_state",
@@ -86,6 +88,7 @@ class Gate:
         state: int = IDLE,
     ) -> None:
         self._engine: Final[Engine] = engine
+        self._pending: Final[Pending] = engine.pending
         self._now_ns: Final[Callable[[], int]] = now_ns
         self._wake: Final[Callable[[], object]] = wake
         self._settle: Final[Callable[[Limit, str, int, int, Need], Decision]] = settle
@@ -176,7 +179,7 @@ class Gate:
             self._state = IDLE
             if self._locked:
                 self._release()
-        if self._engine.pending.is_urgent:
+        if self._pending.is_urgent:
             self._wake()
         if isinstance(answer, Decision):
             return answer
@@ -203,7 +206,7 @@ class Gate:
         """The engine's answer to arguments that were checked before: the second try of a driver."""
         with self:
             answer = self._engine.decide(limit, identifier, cost, now_ms, source)
-        if self._engine.pending.is_urgent:
+        if self._pending.is_urgent:
             self._wake()
         return answer
 
@@ -232,7 +235,7 @@ class Gate:
     ) -> tuple[list[Decision] | None, list[Need]]:
         with self:
             answers = self._engine.decide_many(requests, now_ms, source)
-        if self._engine.pending.is_urgent:
+        if self._pending.is_urgent:
             self._wake()
         return answers
 
