@@ -300,7 +300,7 @@ def django_variants(url: str, region: str) -> dict[str, Any]:
     apps: dict[str, Any] = {}
     for name, view in (("bare", mail), ("Tidegate", our_mail), ("django-ratelimit", peer_mail)):
         urls = ModuleType(f"bench_urls_{name}_{bool(url)}")
-        urls.urlpatterns = [path("mail", view, name="mail")]  # type: ignore[attr-defined]
+        urls.urlpatterns = [path("mail", view, name="mail")]  # type: ignore[attr-defined]  # a module made here
         sys.modules[urls.__name__] = urls
         middleware = ["tidegate.integrations.django.RateLimitMiddleware"] if name == "Tidegate" else []
         with override_settings(

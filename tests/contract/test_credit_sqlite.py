@@ -163,7 +163,7 @@ async def test_a_datagram_without_the_secret_is_ignored(tmp_path: Path) -> None:
     with closing(sqlite3.connect(path)) as connection:
         ((port, secret),) = connection.execute("SELECT port, secret FROM origin_listeners")
     recalls: list[bytes] = []
-    world.nodes[0].on_recall = lambda at_us: recalls.append(b"")  # type: ignore[method-assign]
+    world.nodes[0].on_recall = lambda at_us: recalls.append(b"")  # type: ignore[method-assign]  # observed
     with closing(socket.socket(socket.AF_INET, socket.SOCK_DGRAM)) as sender:
         for payload in (b"", b"x" * 60, secret, secret + world.digest, secret + world.digest + b"\xff"):
             sender.sendto(payload, ("127.0.0.1", port))

@@ -185,7 +185,7 @@ class Engine:
         quota = limit.quota
         needed = used + cost
         if self._is_embedded and needed <= quota:
-            # `_judge` without what is shared, nothing to queue and no ages to report: 12 % of a decision.
+            # `_judge` without what is shared, nothing to queue and no ages to report: a call less.
             cell.own += cost
             if now_ms - subject.touched_ms >= self._touch_ms:
                 self._touch(subject, now_ms)
