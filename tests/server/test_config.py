@@ -47,6 +47,10 @@ RIGHT: dict[str, tuple[str, str, str]] = {
     "check.config": ("a.toml", "/b.toml", "c d.toml"),
     "log.level": ("debug", "warning", "error"),
     "log.format": ("json", "text", "json"),
+    "decisions.log_dir": ("a", "/b", "c d"),
+    "decisions.sample": ("0.5", "1", "0.001"),
+    "decisions.bytes_max": ("65536", "1000000", "2000000"),
+    "decisions.hash_key_file": ("a.key", "/b", "c d"),
 }
 
 
@@ -391,7 +395,9 @@ def test_every_setting_has_an_effect() -> None:
         if setting.path != "log.format":
             for name in by_property.get(setting.path, (setting.path,)):
                 last = name.rpartition(".")[2]
-                assert re.search(rf"\b(?:config|tls|log|http|rls|check)\.{last}\b", sources), setting.path
+                assert re.search(rf"\b(?:config|tls|log|http|rls|check|decisions)\.{last}\b", sources), (
+                    setting.path
+                )
 
 
 def test_there_is_no_setting_for_a_tuning_constant() -> None:

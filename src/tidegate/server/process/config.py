@@ -29,6 +29,7 @@ __all__ = [
     "SETTINGS",
     "CheckSection",
     "ConfigFaults",
+    "DecisionsConfig",
     "Fault",
     "HttpConfig",
     "Loaded",
@@ -99,6 +100,43 @@ class CheckSection(msgspec.Struct, frozen=True, kw_only=True):
         Meta(
             description="TOML file with named policies and trusted hops for /v1/check; needs rls.config. SIGHUP reads "
             "it again.",
+            extra={"shown": "path"},
+        ),
+    ] = None
+
+
+class DecisionsConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """The log of decisions, for `tidegate simulate replay`."""
+
+    log_dir: Annotated[
+        str | None,
+        Meta(
+            description="Directory for a log of all decisions as JSON lines; unset: no such log. It contains "
+            "identifiers.",
+            extra={"shown": "path"},
+        ),
+    ] = None
+    sample: Annotated[
+        float,
+        Meta(
+            gt=0,
+            le=1,
+            description="Share of the identifiers that are logged, each with all of its requests.",
+        ),
+    ] = 1.0
+    bytes_max: Annotated[
+        int,
+        Meta(
+            ge=65_536,
+            le=1_099_511_627_776,
+            description="Size of the log of each worker: older lines are removed.",
+        ),
+    ] = 67_108_864
+    hash_key_file: Annotated[
+        str | None,
+        Meta(
+            description="File with a secret of 16 to 64 bytes, the same on all nodes: identifiers are logged as hashes "
+            "with this key.",
             extra={"shown": "path"},
         ),
     ] = None
@@ -177,6 +215,7 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
     rls: RlsConfig = RlsConfig()
     check: CheckSection = CheckSection()
     log: LogConfig = LogConfig()
+    decisions: DecisionsConfig = DecisionsConfig()
 
     @property
     def addresses(self) -> dict[str, str]:
@@ -329,6 +368,9 @@ EXPECTED_BY_PATH: Final = {
     "rls.config": "a rules file, or a directory with some",
     "check.address": "HOST:PORT with a port from 0 to 65535",
     "check.config": "a TOML file",
+    "decisions.log_dir": "a directory",
+    "decisions.sample": "a number above 0, at most 1",
+    "decisions.hash_key_file": "a file of 16 to 64 bytes",
 }
 
 SETTINGS: Final = tuple(_walk(ServerConfig, ""))

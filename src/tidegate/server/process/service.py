@@ -19,7 +19,7 @@ from contextlib import suppress
 from heapq import nlargest
 from operator import itemgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import tidegate
 from tidegate.adapters.catalogs import open_catalog
@@ -42,10 +42,12 @@ from tidegate.server.catalog.view import CatalogView
 from tidegate.server.http1.listener import HttpServer
 from tidegate.server.messages import Refuse, Router
 from tidegate.server.process.config import ServerConfig
+from tidegate.server.process.decision_log import DecisionLog, RecordingLimiter, read_hash_key
 from tidegate.server.process.first_start import announce, make_directory, prepare
 from tidegate.server.process.request_log import RequestLog
 from tidegate.server.process.sockets import Sockets, bind_sockets
 from tidegate.telemetry.collecting import snapshot_of
+from tidegate.telemetry.decisions import Sampling
 from tidegate.telemetry.logging import set_level
 from tidegate.telemetry.metrics import Key, Snapshot
 
@@ -91,11 +93,14 @@ class Service:
     def __init__(
         self, config: ServerConfig, *, limiter: AsyncLimiter | None = None, snapshots: Snapshots = _alone
     ) -> None:
-        """`limiter`: one that the caller starts and stops, instead of one made from the configuration."""
+        """`limiter`: one that the caller starts and stops, instead of one made from the configuration. Its decisions
+        are not logged."""
         self._config = config
         self._all_snapshots = snapshots
         self._owns_limiter = limiter is None
-        self._limiter = limiter or _limiter(config)
+        self._decisions = None if limiter is not None else _decision_log(config, self._namespace_name)
+        self._logging_decisions: asyncio.Task[None] | None = None
+        self._limiter = limiter or _limiter(config, self._decisions)
         ids = IdSource()
         is_shared = config.ledger is not None
         self._sync = CatalogSync(
@@ -133,6 +138,9 @@ class Service:
 
     async def start(self, bound: Sockets | None = None) -> None:
         """Raises `ConfigurationError` for faults that waiting does not fix; a dependency that is down is no error."""
+        if self._decisions is not None:
+            self._decisions.open()
+            self._logging_decisions = asyncio.get_running_loop().create_task(self._decisions.run())
         if self._owns_limiter:
             await self._limiter.start()
         await self._sync.start()
@@ -164,6 +172,10 @@ class Service:
             await asyncio.gather(self._polling, return_exceptions=True)
         if self._owns_limiter:
             await self._limiter.stop(max(0.1, deadline.remaining(loop_time())))
+        if self._decisions is not None and self._logging_decisions is not None:
+            self._logging_decisions.cancel()
+            await asyncio.gather(self._logging_decisions, return_exceptions=True)
+            await asyncio.to_thread(self._decisions.close)
         await self._sync.close()
 
     async def reload(self) -> None:
@@ -193,12 +205,21 @@ class Service:
             values["top_workspace_decisions", (workspace_id,)] = decisions
         for heavy in self._limits.top_denials.top(TOP_MAX):
             values["top_identifier_denials", heavy.key] = heavy.weight
+        if self._decisions is not None:
+            values["decision_log_records_total", ("written",)] = self._decisions.written
+            values["decision_log_records_total", ("dropped",)] = self._decisions.dropped
         compiled = "true" if tidegate.compiled else "false"
         values["build_info", (tidegate.__version__, platform.python_version(), compiled)] = 1
         return Snapshot(own.node, values, own.histograms)
 
     async def _snapshots(self) -> Sequence[Snapshot]:
         return await self._all_snapshots(self.snapshot())
+
+    def _namespace_name(self, workspace_id: str, namespace_id: str) -> str:
+        workspace = self._sync.view.workspaces.get(workspace_id)
+        found = [] if workspace is None else [*workspace.namespaces.values()]
+        # A namespace of the rules for gateways has no id.
+        return next((each.name for each in found if each.id == namespace_id), namespace_id)
 
     def _is_ready(self) -> bool:
         return self._sync.is_loaded and not self._is_stopping
@@ -209,7 +230,15 @@ class Service:
         return [Health("catalog", failure is None, detail), *self._limiter.health()]
 
 
-def _limiter(config: ServerConfig) -> AsyncLimiter:
+def _decision_log(config: ServerConfig, name_of: Callable[[str, str], str]) -> DecisionLog | None:
+    decisions = config.decisions
+    if decisions.log_dir is None:
+        return None
+    sampling = Sampling(decisions.sample, read_hash_key(decisions.hash_key_file))
+    return DecisionLog(Path(decisions.log_dir), sampling, decisions.bytes_max, name_of)
+
+
+def _limiter(config: ServerConfig, log: DecisionLog | None) -> AsyncLimiter:
     tuning: Tuning | None = None
     origin: str | Origin = config.origin_url
     ledger: str | Ledger | None = config.ledger
@@ -227,7 +256,13 @@ def _limiter(config: ServerConfig) -> AsyncLimiter:
 
         origin = traced_origin(open_origin(origin) if isinstance(origin, str) else origin)
         ledger = None if config.ledger is None else traced_ledger(open_ledger(config.ledger))
-    return AsyncLimiter(region=config.region_name, origin=origin, ledger=ledger, tuning=tuning)
+    settings: dict[str, Any] = {
+        "region": config.region_name,
+        "origin": origin,
+        "ledger": ledger,
+        "tuning": tuning,
+    }
+    return AsyncLimiter(**settings) if log is None else RecordingLimiter(log, **settings)
 
 
 def _gateways(
