@@ -59,8 +59,9 @@ docs-check: tools ## Check the links of the documentation
 	$(BIN)/python scripts/check_docs.py
 
 .PHONY: docs-reference
-docs-reference: tools ## Generate docs/reference from the tables in the code
+docs-reference: tools ## Generate docs/reference, alert rules and dashboard from the tables in the code
 	PYTHONPATH=src $(BIN)/python scripts/reference.py
+	PYTHONPATH=src $(BIN)/python scripts/monitoring.py
 
 .PHONY: bench
 bench: python ## Measure against other limiters, in one run
