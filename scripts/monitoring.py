@@ -231,6 +231,9 @@ def runbook_index() -> str:
 FILES: Final = {
     "deploy/prometheus/alerts.yml": alert_rules,
     "deploy/grafana/tidegate.json": dashboard,
+    # A chart can only read files of its own.
+    "deploy/helm/tidegate/files/alerts.yml": alert_rules,
+    "deploy/helm/tidegate/files/tidegate.json": dashboard,
     "docs/operations/runbooks/index.md": runbook_index,
 }
 

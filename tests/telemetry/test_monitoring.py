@@ -293,6 +293,25 @@ def test_promtool_accepts_the_rules() -> None:
     assert f"{len(ALERTS)} rules found" in done.stdout
 
 
+def test_promtool_accepts_every_query_of_the_dashboard(tmp_path: Path) -> None:
+    panels = json.loads(DASHBOARD.read_text(encoding="utf-8"))["panels"]
+    queries = [target["expr"] for panel in panels for target in panel.get("targets", ())]
+    rules = [
+        {
+            "record": f"query{number}",
+            "expr": re.sub(r"\$(?:job|instance)", ".+", query.replace("$__rate_interval", "5m")),
+        }
+        for number, query in enumerate(queries)
+    ]
+    assert len(rules) > len(METRICS) and not any("$" in rule["expr"] for rule in rules)
+    file = tmp_path / "rules.yml"
+    file.write_text(yaml.safe_dump({"groups": [{"name": "dashboard", "rules": rules}]}))
+    done = subprocess.run(
+        [promtool(), "check", "rules", str(file)], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
 def test_every_alert_fires_on_what_it_is_made_for(tmp_path: Path) -> None:
     assert set(FIRES) == {alert.name for alert in ALERTS}
     run_rule_tests(tmp_path, [rule_test(alert, *FIRES[alert.name]) for alert in ALERTS])
