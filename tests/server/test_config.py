@@ -30,7 +30,6 @@ RIGHT: dict[str, tuple[str, str, str]] = {
     "workspace": ("x", "y", "z"),
     "snapshot_age_max_s": ("0", "1", "2"),
     "test_mode": ("true", "false", "true"),
-    "tracing": ("true", "false", "true"),
     "http.body_bytes_max": ("2000", "3000", "4000"),
     "http.header_bytes_max": ("2000", "3000", "4000"),
     "http.headers_max": ("10", "20", "30"),
@@ -51,6 +50,8 @@ RIGHT: dict[str, tuple[str, str, str]] = {
     "decisions.sample": ("0.5", "1", "0.001"),
     "decisions.bytes_max": ("65536", "1000000", "2000000"),
     "decisions.hash_key_file": ("a.key", "/b", "c d"),
+    "otel.traces": ("true", "false", "true"),
+    "otel.metrics": ("true", "false", "true"),
 }
 
 
@@ -151,7 +152,7 @@ WRONG: dict[str, tuple[str, ...]] = {
     "workspace": ("x" * 513,),
     "snapshot_age_max_s": ("-1", "1d", "2592001"),
     "test_mode": ("perhaps", "2", "on"),
-    "tracing": ("perhaps",),
+    "otel.traces": ("perhaps",),
     "http.body_bytes_max": ("0", "1023", "1073741825", "10MB"),
     "http.header_bytes_max": ("0", "1048577"),
     "http.headers_max": ("7", "10001"),
@@ -395,7 +396,7 @@ def test_every_setting_has_an_effect() -> None:
         if setting.path != "log.format":
             for name in by_property.get(setting.path, (setting.path,)):
                 last = name.rpartition(".")[2]
-                assert re.search(rf"\b(?:config|tls|log|http|rls|check|decisions)\.{last}\b", sources), (
+                assert re.search(rf"\b(?:config|tls|log|http|rls|check|decisions|otel)\.{last}\b", sources), (
                     setting.path
                 )
 

@@ -37,7 +37,8 @@ Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 # Everything else is a setting of the server that hosts the application, or of the first start of `tidegate serve`.
 SETTINGS: Final = frozenset(
     {
-        *("data_dir", "region", "origin", "ledger", "workers", "snapshot_age_max_s", "test_mode", "tracing"),
+        *("data_dir", "region", "origin", "ledger", "workers", "snapshot_age_max_s", "test_mode"),
+        *("otel.traces", "otel.metrics"),
         *("http.body_bytes_max", "http.request_timeout_s", "http.stop_timeout_s"),
         *("decisions.log_dir", "decisions.sample", "decisions.bytes_max", "decisions.hash_key_file"),
     }

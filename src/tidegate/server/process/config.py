@@ -34,6 +34,7 @@ __all__ = [
     "HttpConfig",
     "Loaded",
     "LogConfig",
+    "OtelConfig",
     "RlsConfig",
     "ServerConfig",
     "Setting",
@@ -154,6 +155,20 @@ class LogConfig(msgspec.Struct, frozen=True, kw_only=True):
     ] = "text"
 
 
+class OtelConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """OpenTelemetry, exported over OTLP as the standard variables (`OTEL_EXPORTER_OTLP_ENDPOINT`, …) say."""
+
+    traces: Annotated[
+        bool, Meta(description="Spans on round trips to Redis and the database; needs the otel extra.")
+    ] = False
+    metrics: Annotated[
+        bool,
+        Meta(
+            description="All metrics but those that name workspaces, identifiers and rules; needs the otel extra."
+        ),
+    ] = False
+
+
 class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
     """All settings of `tidegate serve`."""
 
@@ -207,15 +222,13 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
     test_mode: Annotated[
         bool, Meta(description="Let a request set its own time with X-Test-Time. Never in production.")
     ] = False
-    tracing: Annotated[
-        bool, Meta(description="OpenTelemetry spans on replay, publish and import; needs the otel extra.")
-    ] = False
     http: HttpConfig = HttpConfig()
     tls: TlsConfig = TlsConfig()
     rls: RlsConfig = RlsConfig()
     check: CheckSection = CheckSection()
     log: LogConfig = LogConfig()
     decisions: DecisionsConfig = DecisionsConfig()
+    otel: OtelConfig = OtelConfig()
 
     @property
     def addresses(self) -> dict[str, str]:

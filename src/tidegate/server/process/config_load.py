@@ -31,6 +31,7 @@ from tidegate.server.process.config import (
     HttpConfig,
     Loaded,
     LogConfig,
+    OtelConfig,
     RlsConfig,
     ServerConfig,
     Setting,
@@ -271,6 +272,7 @@ def load(
         "check": CheckSection,
         "log": LogConfig,
         "decisions": DecisionsConfig,
+        "otel": OtelConfig,
     }
     built = {name: sections[name](**value) if name in sections else value for name, value in tree.items()}
     if built["test_mode"]:

@@ -44,6 +44,7 @@ from tidegate.server.messages import Refuse, Router
 from tidegate.server.process.config import ServerConfig
 from tidegate.server.process.decision_log import DecisionLog, RecordingLimiter, read_hash_key
 from tidegate.server.process.first_start import announce, make_directory, prepare
+from tidegate.server.process.otel_export import start_export
 from tidegate.server.process.request_log import RequestLog
 from tidegate.server.process.sockets import Sockets, bind_sockets
 from tidegate.telemetry.collecting import snapshot_of
@@ -53,6 +54,7 @@ from tidegate.telemetry.metrics import Key, Snapshot
 
 if TYPE_CHECKING:
     from tidegate.server.process.gateways import Gateways
+    from tidegate.telemetry.otel_metrics import OtelMetrics
 
 __all__ = ["Service", "run", "run_service"]
 
@@ -62,6 +64,8 @@ SNAPSHOT_FILE: Final = "catalog.snapshot"
 # A stop reserves this much of its time for the last flush, whatever the connections do.
 FLUSH_RESERVE_S: Final = 2.5
 TOP_MAX: Final = 20
+# How old metrics may be when OpenTelemetry exports them; it does so once a minute by default.
+EXPORT_INTERVAL_S: Final = 1.0
 # A count is in the embedded file within this time, or a little later when the disk has just become slow: a crash loses
 # less than a second of counts.
 EMBEDDED_INTERVAL_MS: Final = 900
@@ -132,6 +136,7 @@ class Service:
         self._tls = tls_context(config)
         # A context of its own: the protocol that is agreed on is a part of it.
         self._http2_tls = tls_context(config)
+        self._exporting: asyncio.Task[None] | None = None
         self._http: HttpServer | None = None
         self._polling: asyncio.Task[None] | None = None
         self._is_stopping = False
@@ -145,6 +150,10 @@ class Service:
             await self._limiter.start()
         await self._sync.start()
         self._polling = asyncio.get_running_loop().create_task(self._sync.run())
+        if self._config.otel.metrics:
+            from tidegate.telemetry.otel_metrics import OtelMetrics
+
+            self._exporting = asyncio.get_running_loop().create_task(self._export_metrics(OtelMetrics()))
         for log in self._logs:
             log.follow_level()
         if bound is not None:
@@ -167,9 +176,10 @@ class Service:
             drains.append(self._gateways.stop(drain_s))
         if not all(await asyncio.gather(*drains)):
             logger.warning("some clients did not finish in time; their connections were closed")
-        if self._polling is not None:
-            self._polling.cancel()
-            await asyncio.gather(self._polling, return_exceptions=True)
+        for task in (self._polling, self._exporting):
+            if task is not None:
+                task.cancel()
+                await asyncio.gather(task, return_exceptions=True)
         if self._owns_limiter:
             await self._limiter.stop(max(0.1, deadline.remaining(loop_time())))
         if self._decisions is not None and self._logging_decisions is not None:
@@ -212,6 +222,11 @@ class Service:
         values["build_info", (tidegate.__version__, platform.python_version(), compiled)] = 1
         return Snapshot(own.node, values, own.histograms)
 
+    async def _export_metrics(self, metrics: OtelMetrics) -> None:
+        while True:
+            metrics.update(self.snapshot())
+            await asyncio.sleep(EXPORT_INTERVAL_S)
+
     async def _snapshots(self) -> Sequence[Snapshot]:
         return await self._all_snapshots(self.snapshot())
 
@@ -251,7 +266,7 @@ def _limiter(config: ServerConfig, log: DecisionLog | None) -> AsyncLimiter:
             fresh_ms=EMBEDDED_FRESH_MS,
             rollover_grace_ms=EMBEDDED_FRESH_MS,
         )
-    if config.tracing:
+    if config.otel.traces:
         from tidegate.telemetry.otel import traced_ledger, traced_origin
 
         origin = traced_origin(open_origin(origin) if isinstance(origin, str) else origin)
@@ -324,6 +339,7 @@ async def run_service(
         task.add_done_callback(reloads.discard)
 
     loop.add_signal_handler(signal.SIGHUP, on_hangup)
+    export = start_export(config, service.snapshot().node)
     try:
         await service.start(bound)
         gc.collect()
@@ -333,6 +349,8 @@ async def run_service(
         logger.info("stopping")
     finally:
         await service.stop(config.http.stop_timeout_s)
+        if export is not None:
+            await export.stop()
     logger.info("stopped")
     return 0
 
