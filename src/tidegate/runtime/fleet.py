@@ -20,7 +20,7 @@ from tidegate.core.gate import IDLE, NOT_STARTED, Gate
 from tidegate.core.model import Decision, Limit, Tuning, checked_region
 from tidegate.errors import ConfigurationError, InvalidInput
 from tidegate.ports import Ledger, Origin
-from tidegate.runtime.environment import Environment
+from tidegate.runtime.environment import Environment, decides_in_one_step
 from tidegate.runtime.node import Node
 from tidegate.runtime.statistics import Statistics
 
@@ -155,7 +155,9 @@ class Fleet:
         )
         time_ns = now_ns if isinstance(self.environment.clock, WallClock) else self._now_ns
         state = NOT_STARTED if self.shares else IDLE
-        gate = Gate(engine, time_ns, wake, settle, acquire, release, begin, state)
+        gate = Gate(
+            engine, time_ns, wake, settle, acquire, release, begin, state, is_one_step=decides_in_one_step()
+        )
         return Parts(engine, gate, self._node(engine, gate, on_loop_closed) if self.shares else None)
 
     def make_for_new_loop(self, parts: Parts, on_loop_closed: Callable[[], object]) -> Parts:
