@@ -44,6 +44,10 @@ check: tools ## Check format, lint, types, layering, links, words and spelling
 	$(BIN)/python scripts/check_words.py
 	$(BIN)/codespell
 
+.PHONY: check-workflows
+check-workflows: ## Check the GitHub workflows with actionlint (needs Go)
+	go run github.com/rhysd/actionlint/cmd/actionlint@v1.7.9
+
 .PHONY: format
 format: tools ## Format the code and apply automatic lint fixes
 	$(BIN)/ruff check --fix-only --quiet .

@@ -140,10 +140,10 @@ def run(command: list[str], title: str, *, quiet: bool = False, **variables: str
             stderr=subprocess.STDOUT if quiet else None,
             env=environ,
         )
-        while True:
+        code = None
+        while code is None:
             try:
                 code = process.wait(timeout=PROGRESS_S)
-                break
             except subprocess.TimeoutExpired:
                 log(f"{title}: {time.monotonic() - began:.0f} s")
             except BaseException:

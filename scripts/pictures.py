@@ -44,7 +44,7 @@ SECONDS: Final = 45
 
 
 def measure_convergence() -> dict[str, Any]:
-    """What a process of each region counts for the caller, at each of its decisions, and what all have really allowed."""
+    """What a process of each region counts at each of its decisions, and what all regions have really allowed."""
     fleet = Fleet(
         [2] * len(REGIONS),
         Tuning(),

@@ -128,7 +128,7 @@ if (typeof document !== "undefined") {
       const seconds = (now / 1000).toFixed(1);
       const sum = `${seen.current} + ${seen.previous} × ${((DURATION - seen.elapsed) / 1000).toFixed(1)} / 60 + 1 = ${seen.total}`;
       status.textContent = `At ${seconds} s the next request counts ${sum}: ` +
-        (wait === 0 ? `allowed, ${quota - seen.total} more would fit.` : `denied, retry after ${(wait / 1000).toFixed(1)} s.`) +
+        (wait === 0 ? `allowed, ${quota - seen.total} more would fit.` : `denied, retry after ${wait < 1000 ? `${wait} ms` : `${(wait / 1000).toFixed(1)} s`}.`) +
         (denied ? ` ${denied} denied so far.` : "");
       time.value = now;
     }
