@@ -21,7 +21,7 @@ from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import Final
 
-__all__ = ["MOUNTED", "external_assets", "prepare", "prepared"]
+__all__ = ["MOUNTED", "error_pages", "external_assets", "prepare", "prepared"]
 
 ROOT: Final = Path(__file__).resolve().parent.parent
 BUILD: Final = ROOT / "build"
@@ -99,18 +99,33 @@ def _sources() -> Iterator[Path]:
     yield from (ROOT / name for name in MOUNTED)
 
 
-def prepare() -> None:
-    """Write the pages to build/docs. A file that did not change is left alone, so that it is not built again."""
-    wanted: set[Path] = set()
+def error_pages(reference: str) -> Iterator[tuple[str, str]]:
+    """A page for each error of the HTTP API, at the path of its type, which is an address of the site."""
+    for section in reference.split("\n## ")[1:]:
+        path, _, text = section.partition("\n")
+        back = "../" * (path.count("/") + 1) + "reference/errors.md"
+        yield f"errors/{path}.md", f"# {path}\n{text.rstrip()}\n\n[All errors]({back})\n"
+
+
+def _files() -> Iterator[tuple[str, bytes]]:
+    """Every file of the site, by its place."""
     for path in _sources():
         source = PurePosixPath(path.relative_to(ROOT).as_posix())
         place = _place(source)
         assert place is not None
+        content = path.read_bytes()
+        yield place, prepared(source, content.decode()).encode() if path.suffix == ".md" else content
+    errors = (ROOT / "docs" / "reference" / "errors.md").read_text(encoding="utf-8")
+    for place, page in error_pages(errors):
+        yield place, page.encode()
+
+
+def prepare() -> None:
+    """Write the pages to build/docs. A file that did not change is left alone, so that it is not built again."""
+    wanted: set[Path] = set()
+    for place, content in _files():
         target = BUILD / "docs" / place
         wanted.add(target)
-        content = path.read_bytes()
-        if path.suffix == ".md":
-            content = prepared(source, content.decode()).encode()
         if not target.is_file() or target.read_bytes() != content:
             target.parent.mkdir(parents=True, exist_ok=True)
             target.write_bytes(content)

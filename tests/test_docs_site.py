@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import tomllib
@@ -12,6 +13,7 @@ import yaml
 
 import check_words
 import docs_site
+from tidegate.server.api.problems import DOCUMENTATION, problems_by_suffix
 
 ROOT = Path(__file__).parent.parent
 
@@ -41,7 +43,20 @@ def test_every_page_is_in_the_navigation_once() -> None:
     written = {path.relative_to(ROOT / "docs").as_posix() for path in (ROOT / "docs").rglob("*.md")}
     decisions = {name for name in written if name.startswith("adr/")}
     assert set(shown) == (written - decisions) | set(docs_site.MOUNTED.values())
-    assert site()["not_in_nav"].strip() == "/adr/*.md", "the index lists the decisions"
+    assert site()["not_in_nav"].split() == ["/adr/*.md", "/errors/**"], (
+        "listed in the index and in the reference"
+    )
+
+
+def test_the_type_of_every_error_is_an_address_of_the_site() -> None:
+    reference = (ROOT / "docs" / "reference" / "errors.md").read_text(encoding="utf-8")
+    pages = dict(docs_site.error_pages(reference))
+    assert f"{site()['site_url']}errors/" == DOCUMENTATION
+    assert set(pages) == {f"errors/{suffix}.md" for suffix in problems_by_suffix()}
+    for path, page in pages.items():
+        assert "What to do: " in page
+        (back,) = re.findall(r"\[All errors\]\((.*)\)", page)
+        assert os.path.normpath(PurePosixPath(path).parent / back) == "reference/errors.md"
 
 
 def test_links_stay_on_the_site_or_lead_to_the_repository() -> None:
