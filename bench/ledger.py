@@ -520,7 +520,9 @@ async def _incremental_of(url: str) -> list[Line]:
         return f"{turn.rows:,} rows, {watch.wall_s:.3f} s, {watch.cpu_s:.3f} s CPU, {watch.held()}"
 
     return [
-        Line(f"full import, {CELLS:,} cells × {REGIONS} regions, by a new node", described(first, first_watch)),
+        Line(
+            f"full import, {CELLS:,} cells × {REGIONS} regions, by a new node", described(first, first_watch)
+        ),
         Line("full import again", described(full, full_watch)),
         Line("incremental import after 1 % changed", described(little, little_watch)),
         Line("incremental import after nothing changed", described(none, none_watch)),
