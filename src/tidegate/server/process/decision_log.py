@@ -206,11 +206,11 @@ class RecordingLimiter(AsyncLimiter):
 
     def __init__(self, log: DecisionLog, **settings: Any) -> None:
         super().__init__(**settings)
-        self._log = log
+        self.log = log
 
     @property
     def attempt(self) -> Callable[[Limit, str, int, int], Decision | None]:
-        inner, add = super().attempt, self._log.add
+        inner, add = super().attempt, self.log.add
 
         def attempt(limit: Limit, identifier: str, cost: int, now_ms: int) -> Decision | None:
             decision = inner(limit, identifier, cost, now_ms)
@@ -222,7 +222,7 @@ class RecordingLimiter(AsyncLimiter):
 
     @property
     def attempt_many(self) -> Callable[[list[tuple[Limit, str, int]], int], list[Decision] | None]:
-        inner, add_many = super().attempt_many, self._log.add_many
+        inner, add_many = super().attempt_many, self.log.add_many
 
         def attempt_many(requests: list[tuple[Limit, str, int]], now_ms: int) -> list[Decision] | None:
             decisions = inner(requests, now_ms)
@@ -236,10 +236,10 @@ class RecordingLimiter(AsyncLimiter):
         self, limit: Limit, identifier: str, cost: int = 1, *, now_ms: int | None = None
     ) -> Decision:
         decision = await super().limit(limit, identifier, cost, now_ms=now_ms)
-        self._log.add(limit, identifier, cost, wall_now_ms() if now_ms is None else now_ms, decision)
+        self.log.add(limit, identifier, cost, wall_now_ms() if now_ms is None else now_ms, decision)
         return decision
 
     async def limit_many(self, requests: Sequence[Request], *, now_ms: int | None = None) -> list[Decision]:
         decisions = await super().limit_many(requests, now_ms=now_ms)
-        self._log.add_many(requests, wall_now_ms() if now_ms is None else now_ms, decisions)
+        self.log.add_many(requests, wall_now_ms() if now_ms is None else now_ms, decisions)
         return decisions
