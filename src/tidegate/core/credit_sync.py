@@ -89,7 +89,6 @@ class CreditSync:
         "pending",
         "recalls",
         "releases",
-        "spent_after_wait",
     )
 
     def __init__(self, engine: Engine, origin_sync: OriginSync, tuning: Tuning, rules: GrantRules) -> None:
@@ -103,11 +102,10 @@ class CreditSync:
         self._holders: dict[bytes, Subject] = {}
         # Holds of this node that belong to no subject any more: (digest, writer).
         self._releases: dict[tuple[bytes, str], None] = {}
-        # Cells whose counts the origin acknowledged; messages sent; units accepted for requests that waited; denials
-        # because other nodes held the room; recalls received; messages that only gave credit back.
+        # Cells whose counts the origin acknowledged; messages sent; denials because other nodes held the room; recalls
+        # received; messages that only gave credit back.
         self.cells_reported: int = 0
         self.messages: int = 0
-        self.spent_after_wait: int = 0
         self.denied_held: int = 0
         self.recalls: int = 0
         self.releases: int = 0
@@ -432,11 +430,7 @@ class CreditSync:
         """Decide a ticket that credit covers. What is known of other regions may still deny it."""
         engine = self._engine
         items = engine.evaluate(ticket.items, ticket.now_ms, ORIGIN)
-        verdict = engine.judge_all(items)
-        if verdict == FITS:
-            for item in items:
-                self.spent_after_wait += item.cost
-        ticket.decisions = engine.answer_all(items, verdict, clock_ms)
+        ticket.decisions = engine.answer_all(items, engine.judge_all(items), clock_ms)
 
     def _deny(
         self, ticket: Ticket, part: Part, verdict: int, reply: CreditReply, clock_ms: int, patience_ms: int
