@@ -426,3 +426,16 @@ async def test_a_recall_for_a_subject_that_was_forgotten_releases_its_hold() -> 
     released = [message for message in fleet.origins[0].messages if message.digest == b"0123456789abcdef"]
     assert [(message.writer, message.held, message.want) for message in released] == [(f"{node_id}~7", 0, 0)]
     await fleet.stop()
+
+
+@on_virtual_time
+async def test_credit_that_cannot_be_given_back_is_not_tried_again_and_again() -> None:
+    fleet = CreditFleet(1)
+    await fleet.start()
+    node = parts_of(fleet.limiters[0]).node
+    assert node is not None and node.exchanges is not None
+    fleet.origins[0].is_down = True
+    node.exchanges.on_recall(b"0123456789abcdef", fleet.limiters[0].statistics().node_id)
+    await asyncio.sleep(10)
+    assert fleet.origins[0].commands == 1
+    await fleet.stop()

@@ -220,14 +220,14 @@ class CreditSync:
         sequence = credit.sequence_of(now_ms, duration_ms)
         parts: list[CellPart] = []
         acked: list[int] = []
-        self._add_cell(parts, acked, sequence, subject.cell(sequence))
-        self._add_cell(parts, acked, sequence - 1, subject.cell(sequence - 1))
         sequence_min = now_ms // duration_ms - 2
+        self._add_cell(parts, acked, sequence, sequence_min, subject.cell(sequence))
+        self._add_cell(parts, acked, sequence - 1, sequence_min, subject.cell(sequence - 1))
         if subject.oldest is not None or subject.rest is not None or subject.sequence != sequence:
             for cell in subject.cells():
                 behind = sequence - cell.sequence
                 if not 0 <= behind <= 1 and cell.sequence >= sequence_min and cell.is_unreplayed():
-                    self._add_cell(parts, acked, cell.sequence, cell)
+                    self._add_cell(parts, acked, cell.sequence, sequence_min, cell)
                     if len(parts) == CELLS_MAX:
                         break
         digest = subject.digest_of(key)
@@ -249,12 +249,16 @@ class CreditSync:
         self._holders[digest] = subject
         self._prune_holders(clock_ms)
 
-    def _add_cell(self, parts: list[CellPart], acked: list[int], sequence: int, cell: Cell | None) -> None:
+    def _add_cell(
+        self, parts: list[CellPart], acked: list[int], sequence: int, sequence_min: int, cell: Cell | None
+    ) -> None:
         if cell is None:
             parts.append(CellPart(sequence, 0, 0, 0))
             acked.append(0)
         else:
-            parts.append(CellPart(sequence, cell.own, cell.own + cell.others, cell.foreign))
+            # A request may bring a time whose cell has aged out: it is judged in it, and nothing is kept of that.
+            own = cell.own if sequence >= sequence_min else 0
+            parts.append(CellPart(sequence, own, cell.own + cell.others, cell.foreign))
             acked.append(0 if cell.origin is None else cell.origin.acked)
 
     def _prune_holders(self, clock_ms: int) -> None:
@@ -305,8 +309,7 @@ class CreditSync:
         for i, subject in enumerate(exchange.subjects):
             request = exchange.requests[i]
             if subject is None:
-                self._release(request.digest, request.writer)
-                continue
+                continue  # what was to be given back ends by itself
             credit = self._engine.credit_of(subject)
             if not credit.fail_message(request.number):
                 continue
