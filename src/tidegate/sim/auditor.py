@@ -147,9 +147,7 @@ class Auditor:
             cell = None if subject is None else subject.cell(cell_id.sequence)
             if allowed:
                 # After an eviction one that waited may have been counted in another cell than the one there now.
-                self._accept(
-                    process, cell_id, None if has_waited and process.evictions else cell, cost
-                )
+                self._accept(process, cell_id, None if has_waited and process.evictions else cell, cost)
             if cell is not None:
                 touched[id(cell)] = (cell_id, cell)
             # One that waited was decided a moment ago, and others after it.
