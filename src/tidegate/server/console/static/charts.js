@@ -4,7 +4,8 @@
 import { h, s, replace, setText } from "./dom.js";
 import { clock } from "./format.js";
 
-const SPAN_MS = 5 * 60 * 1000;
+const SPAN_MAX_MS = 5 * 60 * 1000;
+const SPAN_MIN_MS = 60 * 1000;
 const HEIGHT = 220;
 const LEFT = 44;
 const BOTTOM = 22;
@@ -62,7 +63,8 @@ export class TimeChart {
     if (width === 0) return;
     const points = this.#points;
     const now = points.length > 0 ? points[points.length - 1][0] : Date.now();
-    const shown = points.filter((point) => point[0] >= now - SPAN_MS);
+    const span = Math.min(SPAN_MAX_MS, Math.max(SPAN_MIN_MS, points.length > 0 ? now - points[0][0] : 0));
+    const shown = points.filter((point) => point[0] >= now - span);
     const stacks = shown.map((point) => {
       let sum = 0;
       return this.series.map((each) => {
@@ -74,24 +76,26 @@ export class TimeChart {
     });
     const ticks = ticksUpTo(Math.max(0, ...stacks.flat().filter((value) => value !== null)) || 1);
     const top = ticks[ticks.length - 1];
-    const x = (at) => LEFT + ((at - (now - SPAN_MS)) / SPAN_MS) * (width - LEFT - 4);
+    const x = (at) => LEFT + ((at - (now - span)) / span) * (width - LEFT - 4);
     const y = (value) => this.height - BOTTOM - (value / top) * (this.height - BOTTOM - TOP);
     const grid = ticks.map((tick) => [
       s("line", { class: "grid", x1: LEFT, x2: width - 4, y1: y(tick), y2: y(tick) }),
       s("text", { class: "axis", x: LEFT - 8, y: y(tick) + 4, "text-anchor": "end" }, this.format(tick)),
     ]);
-    const minutes = [5, 4, 3, 2, 1, 0].map((minute) => {
-      const at = x(now - minute * 60000);
-      const anchor = minute === 0 ? "end" : "middle";
-      return s("text", { class: "axis", x: at, y: this.height - 5, "text-anchor": anchor }, minute === 0 ? "now" : `−${minute} min`);
-    });
+    const step = span > 2 * SPAN_MIN_MS ? 60 : 15;
+    const times = [];
+    for (let ago = 0; ago * 1000 <= span; ago += step) {
+      const text = ago === 0 ? "now" : ago % 60 === 0 ? `−${ago / 60} min` : `−${ago} s`;
+      const at = x(now - ago * 1000);
+      if (at > LEFT + 10 || ago === 0) times.push(s("text", { class: "axis", x: at, y: this.height - 5, "text-anchor": ago === 0 ? "end" : "middle" }, text));
+    }
     const layers = this.series.map((each, index) => this.#layer(each, index, shown, stacks, x, y)).reverse();
-    replace(this.svg, grid, minutes, layers, this.#marker(shown, stacks, x, y));
+    replace(this.svg, grid, times, layers, this.#marker(shown, stacks, x, y));
     this.svg.setAttribute("width", width);
     this.svg.setAttribute("viewBox", `0 0 ${width} ${this.height}`);
     const last = shown[shown.length - 1];
     const told = this.series.map((each) => `${each.name} ${last ? this.format(each.value(last)) : "unknown"}`).join(", ");
-    this.svg.setAttribute("aria-label", `${this.title}, last five minutes. Now: ${told}.`);
+    this.svg.setAttribute("aria-label", `${this.title}, the last minutes. Now: ${told}.`);
   }
 
   #layer(each, index, shown, stacks, x, y) {

@@ -15,7 +15,8 @@ export function rate(value) {
 
 export function seconds(value) {
   if (value === null || value === undefined) return "–";
-  if (value < 0.001) return `${(value * 1e6).toPrecision(2).replace(/\.0$/, "")} µs`;
+  if (value === 0) return "0";
+  if (value < 0.001) return `${Number((value * 1e6).toPrecision(2))} µs`;
   if (value < 1) return `${Number((value * 1000).toPrecision(2))} ms`;
   return `${Number(value.toPrecision(3))} s`;
 }
@@ -65,7 +66,8 @@ export function bytes(value) {
   return `${value < 10 && index > 0 ? value.toFixed(1) : Math.round(value)} ${units[index]}`;
 }
 
-export const clock = (milliseconds) => new Date(milliseconds).toLocaleTimeString("en-GB", { hour12: false });
+// In UTC, as in the log of the server and in its explanations.
+export const clock = (milliseconds) => `${new Date(milliseconds).toISOString().slice(11, 19)} UTC`;
 
 export const moment = (milliseconds) =>
   milliseconds === null || milliseconds === undefined ? "–" : new Date(milliseconds).toISOString().slice(0, 16).replace("T", " ") + " UTC";

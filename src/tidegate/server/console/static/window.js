@@ -27,6 +27,7 @@ export class WindowChart {
     this.gauge = h("div", { class: "gauge" });
     this.told = h("p", { class: "told" });
     this.legend = h("ul", { class: "legend" }, [
+      h("li", null, h("span", { class: "swatch carried" }), "carried over"),
       ...PARTS.map(([kind, text]) => h("li", null, h("span", { class: `swatch ${kind}` }), text)),
       (this.creditEntry = h("li", { hidden: true }, h("span", { class: "swatch credit" }), "credit held")),
     ]);
@@ -138,7 +139,6 @@ export class WindowChart {
       drawn,
       limit,
       s("path", { class: "bracket", d: `M${start} ${TOP - 4}v-8H${now}v8` }),
-      s("text", { class: "axis", x: (start + now) / 2, y: TOP - 16, "text-anchor": "middle" }, ""),
       s("line", { class: "cursor", x1: now, x2: now, y1: TOP - 4, y2: baseline }),
       s("text", { class: "axis strong", x: Math.min(now, width - 20), y: baseline + 14, "text-anchor": "middle" }, "now"),
     );
