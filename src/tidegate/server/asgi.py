@@ -20,7 +20,7 @@ from tidegate.adapters.migrations import migrate
 from tidegate.errors import ConfigurationError
 from tidegate.runtime.limiter import AsyncLimiter
 from tidegate.server.http1.bounds import Intake, Rejection
-from tidegate.server.messages import Answer, Head, Operation
+from tidegate.server.messages import Answer, Head, Operation, Stream
 from tidegate.server.process.config import ServerConfig
 from tidegate.server.process.config_load import load
 from tidegate.server.process.first_start import TIMEOUT_S, make_private_directory
@@ -187,6 +187,7 @@ class Application:
             return body
         try:
             answer = operation.handler(head, body)
+            assert not isinstance(answer, Stream), "an application has no console, and no other stream"
             if isinstance(answer, tuple):
                 return answer
             work = asyncio.ensure_future(answer)

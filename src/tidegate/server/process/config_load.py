@@ -26,6 +26,7 @@ from tidegate.server.process.config import (
     SETTINGS,
     CheckSection,
     ConfigFaults,
+    ConsoleConfig,
     Fault,
     HttpConfig,
     Loaded,
@@ -269,6 +270,7 @@ def load(
         "tls": TlsConfig,
         "rls": RlsConfig,
         "check": CheckSection,
+        "console": ConsoleConfig,
         "log": LogConfig,
     }
     built = {name: sections[name](**value) if name in sections else value for name, value in tree.items()}

@@ -39,6 +39,9 @@ from tidegate.server.api.problems import refuser
 from tidegate.server.catalog.keys import IdSource
 from tidegate.server.catalog.sync import CatalogSync, SnapshotFile
 from tidegate.server.catalog.view import CatalogView
+from tidegate.server.console.local import Ask, LocalNode
+from tidegate.server.console.routes import Console
+from tidegate.server.console.sessions import Sessions, load_secret
 from tidegate.server.http1.listener import HttpServer
 from tidegate.server.messages import Refuse, Router
 from tidegate.server.process.config import ServerConfig
@@ -89,9 +92,16 @@ class Service:
     """One node. `start(sockets)` serves on them; without any, another server (`asgi`) serves `router`."""
 
     def __init__(
-        self, config: ServerConfig, *, limiter: AsyncLimiter | None = None, snapshots: Snapshots = _alone
+        self,
+        config: ServerConfig,
+        *,
+        limiter: AsyncLimiter | None = None,
+        snapshots: Snapshots = _alone,
+        console_secret: bytes | None = None,
+        ask: Ask | None = None,
     ) -> None:
-        """`limiter`: one that the caller starts and stops, instead of one made from the configuration."""
+        """`limiter`: one that the caller starts and stops, instead of one made from the configuration.
+        `console_secret`: serve the console, with sessions that are signed with it. `ask`: asks all workers."""
         self._config = config
         self._all_snapshots = snapshots
         self._owns_limiter = limiter is None
@@ -114,13 +124,41 @@ class Service:
         admission = Admission(self._limiter, self._sync, ids.take, now_ms)
         self._limits = LimitOperations(self._limiter, self._sync, admission, test_mode=config.test_mode)
         overrides = OverrideOperations(self._sync, admission)
+        self._local = LocalNode(
+            self._limiter,
+            self._limits.activity,
+            self._sync.view,
+            now_ms,
+            self._dependencies,
+            self._connections,
+        )
+        self._console: Console | None = None
+        if console_secret is not None:
+            sessions = Sessions(
+                console_secret, self._sync.view, now_ms, is_secure=config.tls.cert is not None
+            )
+            self._console = Console(admission, self._sync, overrides, sessions, ask or self._local.ask_alone)
         self.new_id = ids.take
         self.refuse = refuser(ids.take)
-        pages = Pages(self._is_ready, self._dependencies, self._snapshots, self.refuse, config.metrics_token)
+        pages = Pages(
+            self._is_ready,
+            self._dependencies,
+            self._snapshots,
+            self.refuse,
+            config.metrics_token,
+            has_console=console_secret is not None,
+        )
         self._gateways = _gateways(config, self._limiter, admission, self.refuse)
         checks = [] if self._gateways is None else self._gateways.routes
         self.router = Router(
-            [*self._limits.routes(), *overrides.routes(), *checks, *pages.routes()], self.refuse
+            [
+                *self._limits.routes(),
+                *overrides.routes(),
+                *checks,
+                *pages.routes(),
+                *([] if self._console is None else self._console.routes()),
+            ],
+            self.refuse,
         )
         self._routers = [self.router] if self._gateways is None else [self.router, self._gateways.router]
         self._logs = [RequestLog(router, time.monotonic) for router in self._routers]
@@ -151,6 +189,8 @@ class Service:
         """Accept nothing more, finish, flush the last counts. Ends within `timeout_s`."""
         deadline = Deadline.after(timeout_s, loop_time())
         self._is_stopping = True
+        if self._console is not None:
+            await self._console.hub.stop()
         drain_s = max(0.0, timeout_s - FLUSH_RESERVE_S)
         drains: list[Awaitable[bool]] = []
         if self._http is not None:
@@ -185,12 +225,12 @@ class Service:
             for status, count in operation.statuses.items():
                 key = ("http_requests_total", (operation.name, str(status)))
                 values[key] = values.get(key, 0) + count
-        servers = [] if self._http is None else [self._http]
         if self._gateways is not None:
-            servers += self._gateways.http_servers
             values |= self._gateways.values()
-        values["http_connections", ()] = sum(len(server.connections) for server in servers)
-        values["http_connections_evicted_total", ()] = sum(server.connections_evicted for server in servers)
+        values["http_connections", ()] = self._connections()
+        values["http_connections_evicted_total", ()] = sum(
+            server.connections_evicted for server in self._http_servers()
+        )
         for workspace_id, decisions in nlargest(TOP_MAX, self._limits.decisions.items(), key=itemgetter(1)):
             values["top_workspace_decisions", (workspace_id,)] = decisions
         for heavy in self._limits.top_denials.top(TOP_MAX):
@@ -198,6 +238,17 @@ class Service:
         compiled = "true" if tidegate.compiled else "false"
         values["build_info", (tidegate.__version__, platform.python_version(), compiled)] = 1
         return Snapshot(own.node, values, own.histograms)
+
+    def _http_servers(self) -> list[HttpServer]:
+        own = [] if self._http is None else [self._http]
+        return own if self._gateways is None else own + self._gateways.http_servers
+
+    def _connections(self) -> int:
+        return sum(len(server.connections) for server in self._http_servers())
+
+    async def answer(self, question: str) -> str:
+        """The answer of this worker to a question of the console."""
+        return await self._local.answer_text(question)
 
     async def _snapshots(self) -> Sequence[Snapshot]:
         return await self._all_snapshots(self.snapshot())
@@ -325,10 +376,11 @@ def run(config: ServerConfig, *, reload: Callable[[], ServerConfig] | None = Non
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     make_directory(config)
     first = asyncio.run(prepare(config))
+    secret = load_secret(Path(config.data_dir)) if config.serves_console else None
     if config.workers > 1:
         from tidegate.server.process.supervisor import Supervisor
 
-        return asyncio.run(Supervisor(config, reload=reload, first=first).run())
+        return asyncio.run(Supervisor(config, reload=reload, first=first, console_secret=secret).run())
 
     async def main() -> int:
         bound = bind_sockets(config, shared=False)
@@ -336,7 +388,8 @@ def run(config: ServerConfig, *, reload: Callable[[], ServerConfig] | None = Non
         async def started() -> None:
             announce(sys.stdout, config, bound["listen"], first)
 
-        return await run_service(Service(config), bound, config, started=started, reload=reload)
+        service = Service(config, console_secret=secret)
+        return await run_service(service, bound, config, started=started, reload=reload)
 
     exit_code: int = uvloop.run(main())
     return exit_code
