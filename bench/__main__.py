@@ -9,8 +9,8 @@ from pathlib import Path
 
 from bench.machine import describe
 
-# In this order when nobody asks for one: the quick ones first.
-KNOWN = ("engine", "integrations", "origin", "ledger", "server", "rls")
+# In this order when none is named: the quick ones first.
+KNOWN = ("engine", "telemetry", "integrations", "origin", "ledger", "server", "rls")
 
 
 def main(arguments: list[str]) -> int:

@@ -2,8 +2,9 @@
 
 Compiled with the rest of the core because every decision passes through it. It owns no clock and no lock: both are
 given, as callables. `acquire` and `release` must belong to a reentrant lock; they are absent where one thread owns the
-engine. A signal handler or a finalizer that asks for a decision in the middle of another one, on the same thread, is
-refused: waiting would deadlock, and going on would let check and commit be seen apart.
+engine. The usual decision of an embedded limiter takes no lock where `is_one_step` says that it needs none. A signal
+handler or a finalizer that asks for a decision in the middle of another one, on the same thread, is refused: waiting
+would deadlock, and going on would let check and commit be seen apart.
 """
 
 from __future__ import annotations
@@ -72,7 +73,8 @@ class Gate:
     `now_ns` gives Unix nanoseconds, `clock_ns` those of a clock that never steps back, which only credit needs. These
     are called outside the lock: `wake` when a decision has left work for the background loops; `settle` when the origin
     must be asked first: it does that, and returns the decision; `begin` when a request meets NOT_STARTED: it starts
-    what must be started and opens the gate, or raises.
+    what must be started and opens the gate, or raises. `is_one_step`: nothing can come between the beginning and the
+    end of `Engine.decide_known`, which is so for compiled code under a GIL.
     """
 
     __slots__ = (
@@ -81,6 +83,7 @@ class Gate:
         "_clock_ns",
         "_engine",
         "_has_credit",
+        "_is_one_step",
         "_locked",
         "_now_ns",
         "_pending",
@@ -102,6 +105,7 @@ class Gate:
         begin: Callable[[], object] = cannot_begin,
         state: int = IDLE,
         clock_ns: Callable[[], int] = no_clock,
+        is_one_step: bool = False,
     ) -> None:
         self._engine: Final[Engine] = engine
         self._has_credit: Final[bool] = engine.has_credit
@@ -114,6 +118,7 @@ class Gate:
         self._acquire: Final[Callable[[], object]] = acquire or no_lock
         self._release: Final[Callable[[], object]] = release or no_lock
         self._begin: Final[Callable[[], object]] = begin
+        self._is_one_step: Final[bool] = is_one_step and engine.is_embedded
         # Read and written with the lock held.
         self._state: int = state
         # The state that `with gate` leaves behind: assign it inside. IDLE, NOT_STARTED or CLOSED.
@@ -131,6 +136,7 @@ class Gate:
             self._begin,
             self.resting,
             self._clock_ns,
+            self._is_one_step,
         )
 
     @property
@@ -191,6 +197,11 @@ class Gate:
             raise InvalidInput("identifier", identifier, "a str")
         amount = cost if type(cost) is int and cost >= 0 else checked_int("cost", cost, 0)
         at_ms = self._now_ns() // 1_000_000 if now_ms is None else checked_int("now_ms", now_ms, 0)
+        if self._is_one_step and self._state == IDLE and type(identifier) is str:
+            # IDLE: no other thread was switched away from in the middle of a decision.
+            known = self._engine.decide_known(limit, identifier, amount, at_ms)
+            if known is not None:
+                return known
         if self._locked:
             self._acquire()
         if self._state != IDLE:

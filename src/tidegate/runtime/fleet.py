@@ -21,7 +21,7 @@ from tidegate.core.model import Decision, Limit, Tuning, checked_region
 from tidegate.core.tickets import Ticket
 from tidegate.errors import ConfigurationError, InvalidInput
 from tidegate.ports import Ledger, Origin
-from tidegate.runtime.environment import Environment
+from tidegate.runtime.environment import Environment, decides_in_one_step
 from tidegate.runtime.node import Node
 from tidegate.runtime.statistics import Statistics
 
@@ -168,8 +168,18 @@ class Fleet:
         )
         time_ns = now_ns if isinstance(self.environment.clock, WallClock) else self._now_ns
         state = NOT_STARTED if self.shares else IDLE
-        clock_ns = self.environment.monotonic_ns
-        gate = Gate(engine, time_ns, wake, settle, acquire, release, begin, state, clock_ns)
+        gate = Gate(
+            engine,
+            time_ns,
+            wake,
+            settle,
+            acquire,
+            release,
+            begin,
+            state,
+            self.environment.monotonic_ns,
+            decides_in_one_step(),
+        )
         return Parts(engine, gate, self._node(engine, gate, on_loop_closed) if self.shares else None)
 
     def make_for_new_loop(self, parts: Parts, on_loop_closed: Callable[[], object]) -> Parts:

@@ -20,7 +20,7 @@ from tidegate.adapters.migrations import migrate
 from tidegate.errors import ConfigurationError
 from tidegate.runtime.limiter import AsyncLimiter
 from tidegate.server.http1.bounds import Intake, Rejection
-from tidegate.server.messages import Answer, Head, Operation
+from tidegate.server.messages import Answer, Head, Operation, Stream
 from tidegate.server.process.config import ServerConfig
 from tidegate.server.process.config_load import load
 from tidegate.server.process.first_start import TIMEOUT_S, make_private_directory
@@ -37,8 +37,10 @@ Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 # Everything else is a setting of the server that hosts the application, or of the first start of `tidegate serve`.
 SETTINGS: Final = frozenset(
     {
-        *("data_dir", "region", "origin", "ledger", "workers", "snapshot_age_max_s", "test_mode", "tracing"),
+        *("data_dir", "region", "origin", "ledger", "workers", "snapshot_age_max_s"),
+        *("metrics_token", "test_mode", "otel.traces", "otel.metrics"),
         *("http.body_bytes_max", "http.request_timeout_s", "http.stop_timeout_s"),
+        *("decisions.log_dir", "decisions.sample", "decisions.bytes_max", "decisions.hash_key_file"),
     }
 )
 # The header fields that the API reads. Only Accept may come more than once.
@@ -186,6 +188,7 @@ class Application:
             return body
         try:
             answer = operation.handler(head, body)
+            assert not isinstance(answer, Stream), "an application has no console, and no other stream"
             if isinstance(answer, tuple):
                 return answer
             work = asyncio.ensure_future(answer)
@@ -204,8 +207,7 @@ class Application:
             return service.refuse(500, detail, head.accept, request_id=request_id)
 
     async def _body(self, receive: Receive) -> bytes | Rejection | None:
-        parts: list[bytes] = []
-        received = 0
+        body = bytearray()  # not a list of parts: each of them would take more memory than a small part
         try:
             while True:
                 message = await receive()
@@ -213,12 +215,11 @@ class Application:
                     return None
                 part: bytes = message.get("body", b"")
                 if part:
-                    parts.append(part)
-                    received += len(part)
-                    rejection = self._intake.take(len(part), received)
+                    body += part
+                    rejection = self._intake.take(len(part), len(body))
                     if rejection is not None:
                         return rejection
                 if not message.get("more_body", False):
-                    return b"".join(parts)
+                    return bytes(body)
         finally:
-            self._intake.buffered_bytes -= received
+            self._intake.buffered_bytes -= len(body)

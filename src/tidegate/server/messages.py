@@ -12,7 +12,19 @@ from urllib.parse import unquote_to_bytes
 
 import msgspec
 
-__all__ = ["Answer", "Handler", "Head", "Operation", "Refuse", "Route", "Router", "Whole", "path_of"]
+__all__ = [
+    "Answer",
+    "Handler",
+    "Head",
+    "Operation",
+    "Refuse",
+    "Route",
+    "Router",
+    "Stream",
+    "Subscriber",
+    "Whole",
+    "path_of",
+]
 
 Answer = tuple[int, bytes, bytes]
 """(status, header lines each ended by CRLF, body). A plain tuple, because one is made for every request."""
@@ -42,7 +54,25 @@ class Head(msgspec.Struct, frozen=True, gc=False):
     """Only for an operation that `reads_whole`."""
 
 
-Handler = Callable[[Head, bytes], "Answer | Coroutine[Any, Any, Answer]"]
+class Subscriber(Protocol):
+    """The client of a stream."""
+
+    def push(self, data: bytes) -> bool:
+        """Send this part of the body. False: the client has not read the parts before, and this one is not sent."""
+
+    def end(self) -> None:
+        """There is no more to send."""
+
+
+class Stream(msgspec.Struct, frozen=True):
+    """An answer (200) whose body is sent part by part, until one side ends it. It is the last of its connection."""
+
+    lines: bytes
+    subscribe: Callable[[Subscriber], Callable[[], object]]
+    """Called once the head is on its way. Returns what is called when the client is gone."""
+
+
+Handler = Callable[[Head, bytes], "Answer | Stream | Coroutine[Any, Any, Answer]"]
 """Answers at once, or with a coroutine that must run in a task."""
 
 
@@ -57,12 +87,15 @@ class Refuse(Protocol):
 class Operation:
     """The target of a path and a method, with its counters."""
 
-    __slots__ = ("handler", "name", "reads_whole", "statuses")
+    __slots__ = ("handler", "is_probe", "name", "reads_whole", "statuses")
 
-    def __init__(self, name: str, handler: Handler, reads_whole: bool = False) -> None:
+    def __init__(
+        self, name: str, handler: Handler, *, reads_whole: bool = False, is_probe: bool = False
+    ) -> None:
         self.name = name
         self.handler = handler
         self.reads_whole = reads_whole
+        self.is_probe = is_probe
         # Answers by status, written by the connections. Only this server chooses statuses, so they are few.
         self.statuses: dict[int, int] = {}
 
@@ -80,6 +113,8 @@ class Route(NamedTuple):
     handler: Handler
     reads_whole: bool = False
     """The operation needs `Head.whole`."""
+    is_probe: bool = False
+    """Answered also when all connections are in use."""
 
 
 class Router:
@@ -92,7 +127,10 @@ class Router:
         self._prefixes: dict[bytes, dict[bytes, Operation]] = {}
         self.operations: list[Operation] = []
         for route in routes:
-            operation = self._add(route.name, route.handler, route.reads_whole)
+            operation = Operation(
+                route.name, route.handler, reads_whole=route.reads_whole, is_probe=route.is_probe
+            )
+            self.operations.append(operation)
             path = route.path.encode("ascii")
             if path.endswith(b"/*"):
                 methods = self._prefixes.setdefault(path[:-1], {})
@@ -112,8 +150,8 @@ class Router:
             )
             self._wrong_method[allowed] = self._add("unknown", handler)
 
-    def _add(self, name: str, handler: Handler, reads_whole: bool = False) -> Operation:
-        operation = Operation(name, handler, reads_whole)
+    def _add(self, name: str, handler: Handler) -> Operation:
+        operation = Operation(name, handler)
         self.operations.append(operation)
         return operation
 

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from operator import attrgetter
 from typing import Final
 
-from tidegate.core.model import Limit, make_limit
+from tidegate.core.model import DURATION_MS_MAX, Limit, make_limit
 from tidegate.ports import CatalogChanges, KeyRow, NamespaceRow, OverrideRow, WorkspaceRow
 from tidegate.server.catalog.keys import digest_of
 from tidegate.server.catalog.overrides import Override, OverrideMatcher
@@ -22,8 +22,10 @@ __all__ = ["Caller", "Callers", "CatalogView", "NamespaceView", "WorkspaceView"]
 # The namespace in which calls of the API itself are counted. Namespaces of callers are counted by their ids, which
 # begin with rlns_, so that none of them can ever be this one.
 QUOTA_NAMESPACE: Final = "tidegate.api"
-# Callers that are remembered by their credentials. Only valid keys get in; this bounds spellings of one header.
+# Callers that are remembered by their credentials. Only valid keys get in; this bounds spellings of one header, which
+# may have spaces before the key.
 FOUND_MAX: Final = 10_000
+FOUND_BYTES_MAX: Final = 256
 # Digests of keys that are known not to exist. Two generations of this many: an attacker who tries many keys replaces
 # entries of the same attack, at a cost of 3 MB.
 MISSING_MAX: Final = 10_000
@@ -71,7 +73,9 @@ class NamespaceView:
         self._sorted = None
         self.token = object()
         if row.deleted_at_ms is None:
-            self.matcher.add(Override(row.id, row.identifier, row.limit, row.duration_ms))
+            # Older versions accepted longer ones; nobody waits for the end of either.
+            duration_ms = min(row.duration_ms, DURATION_MS_MAX)
+            self.matcher.add(Override(row.id, row.identifier, row.limit, duration_ms))
         else:
             self.matcher.discard(row.identifier)
         self.has_overrides = len(self.matcher) > 0
@@ -114,7 +118,8 @@ class WorkspaceView:
         self.is_enabled = row.enabled
         self.quota: Limit | None = None
         if row.quota is not None and row.quota_duration_ms is not None:
-            self.quota = make_limit(row.quota, row.quota_duration_ms, QUOTA_NAMESPACE, row.id)
+            duration_ms = min(row.quota_duration_ms, DURATION_MS_MAX)
+            self.quota = make_limit(row.quota, duration_ms, QUOTA_NAMESPACE, row.id)
 
     def add(self, namespace: NamespaceView) -> NamespaceView | None:
         """Add `namespace`; returns another one of the same name, which it replaces."""
@@ -139,10 +144,12 @@ class Caller:
         "grants",
         "is_enabled",
         "is_metered",
+        "key_id",
         "workspace",
     )
 
     def __init__(self, row: KeyRow, workspace: WorkspaceView) -> None:
+        self.key_id = row.id
         self.workspace = workspace
         self.is_enabled = row.enabled
         self.expires_at_ms = row.expires_at_ms
@@ -193,6 +200,22 @@ class CatalogView:
     def key(self, digest: bytes) -> KeyRow | None:
         """The key with this digest, unless it is revoked."""
         return self._by_digest.get(digest)
+
+    def key_by_id(self, key_id: str) -> KeyRow | None:
+        """The key with this id, also a revoked one."""
+        return self._keys.get(key_id)
+
+    def keys_of(self, workspace_id: str) -> list[KeyRow]:
+        """All keys of a workspace, revoked ones included."""
+        return [row for row in self._keys.values() if row.workspace_id == workspace_id]
+
+    def caller(self, key_id: str) -> Caller | None:
+        """The holder of a key that is not revoked; its state and that of its workspace are not looked at."""
+        row = self._keys.get(key_id)
+        if row is None or row.revoked_at_ms is not None:
+            return None
+        workspace = self.workspaces.get(row.workspace_id)
+        return None if workspace is None else Caller(row, workspace)
 
     def namespace(self, namespace_id: str) -> NamespaceView | None:
         return self._namespaces.get(namespace_id)
@@ -320,7 +343,7 @@ class Callers:
         if row is None or workspace is None:
             return None
         caller = Caller(row, workspace)
-        if caller.is_enabled and workspace.is_enabled:
+        if caller.is_enabled and workspace.is_enabled and len(credentials) <= FOUND_BYTES_MAX:
             if self._epoch != self._view.epoch or len(self._found) >= FOUND_MAX:
                 self._start_over()
             self._found[credentials] = caller
