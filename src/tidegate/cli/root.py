@@ -27,6 +27,7 @@ class Entry(NamedTuple):
 
 COMMANDS: Final[dict[str, Entry]] = {
     "serve": Entry("tidegate.cli.serve", "serve", "Run the rate limit server."),
+    "top": Entry("tidegate.cli.top", "top", "Show who is being limited right now, live in a terminal."),
     "limit": Entry("tidegate.cli.limit", "limit", "Get a decision from a server; exits 1 if denied."),
     "multi-limit": Entry("tidegate.cli.multi_limit", "multi_limit", "Get several decisions, all or nothing."),
     "overrides": Entry("tidegate.cli.overrides", "overrides", "Set, get, list and delete overrides."),
