@@ -148,8 +148,7 @@ class Admission:
     def settle(self, call: Call, doubt: Doubt[T]) -> Steps[T]:
         """The body, if a second look finds it valid. For a caller who is not known it would cost more than reading
         the body did: the answer is the first reason, or that the caller is not known."""
-        caller = self.recall(call.head.authorization)
-        if caller is None:
+        if call.caller is None and self.recall(call.head.authorization) is None:
             try:
                 yield from self._find(call)
             except Refusal as refusal:

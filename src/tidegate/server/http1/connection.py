@@ -434,8 +434,7 @@ class HttpConnection(asyncio.Protocol):
             self._close()
             return
         self._enter(STREAMING)
-        if not self._is_behind:
-            self.expires = 0  # a client that reads may stay
+        self.expires = 0  # a client that reads may stay
         self._resume()
         self._unsubscribe = stream.subscribe(self)
 

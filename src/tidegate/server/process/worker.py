@@ -11,6 +11,7 @@ import asyncio
 import gc
 import json
 import logging
+import os
 import socket
 import sys
 from collections.abc import Sequence
@@ -231,7 +232,8 @@ async def _main(end: socket.socket) -> int:
         return CANNOT_START
     config = first.config
     line_format: Literal["text", "json"] = "json" if first.log_format == "json" else "text"
-    configure(config.log.level, line_format, secrets=config.secrets)
+    # Several workers write to one log.
+    configure(config.log.level, line_format, secrets=config.secrets, fields={"pid": os.getpid()})
     try:
         return await Worker(line, config, first.console_secret).run(
             bind_sockets(config, shared=True, ports=first.ports)
