@@ -144,7 +144,7 @@ METRICS: Final[tuple[Metric, ...]] = (
         bounds=BOUNDS_S,
     ),
     Metric(
-        "origin_dirty_cells",
+        "origin_dirty_subjects",
         "gauge",
         "Subjects with cells whose counts the origin has not acknowledged yet.",
         "It keeps growing: replay cannot keep up, or the origin is down. No count is lost.",
@@ -171,8 +171,8 @@ METRICS: Final[tuple[Metric, ...]] = (
     Metric(
         "global_publish_errors_total",
         "counter",
-        "Publishes that failed.",
-        "Any steady rate: the ledger is down, overloaded, or rejects rows. Publishing resumes by itself.",
+        "Publishes that the ledger did not answer; rejected rows are in global_rows_set_aside_total.",
+        "Any steady rate: the ledger is down or overloaded. Publishing resumes by itself.",
     ),
     Metric(
         "global_import_rows_total",
@@ -183,7 +183,7 @@ METRICS: Final[tuple[Metric, ...]] = (
     Metric(
         "global_import_errors_total",
         "counter",
-        "Imports that failed.",
+        "Imports that the ledger did not answer; heartbeats are not counted.",
         "Any steady rate: this region sees the others late. Foreign counts that were imported stay in use.",
     ),
     Metric(
