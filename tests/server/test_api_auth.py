@@ -160,7 +160,7 @@ def test_the_quota_of_a_workspace_limits_the_calls_of_all_its_keys(server: Tideg
     assert all(1 <= int(reply.headers["ratelimit-reset"]) <= 3_600 for reply in replies)
     missing = workspace.call("getOverride", {"namespace": "a", "identifier": "x"})
     assert (missing.status, missing.headers["ratelimit-remaining"]) == (404, "1"), "on every answer"
-    workspace.call("multiLimit", [BODY, BODY])
+    workspace.call("multiLimit", [BODY])
     for _ in range(2):
         refused = workspace.limit("a")
         assert (refused.status, refused.problem) == (429, "user/too_many_requests/workspace_rate_limited")
@@ -168,6 +168,16 @@ def test_the_quota_of_a_workspace_limits_the_calls_of_all_its_keys(server: Tideg
         assert refused.headers["content-type"] == "application/problem+json", "although Accept says otherwise"
         assert refused.headers["ratelimit-remaining"] == "0"
         assert int(refused.headers["retry-after"]) >= 1
+
+
+def test_a_batch_uses_as_much_of_the_quota_as_it_has_items(server: TidegateServer) -> None:
+    workspace = server.workspace(quota=5, quota_duration_ms=3_600_000)
+    items = [{"namespace": "api", "identifier": f"u{n}", "limit": 9, "duration": 60_000} for n in range(3)]
+    first = workspace.call("multiLimit", items)
+    assert (first.status, first.headers["ratelimit-remaining"]) == (200, "2")
+    assert workspace.call("multiLimit", items).status == 429
+    assert workspace.call("multiLimit", items[:2]).status == 200
+    assert workspace.limit().status == 429
 
 
 def test_a_refused_call_checks_nothing_and_an_invalid_one_uses_no_quota(server: TidegateServer) -> None:

@@ -210,6 +210,8 @@ class SQLiteOrigin:
 
     def __init__(self, path: str | os.PathLike[str], *, clock: Clock | None = None) -> None:
         self._file = SQLiteFile(path, prepare=_prepare)
+        # A connection and a thread of its own: a read must not wait for the transactions queued before it.
+        self._reader = SQLiteFile(path, prepare=_prepare)
         self._clock = clock if clock is not None else WallClock()
         self._incarnation: str | None = None  # as `pulse` last read it
         self._cells_read = 0
@@ -238,7 +240,7 @@ class SQLiteOrigin:
             connection.execute("COMMIT")
             return answers
 
-        answers = await self._file.run(work, timeout_s=timeout_s)
+        answers = await self._reader.run(work, timeout_s=timeout_s)
         self._cells_read += len(wanted)
         return answers
 
@@ -314,13 +316,14 @@ class SQLiteOrigin:
 
     async def close(self) -> None:
         self._listener.close()
+        await self._reader.close()
         await self._file.close()
 
     def statistics(self) -> Mapping[str, int]:
-        file = self._file.statistics()
+        files = (self._file.statistics(), self._reader.statistics())
         return {
-            "commands": file["jobs"],
-            "connections_opened": file["connections_opened"],
+            "commands": sum(file["jobs"] for file in files),
+            "connections_opened": sum(file["connections_opened"] for file in files),
             "cells_read": self._cells_read,
             "cells_merged": self._cells_merged,
             "messages": self._messages,

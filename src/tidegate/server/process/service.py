@@ -15,7 +15,7 @@ import ssl
 import sys
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from heapq import nlargest
 from operator import itemgetter
 from pathlib import Path
@@ -318,12 +318,16 @@ async def _reload(service: Service, reload: Callable[[], ServerConfig] | None) -
 
 def run(config: ServerConfig, *, reload: Callable[[], ServerConfig] | None = None) -> int:
     """`tidegate serve`: blocks until the server has stopped; the exit code."""
-    import uvloop
-
     raise_file_limit()
     gc.set_threshold(*GC_THRESHOLDS)
     sys.setswitchinterval(SWITCH_INTERVAL_S)
-    make_directory(config)
+    with make_directory(config) or nullcontext():
+        return _run(config, reload)
+
+
+def _run(config: ServerConfig, reload: Callable[[], ServerConfig] | None) -> int:
+    import uvloop
+
     first = asyncio.run(prepare(config))
     if config.workers > 1:
         from tidegate.server.process.supervisor import Supervisor
