@@ -101,18 +101,6 @@ def test_a_disabled_workspace_refuses_all_its_keys_within_seconds(server: Tidega
     assert reply.error["title"] == "Workspace is disabled"
 
 
-def test_wrong_keys_never_reach_the_database_one_by_one(server: TidegateServer) -> None:
-    # A wrong key is looked for once more in the database, since it may be new; but all wait for the same look.
-    # So a second wrong key in the same instant, and the same one again, cost nothing.
-    keys = [new_key() for _ in range(50)]
-    for key in keys * 3:
-        assert server.call("limit", BODY, key).status == 401
-    started = time.monotonic()
-    for key in keys * 3:
-        assert server.call("limit", BODY, key).status == 401
-    assert time.monotonic() - started < 20, "known to be unknown: no waiting"
-
-
 # Content types.
 
 

@@ -157,8 +157,8 @@ def test_a_value_that_only_the_limiter_refuses_is_an_error_that_names_file_and_s
 ) -> None:
     load = next(one for file in bundled_files() for one in load_file(file) if one.load is not None)
     assert load.load is not None
-    wrong = replace(load, file="bad.json", load=replace(load.load, limit=0))
-    with pytest.raises(MalformedScenario, match=rf"bad\.json: scenario '{load.name}': quota: got 0"):
+    wrong = replace(load, file="bad.json", name="x", load=replace(load.load, limit=0))
+    with pytest.raises(MalformedScenario, match=r"bad\.json: scenario 'x': quota: got 0"):
         ScenarioRun(wrong).run()
 
 
