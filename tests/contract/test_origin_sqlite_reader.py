@@ -12,6 +12,7 @@ import pytest
 from tidegate.adapters.sqlite.origin import SQLiteOrigin
 from tidegate.core.model import Component
 from tidegate.errors import DependencyUnavailable
+from tidegate.testing.clock import ManualClock
 
 TIMEOUT_S = 20.0
 FAR_MS = 2**52
@@ -53,3 +54,33 @@ async def test_a_damaged_file_is_named_with_what_to_do(tmp_path: Path) -> None:
     with pytest.raises(DependencyUnavailable, match=r"origin\.db: the file is damaged .* move the file away"):
         await origin.merge([component(n) for n in range(1_000)], timeout_s=TIMEOUT_S)
     await origin.close()
+
+
+async def test_a_file_does_not_grow_beyond_its_bound_and_is_used_again_once_cells_have_expired(
+    tmp_path: Path,
+) -> None:
+    clock = ManualClock(1_000)
+    path = tmp_path / "origin.db"
+    origin = SQLiteOrigin(path, clock=clock, bytes_max=400_000)
+    await origin.open("fra", timeout_s=TIMEOUT_S)
+
+    async def fill(start: int) -> int:
+        for number in range(start, start + 100_000, 500):
+            cells = [component(n)._replace(expires_at_ms=60_000) for n in range(number, number + 500)]
+            try:
+                await origin.merge(cells, timeout_s=TIMEOUT_S)
+            except DependencyUnavailable:
+                return number - start
+        raise AssertionError("there is no bound")
+
+    merged = await fill(0)
+    assert merged > 1_000
+    with pytest.raises(DependencyUnavailable, match="largest size"):
+        await origin.merge([component(n) for n in range(10_000, 20_000)], timeout_s=TIMEOUT_S)
+    (kept, lost) = await origin.read([component(0), component(merged)], timeout_s=TIMEOUT_S)
+    assert (kept.total, lost.total) == (1, 0), "a merge that does not fit leaves nothing behind"
+    assert path.stat().st_size <= 400_000
+    clock.set(70_000)
+    await origin.merge([component(7)], timeout_s=TIMEOUT_S)
+    await origin.close()
+    assert path.stat().st_size <= 400_000

@@ -244,6 +244,13 @@ METRICS: Final[tuple[Metric, ...]] = (
         across="max",
     ),
     Metric(
+        "origin_file_bytes",
+        "gauge",
+        "Size of the SQLite file with counts and of its log; without Redis only.",
+        "Near origin_bytes_max: counts that do not fit stay in memory, and are lost if the node crashes.",
+        across="max",
+    ),
+    Metric(
         "http_requests_total",
         "counter",
         "HTTP requests answered, by operation and status.",

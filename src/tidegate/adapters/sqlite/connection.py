@@ -90,6 +90,10 @@ def dependency_error(error: Exception, path: Path) -> DependencyError:
     if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
         return DependencyUnavailable(f"{path}: locked by another process for all of the time allowed")
     name = getattr(error, "sqlite_errorname", type(error).__name__)
+    if code == sqlite3.SQLITE_FULL:
+        return DependencyUnavailable(
+            f"{path}: the disk is full, or the file has reached the largest size that it may have"
+        )
     if code in DAMAGED:
         return DependencyUnavailable(
             f"{path}: the file is damaged ({error}, {name}); stop the server, move the file away and start again"

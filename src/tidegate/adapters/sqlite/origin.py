@@ -92,6 +92,8 @@ DELETE_EXPIRED: Final = """
          WHERE expires_at_ms <= :now_ms ORDER BY expires_at_ms LIMIT :rows_max)
 """
 
+# About ten million live cells.
+FILE_BYTES_MAX: Final = 1_073_741_824
 # Cells in one statement: about a millisecond, half of it without the interpreter lock.
 STATEMENT_CELLS: Final = 250
 # A large merge rests between two statements, this many times as long as it has worked: it then takes about a quarter
@@ -208,10 +210,19 @@ def _merge(connection: sqlite3.Connection, components: Sequence[Component], now_
 class SQLiteOrigin:
     """Honours `tidegate.ports.Origin` for all processes that open the file at `path`."""
 
-    def __init__(self, path: str | os.PathLike[str], *, clock: Clock | None = None) -> None:
-        self._file = SQLiteFile(path, prepare=_prepare)
+    def __init__(
+        self, path: str | os.PathLike[str], *, clock: Clock | None = None, bytes_max: int = FILE_BYTES_MAX
+    ) -> None:
+        """`bytes_max`: beyond it merges fail, and nodes keep their counts in memory until cells have expired."""
+
+        def prepare(connection: sqlite3.Connection) -> None:
+            (page_bytes,) = connection.execute("PRAGMA page_size").fetchone()
+            connection.execute(f"PRAGMA max_page_count={max(1, bytes_max // page_bytes):d}")
+            _prepare(connection)
+
+        self._file = SQLiteFile(path, prepare=prepare)
         # A connection and a thread of its own: a read must not wait for the transactions queued before it.
-        self._reader = SQLiteFile(path, prepare=_prepare)
+        self._reader = SQLiteFile(path, prepare=prepare)
         self._clock = clock if clock is not None else WallClock()
         self._incarnation: str | None = None  # as `pulse` last read it
         self._cells_read = 0

@@ -25,6 +25,7 @@ import tidegate
 from tidegate.adapters.catalogs import open_catalog
 from tidegate.adapters.clock import now_ms
 from tidegate.adapters.deadline import Deadline, loop_time
+from tidegate.adapters.sqlite.origin import SQLiteOrigin
 from tidegate.adapters.urls import open_ledger, open_origin
 from tidegate.core.model import Tuning
 from tidegate.errors import MissingExtra
@@ -41,7 +42,7 @@ from tidegate.server.catalog.sync import CatalogSync, SnapshotFile
 from tidegate.server.catalog.view import CatalogView
 from tidegate.server.http1.listener import HttpServer
 from tidegate.server.messages import Refuse, Router
-from tidegate.server.process.config import ServerConfig
+from tidegate.server.process.config import ORIGIN_FILE, ServerConfig
 from tidegate.server.process.first_start import announce, make_directory, prepare
 from tidegate.server.process.request_log import RequestLog
 from tidegate.server.process.sockets import Sockets, bind_sockets
@@ -191,6 +192,8 @@ class Service:
             values |= self._gateways.values()
         values["http_connections", ()] = sum(len(server.connections) for server in servers)
         values["http_connections_evicted_total", ()] = sum(server.connections_evicted for server in servers)
+        if self._config.origin is None:
+            values["origin_file_bytes", ()] = _file_bytes(Path(self._config.data_dir) / ORIGIN_FILE)
         for workspace_id, decisions in nlargest(TOP_MAX, self._limits.decisions.items(), key=itemgetter(1)):
             values["top_workspace_decisions", (workspace_id,)] = decisions
         for heavy in self._limits.top_denials.top(TOP_MAX):
@@ -214,6 +217,8 @@ class Service:
 def _limiter(config: ServerConfig) -> AsyncLimiter:
     tuning: Tuning | None = None
     origin: str | Origin = config.origin_url
+    if config.origin is None:
+        origin = SQLiteOrigin(Path(config.data_dir) / ORIGIN_FILE, bytes_max=config.origin_bytes_max)
     ledger: str | Ledger | None = config.ledger
     if config.origin is None and config.workers == 1:
         # No other process counts in the file: it is only there for the next start.
@@ -243,6 +248,15 @@ def _gateways(
     except ModuleNotFoundError as error:
         raise MissingExtra("rls", "rls.config") from error
     return Gateways(config, limiter, admission, refuse)
+
+
+def _file_bytes(path: Path) -> int:
+    """The size of a SQLite file and of the log beside it; 0 before there is one."""
+    found = 0
+    for each in (path, path.with_name(path.name + "-wal")):
+        with suppress(OSError):
+            found += each.stat().st_size
+    return found
 
 
 def tls_context(config: ServerConfig) -> ssl.SSLContext | None:
