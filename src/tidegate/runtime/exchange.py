@@ -76,7 +76,7 @@ class Exchanges:
         self._backoff = loop_backoff(tuning, random)
         # Called when an answer has left work for other loops (cells to publish).
         self._on_work = on_work
-        self.calls: Final[Calls] = Calls("origin", tuning, is_usable)
+        self.calls: Final[Calls] = Calls("origin", tuning, is_usable, carries="counts for the origin")
         self._tasks: set[asyncio.Task[None]] = set()
         self._timers: set[asyncio.TimerHandle] = set()
         # True while `_send_asks` is about to run.

@@ -288,7 +288,7 @@ class LimitOperations:
         test_time_ms = self._test_time_ms(call.head) if self._test_mode else None
         caller = self._recall(call.head.authorization)
         if caller is None or caller.is_metered:
-            caller = yield from self._admit(call)
+            caller = yield from self._admit(call, len(items))
         namespaces: Mapping[str, NamespaceView] = caller.workspace.namespaces
         # Items of a batch often differ in nothing but their identifier: then the plan of one is that of the next.
         last = items[0]
