@@ -66,7 +66,7 @@ def describe(denial: Decision) -> str:
 
 
 class Denial(NamedTuple):
-    """A refused request, for whoever writes its answer."""
+    """A denied request, for the function that writes its response."""
 
     decision: Decision
     """The limit to wait for longest."""

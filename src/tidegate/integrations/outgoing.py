@@ -1,4 +1,4 @@
-"""Keeping within somebody else's limit: requests that go out wait for room, or raise.
+"""Keeps within the limit of a service that is called: requests wait until they fit, or raise.
 
 The clients (`tidegate.integrations.httpx`, `.requests`) hand each request to `Outgoing` or `AsyncOutgoing` before they
 send it. Several quotas are one batch, taken when all of them have room.
