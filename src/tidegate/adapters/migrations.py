@@ -98,7 +98,7 @@ async def schema_version(url: str, *, timeout_s: float = 10.0) -> int:
 
 
 def sqlite_schema_version(connection: sqlite3.Connection) -> int:
-    """The same, for who has the file open."""
+    """The same, for a caller that has the file open."""
     known = connection.execute(
         "SELECT count(*) FROM sqlite_master WHERE name = 'tidegate_schema'"
     ).fetchone()[0]
