@@ -206,6 +206,7 @@ class EngineMachine(RuleBasedStateMachine):
             assert isinstance(decided, Decision)
             answer = decided
             self.end()
+        assert isinstance(answer, Decision)
         self.expect(answer, limit, identifier, cost)
         if cost == 0 or not answer:
             # Forgotten subjects may leave the queue meanwhile; none is added.

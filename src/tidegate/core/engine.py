@@ -1,9 +1,12 @@
-"""The decision: which requests are allowed, from what this node knows, or what must be read first.
+"""The decision: which requests are allowed, from what this node knows, or what must come first.
 
-`decide` and `decide_many` return decisions, or the reads that the rules of freshness ask for. The driver then reads,
-gives the answers to `OriginSync`, and asks again with the `source` it has by then. Check and commit are one step:
-nothing that is called between them can start another decision. The engine knows no clock, no lock and no I/O. One
-driver owns it, and lets one thread in at a time.
+With credit (docs/adr/0015-credit.md) `decide` and `decide_all` return decisions, or a `Ticket` for what this node holds
+too little credit for: the driver queues it with `CreditSync`, which decides it when the origin has answered. Without
+credit `decide` and `decide_many` return decisions, or the reads that the rules of freshness ask for: the driver reads,
+gives the answers to `OriginSync`, and asks again with the `source` it has by then.
+
+Check and commit are one step: nothing that is called between them can start another decision. The engine knows no
+clock, no lock and no I/O. One driver owns it, and lets one thread in at a time.
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ from typing import Final, final
 
 from tidegate.core._native import mypyc_attr
 from tidegate.core.cells import BLOCKED, CLEAN, Cell, Subject
+from tidegate.core.credit import Credit
 from tidegate.core.model import (
     DEGRADED,
     LOCAL,
@@ -26,10 +30,11 @@ from tidegate.core.model import (
 from tidegate.core.pending import Pending
 from tidegate.core.subjects import Subjects
 from tidegate.core.table import Table
+from tidegate.core.tickets import Ticket
 from tidegate.core.views import GlobalView, LedgerView, OriginView
 from tidegate.core.windows import earliest_fit, effective, wait_ms
 
-__all__ = ["COLD", "STALE", "STRICT", "Engine", "Need"]
+__all__ = ["COLD", "DENIED", "FITS", "HELD", "STALE", "STRICT", "Engine", "Evaluation", "Need"]
 
 # Why a read is needed.
 COLD: Final = "cold"  # the origin has not answered for this cell yet
@@ -39,9 +44,10 @@ STRICT: Final = "strict"  # denied recently, so that the latest counts of other 
 # Verdicts on a request. The highest one among the items of a batch decides about the batch.
 FITS: Final = 0
 UNLIKELY: Final = 1  # does not fit, if other regions went on as the last imports saw them
-UNKNOWN: Final = 2  # may fit, but the read that should have come first failed, and the limit denies then
-UNREAD: Final = 3  # may fit, but the origin must be read first
-DENIED: Final = 4  # does not fit; cells only grow, so no read could change that
+HELD: Final = 2  # does not fit beside what other nodes hold credit for
+UNKNOWN: Final = 3  # may fit, but the origin did not answer when it should have, and the limit denies then
+UNREAD: Final = 4  # may fit, but the origin must be read first
+DENIED: Final = 5  # does not fit; cells only grow, so no read could change that
 
 # Cells that a subject may keep beside its last three, while its clock jumps. With more, the aged ones are dropped.
 REST_MAX: Final = 8
@@ -70,11 +76,13 @@ class Evaluation:
 
     __slots__ = (
         "before",
+        "beside",
         "cell",
         "cost",
         "demand",
         "limit",
         "now_ms",
+        "retry_ms",
         "source",
         "subject",
         "used",
@@ -104,6 +112,10 @@ class Evaluation:
         self.demand: int = cost
         self.source: Final[int] = source
         self.verdict: int = FITS
+        # Of a HELD one: what waiting requests of other nodes were granted, and when more is known; -1 when that is
+        # found from the counts.
+        self.beside: int = 0
+        self.retry_ms: int = -1
 
 
 @final
@@ -111,6 +123,7 @@ class Engine:
     """One node's decisions.
 
     `has_origin` and `has_ledger` say which layers exist; without either, nothing is read, replayed or published.
+    `has_credit`: nothing is accepted without credit from the origin; otherwise freshness decides when it is read.
     """
 
     __slots__ = (
@@ -124,7 +137,9 @@ class Engine:
         "from_degraded",
         "from_origin",
         "global_view",
+        "has_credit",
         "is_embedded",
+        "message_number",
         "node_id",
         "pending",
         "strict_activations",
@@ -132,10 +147,19 @@ class Engine:
     )
 
     def __init__(
-        self, tuning: Tuning, *, node_id: str, has_origin: bool = False, has_ledger: bool = False
+        self,
+        tuning: Tuning,
+        *,
+        node_id: str,
+        has_origin: bool = False,
+        has_ledger: bool = False,
+        has_credit: bool = False,
     ) -> None:
         self.node_id: Final[str] = node_id
         self.is_embedded: Final[bool] = not has_origin and not has_ledger
+        self.has_credit: Final[bool] = has_origin and has_credit
+        # Of the last message to the origin, over all subjects. Written by `CreditSync`.
+        self.message_number: int = 0
         self._retry_ms: Final[int] = tuning.read_retry_ms
         self._touch_ms: Final[int] = tuning.touch_ms
         self._anticipates: Final[bool] = tuning.anticipation
@@ -155,11 +179,12 @@ class Engine:
     # -- one request
 
     def decide(
-        self, limit: Limit, identifier: str, cost: int, now_ms: int, source: int = LOCAL
-    ) -> Decision | Need:
+        self, limit: Limit, identifier: str, cost: int, now_ms: int, source: int = LOCAL, clock_ms: int = 0
+    ) -> Decision | Need | Ticket:
         """Decide one request at `now_ms`. With a `source` other than LOCAL the driver has tried to read.
 
-        `Gate` has checked the types and the cost; the identifier's length is checked when its subject is created.
+        `clock_ms` is a clock that never steps back; only credit needs it. `Gate` has checked the types and the cost;
+        the identifier's length is checked when its subject is created.
         """
         if self.is_embedded:
             known = self.decide_known(limit, identifier, cost, now_ms)
@@ -181,14 +206,23 @@ class Engine:
         if previous is not None:
             before = previous.own + previous.others + previous.foreign
             used = effective(used, before, now_ms - sequence * duration_ms, duration_ms)
+        quota = limit.quota
         needed = used + cost
         verdict = self._judge(subject, cell, limit, needed, now_ms, source)
         if verdict == FITS:
+            if self.has_credit:
+                credit = subject.credit
+                if credit is None or not credit.covers(cost, quota, now_ms, clock_ms):
+                    return self._ask(limit, identifier, cost, now_ms, clock_ms, subject)
+                if cost > 0:
+                    credit.spend(cost, clock_ms)
+                    if credit.is_low():
+                        self.pending.queue_ask(subject)
             cell.own += cost
             if now_ms - subject.touched_ms >= self._touch_ms:
                 self._touch(subject, now_ms)
             self.pending.note(subject, cell, limit, now_ms, cost > 0)
-            return self._allow(subject, cell, limit, limit.quota - needed, needed, now_ms, source)
+            return self._allow(subject, cell, limit, quota - needed, needed, now_ms, source)
         item = Evaluation(limit, cost, now_ms, source, subject, cell, before, used)
         item.verdict = verdict
         return self._need(item) if verdict == UNREAD else self._deny(item)
@@ -232,6 +266,15 @@ class Engine:
         retry_after_ms = wait_ms(cell.own, before, room, now_ms - sequence * duration_ms, duration_ms)
         return Decision(False, limit, 0, now_ms, needed, retry_after_ms, LOCAL, -1, -1)
 
+    def _ask(
+        self, limit: Limit, identifier: str, cost: int, now_ms: int, clock_ms: int, subject: Subject
+    ) -> Decision | Ticket:
+        """A request for which there is no credit waits for the origin, unless that has just failed to answer."""
+        items = [(limit, identifier, cost)]
+        if subject.credit is not None and clock_ms < subject.credit.failed_until_ms:
+            return self.decide_degraded(items, now_ms, clock_ms)[0]
+        return Ticket(items, [subject], now_ms, clock_ms)
+
     def _create(self, limit: Limit, identifier: str, sequence: int, now_ms: int) -> Subject:
         name = checked_name("identifier", identifier)
         subject = self.subjects.create(limit.key, name, sequence, now_ms)
@@ -250,6 +293,51 @@ class Engine:
         judged once more on the final state, so that the order of items decides nothing. When one is certain to
         fail, nothing is read.
         """
+        items = self.evaluate(requests, now_ms, source)
+        verdict = self.judge_all(items)
+        if verdict == UNREAD:
+            return None, self._needs(items)
+        if verdict == FITS:
+            for item in items:
+                item.cell.own += item.cost
+        decisions = [self._answer(item, verdict) for item in items]
+        self._make_room(len(items), now_ms)
+        return decisions, []
+
+    def decide_all(
+        self, requests: Sequence[tuple[Limit, str, int]], now_ms: int, clock_ms: int
+    ) -> list[Decision] | Ticket:
+        """`decide_many` with credit: decide the batch from memory, or return what waits for the origin.
+
+        Credit must cover the whole batch: for each subject the sum of its costs.
+        """
+        items = self.evaluate(requests, now_ms, LOCAL)
+        verdict = self.judge_all(items)
+        if verdict == FITS:
+            lacking = self.lacking(items, clock_ms)
+            if lacking:
+                for subject, _, _ in lacking:
+                    credit = subject.credit
+                    if credit is not None and clock_ms < credit.failed_until_ms:
+                        return self.decide_degraded(requests, now_ms, clock_ms)
+                return Ticket(list(requests), [item.subject for item in items], now_ms, clock_ms)
+        decisions = self.answer_all(items, verdict, clock_ms)
+        self._make_room(len(items), now_ms)
+        return decisions
+
+    def decide_degraded(
+        self, requests: Sequence[tuple[Limit, str, int]], now_ms: int, clock_ms: int
+    ) -> list[Decision]:
+        """Decide from memory, because the origin does not answer."""
+        items = self.evaluate(requests, now_ms, DEGRADED)
+        decisions = self.answer_all(items, self.judge_all(items), clock_ms)
+        self._make_room(len(items), now_ms)
+        return decisions
+
+    def evaluate(
+        self, requests: Sequence[tuple[Limit, str, int]], now_ms: int, source: int
+    ) -> list[Evaluation]:
+        """What counts for each request of a batch, without the others."""
         items: list[Evaluation] = []
         for limit, identifier, cost in requests:
             duration_ms = limit.duration_ms
@@ -263,19 +351,56 @@ class Engine:
             before = 0 if previous is None else previous.total()
             used = effective(cell.total(), before, now_ms - sequence * duration_ms, duration_ms)
             items.append(Evaluation(limit, cost, now_ms, source, subject, cell, before, used))
-        verdict = self._judge_all(items)
-        if verdict == UNREAD:
-            return None, self._needs(items)
+        return items
+
+    def lacking(self, items: list[Evaluation], clock_ms: int) -> list[tuple[Subject, int, int]]:
+        """Subjects whose credit does not cover what the batch needs of them: (subject, cost, lowest quota)."""
+        costs: dict[Subject, int] = {}
+        quotas: dict[Subject, int] = {}
+        for item in items:
+            subject = item.subject
+            quota = item.limit.quota
+            costs[subject] = costs.get(subject, 0) + item.cost
+            quotas[subject] = min(quotas.get(subject, quota), quota)
+        found: list[tuple[Subject, int, int]] = []
+        for subject, cost in costs.items():
+            credit = subject.credit
+            quota = quotas[subject]
+            if credit is None or not credit.covers(cost, quota, items[0].now_ms, clock_ms):
+                found.append((subject, cost, quota))
+        return found
+
+    def answer_all(self, items: list[Evaluation], verdict: int, clock_ms: int) -> list[Decision]:
+        """The decisions on a batch with credit that got `verdict`; consumes it if it fits.
+
+        What is allowed without an answer of the origin is counted, and spends no credit.
+        """
         if verdict == FITS:
             for item in items:
                 item.cell.own += item.cost
-        decisions = [self._answer(item, verdict) for item in items]
-        for _ in items:
-            # Once each, for the expiry work. The batch is done, so that its own subjects may be evicted too.
-            self.subjects.make_room(now_ms, None)
-        return decisions, []
+                if item.cost > 0:
+                    credit = self.credit_of(item.subject)
+                    if item.source == DEGRADED:
+                        credit.count_without(item.cost, clock_ms)
+                    else:
+                        credit.spend(item.cost, clock_ms)
+                        if credit.is_low():
+                            self.pending.queue_ask(item.subject)
+        return [self._answer(item, verdict) for item in items]
 
-    def _judge_all(self, items: list[Evaluation]) -> int:
+    def credit_of(self, subject: Subject) -> Credit:
+        credit = subject.credit
+        if credit is None:
+            credit = Credit()
+            subject.credit = credit
+        return credit
+
+    def _make_room(self, times: int, now_ms: int) -> None:
+        """Once for each item, for the expiry work. The batch is done, so that its own subjects may be evicted too."""
+        for _ in range(times):
+            self.subjects.make_room(now_ms, None)
+
+    def judge_all(self, items: list[Evaluation]) -> int:
         """The verdict on a batch: the highest one of its items."""
         demands: dict[Subject, int] = {}
         highest = FITS
@@ -346,6 +471,7 @@ class Engine:
         if (
             origin is not None
             and source == LOCAL
+            and not self.has_credit
             and (now_ms >= origin.fresh_until_ms or now_ms < subject.strict_until_ms)
             and now_ms >= origin.failed_until_ms
         ):
@@ -396,12 +522,14 @@ class Engine:
 
     def component(self, subject: Subject, cell: Cell, key: tuple[str, str, int]) -> Component:
         """This node's component of a cell, as the origin stores it."""
-        writer = self.node_id
-        if subject.incarnation:
-            writer = f"{writer}~{subject.incarnation}"
+        writer = self.writer_of(subject.incarnation)
         return Component(
             subject.digest_of(key), cell.sequence, writer, cell.own, (cell.sequence + 3) * key[2]
         )
+
+    def writer_of(self, incarnation: int) -> str:
+        """This node's name at the origin, for a subject that was created after so many evictions."""
+        return f"{self.node_id}~{incarnation}" if incarnation else self.node_id
 
     # -- answering
 
@@ -434,8 +562,8 @@ class Engine:
     def _deny(self, item: Evaluation) -> Decision:
         """A denial: nothing is counted, and the subject is strict for one duration.
 
-        Unless it is a guess about other regions (UNLIKELY) or about other nodes (UNKNOWN): those are not reported as
-        `effective`, and set no strict deadline.
+        Unless it is a guess about other regions (UNLIKELY) or depends on what other nodes do (HELD, UNKNOWN): those are
+        not reported as `effective`, and set no strict deadline.
         """
         subject = item.subject
         limit = item.limit
@@ -458,7 +586,7 @@ class Engine:
         regional_age_ms = -1
         if origin is not None:
             regional_age_ms = origin.age_ms(now_ms)
-            if item.verdict != DENIED and source == LOCAL:
+            if item.verdict != DENIED and source == LOCAL and not self.has_credit:
                 source = self._source(subject, origin, now_ms)
         if source == ORIGIN:
             self.denied_from_origin += 1
@@ -475,6 +603,8 @@ class Engine:
             return -1
         cell = item.cell
         subject = item.subject
+        if item.retry_ms >= 0:
+            return item.retry_ms
         if item.verdict == UNKNOWN:
             # More is known after the next read.
             next_read_ms = 0 if cell.origin is None else cell.origin.failed_until_ms - item.now_ms
@@ -482,7 +612,7 @@ class Engine:
         sequence = cell.sequence
         start_ms = sequence * duration_ms
         elapsed_ms = item.now_ms - start_ms
-        current = cell.own + cell.others + cell.foreign
+        current = cell.own + cell.others + cell.foreign + item.beside
         if item.verdict == UNLIKELY and cell.ledger is not None:
             current += self._probable(cell.ledger, item.now_ms)
         previous = item.before

@@ -16,6 +16,7 @@ from tidegate.core._native import mypyc_attr
 from tidegate.core.engine import Engine, Need
 from tidegate.core.model import LOCAL, Decision, Limit, Request, checked_int, checked_name
 from tidegate.core.pending import Pending
+from tidegate.core.tickets import Ticket
 from tidegate.errors import Closed, InvalidInput, ReentrantCall
 
 __all__ = ["CLOSED", "DECIDING", "IDLE", "NOT_STARTED", "Gate", "LimitMethod"]
@@ -36,6 +37,10 @@ def no_lock() -> bool:
     return True
 
 
+def no_clock() -> int:
+    return 0
+
+
 def cannot_begin() -> None:
     raise AssertionError("this gate was made without a `begin`")
 
@@ -54,20 +59,30 @@ def checked_request(item: object) -> Request:
     return item if name is identifier and amount is cost else Request(limit, name, amount)
 
 
+def checked_requests(requests: object) -> list[Request]:
+    """`requests` as a batch that can be trusted, or an `InvalidInput`."""
+    if not isinstance(requests, Iterable):
+        raise InvalidInput("requests", requests, REQUESTS_EXPECTED)
+    return [checked_request(item) for item in requests]
+
+
 @final
 class Gate:
     """One engine's gate.
 
-    `now_ns` gives Unix nanoseconds. These are called outside the lock: `wake` when a decision has left work for the
-    background loops; `settle` when a read must come first: it reads, and returns the decision; `begin` when a request
-    meets NOT_STARTED: it starts what must be started and opens the gate, or raises. `is_one_step`: nothing can come
-    between the beginning and the end of `Engine.decide_known`, which is so for compiled code under a GIL.
+    `now_ns` gives Unix nanoseconds, `clock_ns` those of a clock that never steps back, which only credit needs. These
+    are called outside the lock: `wake` when a decision has left work for the background loops; `settle` when the origin
+    must be asked first: it does that, and returns the decision; `begin` when a request meets NOT_STARTED: it starts
+    what must be started and opens the gate, or raises. `is_one_step`: nothing can come between the beginning and the
+    end of `Engine.decide_known`, which is so for compiled code under a GIL.
     """
 
     __slots__ = (
         "_acquire",
         "_begin",
+        "_clock_ns",
         "_engine",
+        "_has_credit",
         "_is_one_step",
         "_locked",
         "_now_ns",
@@ -84,18 +99,21 @@ class Gate:
         engine: Engine,
         now_ns: Callable[[], int],
         wake: Callable[[], object],
-        settle: Callable[[Limit, str, int, int, Need], Decision],
+        settle: Callable[[Limit, str, int, int, Need | Ticket], Decision],
         acquire: Callable[[], bool] | None = None,
         release: Callable[[], None] | None = None,
         begin: Callable[[], object] = cannot_begin,
         state: int = IDLE,
+        clock_ns: Callable[[], int] = no_clock,
         is_one_step: bool = False,
     ) -> None:
         self._engine: Final[Engine] = engine
+        self._has_credit: Final[bool] = engine.has_credit
+        self._clock_ns: Final[Callable[[], int]] = clock_ns
         self._pending: Final[Pending] = engine.pending
         self._now_ns: Final[Callable[[], int]] = now_ns
         self._wake: Final[Callable[[], object]] = wake
-        self._settle: Final[Callable[[Limit, str, int, int, Need], Decision]] = settle
+        self._settle: Final[Callable[[Limit, str, int, int, Need | Ticket], Decision]] = settle
         self._locked: Final[bool] = acquire is not None
         self._acquire: Final[Callable[[], object]] = acquire or no_lock
         self._release: Final[Callable[[], object]] = release or no_lock
@@ -117,6 +135,7 @@ class Gate:
             release,
             self._begin,
             self.resting,
+            self._clock_ns,
             self._is_one_step,
         )
 
@@ -128,6 +147,10 @@ class Gate:
     def now_ms(self) -> int:
         """The time that a request without its own gets."""
         return self._now_ns() // 1_000_000
+
+    def clock_ms(self) -> int:
+        """The clock that credit lives by."""
+        return self._clock_ns() // 1_000_000
 
     def __enter__(self) -> None:
         """Keep every other caller out; every loop that touches the engine does so too."""
@@ -185,7 +208,8 @@ class Gate:
             self._wait_until_idle()
         self._state = DECIDING
         try:
-            answer = self._engine.decide(limit, identifier, amount, at_ms)
+            clock_ms = self._clock_ns() // 1_000_000 if self._has_credit else 0
+            answer = self._engine.decide(limit, identifier, amount, at_ms, LOCAL, clock_ms)
         finally:
             self._state = IDLE
             if self._locked:
@@ -196,8 +220,10 @@ class Gate:
             return answer
         return self._settle(limit, identifier, amount, at_ms, answer)
 
-    def ask(self, limit: object, identifier: object, cost: object, now_ms: object) -> Decision | Need:
-        """A decision, or what must be read first."""
+    def ask(
+        self, limit: object, identifier: object, cost: object, now_ms: object
+    ) -> Decision | Need | Ticket:
+        """A decision, or what must come first."""
         if not isinstance(limit, Limit):
             raise InvalidInput("limit", limit, LIMIT_EXPECTED)
         if not isinstance(identifier, str):
@@ -213,10 +239,13 @@ class Gate:
         answer = self.ask(limit, identifier, cost, now_ms)
         return answer if isinstance(answer, Decision) else None
 
-    def decide(self, limit: Limit, identifier: str, cost: int, now_ms: int, source: int) -> Decision | Need:
+    def decide(
+        self, limit: Limit, identifier: str, cost: int, now_ms: int, source: int
+    ) -> Decision | Need | Ticket:
         """The engine's answer to arguments that were checked before: the second try of a driver."""
+        clock_ms = self._clock_ns() // 1_000_000 if self._has_credit else 0
         with self:
-            answer = self._engine.decide(limit, identifier, cost, now_ms, source)
+            answer = self._engine.decide(limit, identifier, cost, now_ms, source, clock_ms)
         if self._pending.is_urgent:
             self._wake()
         return answer
@@ -225,11 +254,14 @@ class Gate:
         self, requests: Iterable[object], now_ms: object = None, source: int = LOCAL
     ) -> tuple[list[Decision] | None, list[Need]]:
         """Decisions for a batch, all or nothing; or None, and what must be read first."""
-        if not isinstance(requests, Iterable):
-            raise InvalidInput("requests", requests, REQUESTS_EXPECTED)
-        checked = [checked_request(item) for item in requests]
-        at_ms = self._now_ns() // 1_000_000 if now_ms is None else checked_int("now_ms", now_ms, 0)
-        return self._decide_many(checked, at_ms, source)
+        return self._decide_many(checked_requests(requests), self._at_ms(now_ms), source)
+
+    def ask_many(self, requests: Iterable[object], now_ms: object) -> list[Decision] | Ticket:
+        """With credit: decisions for a batch, all or nothing; or what waits for the origin."""
+        return self._decide_all(checked_requests(requests), self._at_ms(now_ms))
+
+    def _at_ms(self, now_ms: object) -> int:
+        return self._now_ns() // 1_000_000 if now_ms is None else checked_int("now_ms", now_ms, 0)
 
     def attempt_many(self, requests: list[tuple[Limit, str, int]], now_ms: int) -> list[Decision] | None:
         """Decisions for a batch from memory; None when something must be read or started first, and after the end.
@@ -238,8 +270,19 @@ class Gate:
         """
         if not self.is_open:
             return None
+        if self._has_credit:
+            answer = self._decide_all(requests, now_ms)
+            return None if isinstance(answer, Ticket) else answer
         decisions, _ = self._decide_many(requests, now_ms, LOCAL)
         return decisions
+
+    def _decide_all(self, requests: Sequence[tuple[Limit, str, int]], now_ms: int) -> list[Decision] | Ticket:
+        clock_ms = self.clock_ms()
+        with self:
+            answer = self._engine.decide_all(requests, now_ms, clock_ms)
+        if self._pending.is_urgent:
+            self._wake()
+        return answer
 
     def _decide_many(
         self, requests: Sequence[tuple[Limit, str, int]], now_ms: int, source: int

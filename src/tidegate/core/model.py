@@ -403,6 +403,12 @@ class Tuning:
     pass their own.
     """
 
+    # Accept only what the origin has granted (docs/adr/0015-credit.md): with it the region is exact, without it a read
+    # or replay is trusted for `fresh_ms`.
+    credit: bool = True
+    # A report that no request waits for rests this long, so that a busy subject costs few messages. A crash loses what
+    # rests.
+    report_interval_ms: int = 5
     # A read or replay is trusted this long. Peers' counts are at most this old when nothing is replayed.
     fresh_ms: int = 5_000
     # Longest wait of a caller for a read, connecting included; then the decision is local.
@@ -481,6 +487,7 @@ MAY_BE_ZERO: Final = frozenset(
         "pressure_interval_ms",
         "read_retry_ms",
         "replay_interval_ms",
+        "report_interval_ms",
         "rollover_grace_ms",
         "set_aside_ms",
         "touch_ms",
@@ -491,7 +498,7 @@ MAY_BE_ZERO: Final = frozenset(
 def check_tuning(values: Mapping[str, object]) -> None:
     """Refuse a value that its field cannot have. A name that is no field is left to Python."""
     for name, value in values.items():
-        if name == "anticipation":
+        if name in ("anticipation", "credit"):
             if not isinstance(value, bool):
                 raise InvalidInput(name, value, "True or False")
             continue

@@ -22,6 +22,11 @@ __all__ = ["Subjects"]
 # Expiry work done along with each new subject: more than one, so that expiry outruns growth.
 EXPIRE_PER_CREATION: Final = 4
 
+# A subject that was not used for so long holds no live credit: longer than any life of credit.
+HOLDS_MS: Final = 10_000
+# Evicted subjects whose credit is given back with the next message. What is left out ends by itself.
+RELEASED_MAX: Final = 10_000
+
 # How many blocked subjects are checked for one whose denial is over, when there is no other to evict.
 BLOCKED_LOOKS: Final = 32
 
@@ -64,6 +69,7 @@ class Subjects:
         "evicted_clean",
         "evicted_unreplayed",
         "expired",
+        "released",
         "slots",
         "tables",
     )
@@ -95,6 +101,8 @@ class Subjects:
         self.evicted_blocked: int = 0
         self.evicted_unreplayed: int = 0
         self.expired: int = 0
+        # (digest, incarnation) of subjects that were dropped while they may have held credit. Taken by `CreditSync`.
+        self.released: list[tuple[bytes, int]] = []
 
     # -- finding and creating
 
@@ -228,7 +236,7 @@ class Subjects:
                 self.evicted_blocked += 1
             else:
                 self.evicted_clean += 1
-            self.drop(victim)
+            self.drop(victim, now_ms)
 
     def _victim(self, now_ms: int, keep: Subject | None) -> Subject | None:
         clean = self._oldest(self._clean, keep)
@@ -271,10 +279,18 @@ class Subjects:
             return self.slots[subject.newer] if subject.newer >= 0 else None
         return subject
 
-    def drop(self, subject: Subject) -> None:
+    def drop(self, subject: Subject, now_ms: int) -> None:
         """Remove a subject with everything it holds."""
         table = self._numbered[subject.table]
         assert table is not None
+        credit = subject.credit
+        if (
+            credit is not None
+            and (credit.spare > 0 or credit.in_flight)
+            and now_ms - subject.touched_ms < HOLDS_MS
+            and len(self.released) < RELEASED_MAX
+        ):
+            self.released.append((subject.digest_of(table.key), subject.incarnation))
         self._unlink(self._queue(subject.queue), subject)
         self._unschedule(subject)
         table.remove(subject.identifier)
@@ -343,7 +359,7 @@ class Subjects:
                     self._schedule(subject, table, now_ms)
                 else:
                     self.expired += 1
-                    self.drop(subject)
+                    self.drop(subject, now_ms)
             heappop(self._due)
             del self._buckets[due_ms]
         return False

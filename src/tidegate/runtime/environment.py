@@ -45,3 +45,5 @@ class Environment:
     """How `Limiter.wait` sleeps. `AsyncLimiter.wait` sleeps on its event loop."""
     monotonic_s: Callable[[], float] = time.monotonic
     """The clock that `sleep` moves."""
+    monotonic_ns: Callable[[], int] = time.monotonic_ns
+    """The clock that credit lives by. It never steps back."""

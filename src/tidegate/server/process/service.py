@@ -216,6 +216,7 @@ def _limiter(config: ServerConfig) -> AsyncLimiter:
     if config.origin is None and config.workers == 1:
         # No other process counts in the file: it is only there for the next start.
         tuning = Tuning(
+            credit=False,
             replay_cells_max=EMBEDDED_CELLS_MAX,
             replay_interval_ms=EMBEDDED_INTERVAL_MS,
             replay_timeout_ms=EMBEDDED_TIMEOUT_MS,
