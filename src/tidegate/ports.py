@@ -135,6 +135,8 @@ class Changes(NamedTuple):
     """There were too many rows for one answer: ask again, with this cursor, at once."""
     lost: bool = False
     """The ledger holds less than the cursor had seen: it was wiped, or is an older copy. A full read tells what."""
+    unreadable: int = 0
+    """Rows that were skipped, because their names are not UTF-8."""
 
 
 class LedgerOverview(NamedTuple):

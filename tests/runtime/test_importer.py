@@ -3,10 +3,13 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import pytest
+
 from tests.runtime.world import EPOCH_MS, Member, Region, clock, on_virtual_time, turns
 from tidegate import Limit
 from tidegate.adapters.memory import MemoryLedger
 from tidegate.core.model import LedgerRow
+from tidegate.ports import Changes
 from tidegate.runtime.importer import ImportLoop
 
 THOUSAND_A_MINUTE = Limit("1000/minute", namespace="tests")
@@ -183,3 +186,30 @@ async def test_two_regions_agree_within_seconds_on_what_is_near_its_limit() -> N
     assert await there.seen("x", THOUSAND_A_MINUTE) == 800
     await fra.stop()
     await ams.stop()
+
+
+@on_virtual_time
+async def test_rows_that_cannot_be_read_are_counted_and_said_once_and_stop_nothing(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    ledger, region, node = world()
+    await node.limiter.start()
+    await turns()
+    real = ledger.changes
+
+    async def with_unreadable(*args: Any, **options: Any) -> Changes:
+        return (await real(*args, **options))._replace(unreadable=2)
+
+    ledger.changes = with_unreadable  # type: ignore[method-assign] # of a database that others write to
+    ledger.publish_nowait([row("x", 400)])
+    for _ in range(3):
+        assert (await importer(node).run_once(full=True)).ok
+    assert await node.seen("x", THOUSAND_A_MINUTE) == 400
+    assert node.limiter.statistics().import_rows_unreadable == 6
+    assert caplog.text.count("cannot be read") == 1
+    ledger.changes = real  # type: ignore[method-assign] # as before
+    await importer(node).run_once(full=True)
+    ledger.changes = with_unreadable  # type: ignore[method-assign] # again
+    await importer(node).run_once()
+    assert caplog.text.count("cannot be read") == 2, "a new state is said again"
+    await region.stop()

@@ -67,6 +67,9 @@ class ImportLoop:
         self.calls: Final[Calls] = Calls("ledger_import", tuning)
         # Logged once when it begins, and once when it ends.
         self._is_down = False
+        # Logged once, until a full read finds none.
+        self._has_unreadable = False
+        self.rows_unreadable: int = 0
         self.rows_last: int = 0
         self.rows_total: int = 0
         self.lag_ms: dict[str, int] = {}
@@ -81,6 +84,7 @@ class ImportLoop:
         loop = asyncio.get_running_loop()
         full = full or self._cursor is None or loop.time() >= self._full_at_s
         rows = 0
+        unreadable = 0
         lost = False
         now_ms = self._gate.now_ms()
         cursor = None if full else self._cursor
@@ -99,6 +103,7 @@ class ImportLoop:
                 cursor = changes.cursor
                 more = changes.more
                 lost = lost or changes.lost
+                unreadable += changes.unreadable
         except DependencyError as error:
             if not self._is_down:
                 self._is_down = True
@@ -108,6 +113,7 @@ class ImportLoop:
             self._is_down = False
             logger.warning("the ledger answers again")
         self._cursor = cursor
+        self._note_unreadable(unreadable, full)
         if full:
             self._full_at_s = loop.time() + self._tuning.import_full_interval_ms / 1000
             self._heal_at_s = loop.time() + LOSS_INTERVALS * self._tuning.import_interval_ms / 1000
@@ -119,6 +125,15 @@ class ImportLoop:
         self.rows_last = rows
         self.rows_total += rows
         return Imported(True, rows, full)
+
+    def _note_unreadable(self, unreadable: int, full: bool) -> None:
+        self.rows_unreadable += unreadable
+        if unreadable and not self._has_unreadable:
+            logger.warning(
+                "%d rows of the ledger cannot be read and are skipped; see `tidegate doctor`", unreadable
+            )
+        if unreadable or full:
+            self._has_unreadable = unreadable > 0
 
     async def _changes(self, cursor: str | None, now_ms: int) -> Changes:
         return await self.calls.call(

@@ -441,6 +441,7 @@ class Node:
                 "publish_errors": sum(self.publish.calls.errors.values()),
                 "import_rows": self.importer.rows_total,
                 "import_rows_last": self.importer.rows_last,
+                "import_rows_unreadable": self.importer.rows_unreadable,
                 "import_errors": sum(self.importer.calls.errors.values()),
                 "global_lag_ms": dict(self.importer.lag_ms),
                 "regions": self._engine.global_view.regions,

@@ -67,6 +67,7 @@ class Statistics:
     rows_set_aside: int = 0
     import_rows: int = 0
     import_rows_last: int = 0
+    import_rows_unreadable: int = 0
     import_errors: int = 0
     global_lag_ms: Mapping[str, int] = field(default_factory=dict)
     regions: int = 0
