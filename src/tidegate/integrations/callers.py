@@ -34,7 +34,7 @@ UNIX: Final = "unix"
 
 def parse_address(text: str) -> Address | None:
     """The address in `1.2.3.4`, `1.2.3.4:80`, `2001:db8::1`, `[2001:db8::1]:80`; None if there is none."""
-    # What is longer is no address, and must not be remembered: clients write these headers.
+    # What is longer is not an address, and must not be remembered: clients write these headers.
     return _parse_address(text) if len(text) <= ADDRESS_LENGTH_MAX else None
 
 

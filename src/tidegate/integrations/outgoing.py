@@ -59,7 +59,7 @@ class _Quota:
         return [Request(limit, identifier, cost) for limit in self._limits]
 
     def pause_s(self, decisions: list[Decision], waited_s: float) -> float | None:
-        """How long to sleep before the next try, None when the request may go; raises when it is no use."""
+        """How long to sleep before the next try, None when the request may go; raises when waiting cannot help."""
         wait_s = pause_s(decisions, inf if self._timeout is None else self._timeout - waited_s)
         if wait_s is None and not all(decisions):
             raise LimitExceeded(describe(closest(decisions)), decisions)
