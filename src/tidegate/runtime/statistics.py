@@ -71,6 +71,8 @@ class Statistics:
     import_errors: int = 0
     global_lag_ms: Mapping[str, int] = field(default_factory=dict)
     regions: int = 0
+    # How long ago each region last wrote its heartbeat, by the clock of the ledger.
+    heartbeat_age_ms: Mapping[str, int] = field(default_factory=dict)
     # Breakers by name: 0 closed, 1 half open, 2 open.
     breaker_states: Mapping[str, int] = field(default_factory=dict)
     loop_stall: HistogramSnapshot | None = None

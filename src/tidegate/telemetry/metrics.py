@@ -332,6 +332,15 @@ METRICS: Final[tuple[Metric, ...]] = (
         (("evicted", "protocol"),),
     ),
     Metric(
+        "decision_log_records_total",
+        "counter",
+        "Records of the log of decisions, by whether they were written. No log: both stay 0.",
+        "outcome=dropped rises: the disk is full or slow, or there are more decisions than the log can take. Decisions "
+        "are not delayed; lower decisions.sample.",
+        ("outcome",),
+        (("written", "dropped"),),
+    ),
+    Metric(
         "top_workspace_decisions",
         "gauge",
         "Decisions of the busiest workspaces since the start, counted exactly.",
