@@ -12,6 +12,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, NamedTuple
 from urllib.parse import quote
@@ -29,6 +30,7 @@ __all__ = [
     "SETTINGS",
     "CheckSection",
     "ConfigFaults",
+    "ConsoleConfig",
     "DecisionsConfig",
     "Fault",
     "HttpConfig",
@@ -104,6 +106,18 @@ class CheckSection(msgspec.Struct, frozen=True, kw_only=True):
             extra={"shown": "path"},
         ),
     ] = None
+
+
+class ConsoleConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """The web console at /console."""
+
+    enabled: Annotated[
+        Literal["auto", "on", "off"],
+        Meta(
+            description="Serve the console at /console: auto only if `listen` is a loopback address. It shows "
+            "identifiers to those who sign in with a key that has console.read."
+        ),
+    ] = "auto"
 
 
 class DecisionsConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -219,6 +233,14 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
             "the database is down; 0 never uses it.",
         ),
     ] = 86_400
+    origin_bytes_max: Annotated[
+        int,
+        Meta(
+            ge=1_048_576,
+            le=1_099_511_627_776,
+            description="Largest size of the SQLite file with counts (no origin set); other counts stay in memory.",
+        ),
+    ] = 1_073_741_824
     metrics_token: Annotated[
         Annotated[str, Meta(min_length=16, max_length=512)] | None,
         Meta(
@@ -235,6 +257,7 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
     tls: TlsConfig = TlsConfig()
     rls: RlsConfig = RlsConfig()
     check: CheckSection = CheckSection()
+    console: ConsoleConfig = ConsoleConfig()
     log: LogConfig = LogConfig()
     decisions: DecisionsConfig = DecisionsConfig()
     otel: OtelConfig = OtelConfig()
@@ -244,6 +267,14 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
         """The HOST:PORT of every listener, by its setting."""
         named = {"listen": self.listen, "rls.address": self.rls.address, "check.address": self.check.address}
         return {path: address for path, address in named.items() if address is not None}
+
+    @property
+    def serves_console(self) -> bool:
+        """Whether the console is served: if it was asked for, or if only this machine can reach it."""
+        if self.console.enabled != "auto":
+            return self.console.enabled == "on"
+        host = split_listen(self.listen)[0]
+        return host == "localhost" or is_loopback(host)
 
     @property
     def catalog_url(self) -> str:
@@ -416,6 +447,14 @@ def sqlite_url(path: Path) -> str:
 def catalog_url(data_dir: str, ledger: str | None) -> str:
     """`ServerConfig.catalog_url` for a command that needs nothing else of the configuration."""
     return ledger or sqlite_url(Path(data_dir) / CATALOG_FILE)
+
+
+def is_loopback(host: str) -> bool:
+    """Whether an address can be reached from this machine only. A name may have any address, and is not resolved."""
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return False
 
 
 def split_listen(listen: str) -> tuple[str, int]:

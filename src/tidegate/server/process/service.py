@@ -15,7 +15,7 @@ import ssl
 import sys
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from heapq import nlargest
 from operator import itemgetter
 from pathlib import Path
@@ -25,6 +25,7 @@ import tidegate
 from tidegate.adapters.catalogs import open_catalog
 from tidegate.adapters.clock import now_ms
 from tidegate.adapters.deadline import Deadline, loop_time
+from tidegate.adapters.sqlite.origin import SQLiteOrigin
 from tidegate.adapters.urls import open_ledger, open_origin
 from tidegate.core.model import Tuning
 from tidegate.errors import MissingExtra
@@ -39,9 +40,12 @@ from tidegate.server.api.problems import refuser
 from tidegate.server.catalog.keys import IdSource
 from tidegate.server.catalog.sync import CatalogSync, SnapshotFile
 from tidegate.server.catalog.view import CatalogView
+from tidegate.server.console.local import Ask, LocalNode
+from tidegate.server.console.routes import Console
+from tidegate.server.console.sessions import Sessions, load_secret
 from tidegate.server.http1.listener import HttpServer
 from tidegate.server.messages import Refuse, Router
-from tidegate.server.process.config import ServerConfig
+from tidegate.server.process.config import ORIGIN_FILE, ServerConfig
 from tidegate.server.process.decision_log import DecisionLog, RecordingLimiter, read_hash_key
 from tidegate.server.process.first_start import announce, make_directory, prepare
 from tidegate.server.process.otel_export import start_export
@@ -95,10 +99,17 @@ class Service:
     """One node. `start(sockets)` serves on them; without any, another server (`asgi`) serves `router`."""
 
     def __init__(
-        self, config: ServerConfig, *, limiter: AsyncLimiter | None = None, snapshots: Snapshots = _alone
+        self,
+        config: ServerConfig,
+        *,
+        limiter: AsyncLimiter | None = None,
+        snapshots: Snapshots = _alone,
+        console_secret: bytes | None = None,
+        ask: Ask | None = None,
     ) -> None:
-        """`limiter`: one that the caller starts and stops, instead of one made from the configuration. Its decisions
-        are not logged."""
+        """`limiter`: one that the caller starts and stops, instead of one made from the configuration; its decisions
+        are not logged. `console_secret`: serve the console, with sessions that are signed with it. `ask`: asks all
+        workers."""
         self._config = config
         self._all_snapshots = snapshots
         self._owns_limiter = limiter is None
@@ -123,13 +134,41 @@ class Service:
         admission = Admission(self._limiter, self._sync, ids.take, now_ms)
         self._limits = LimitOperations(self._limiter, self._sync, admission, test_mode=config.test_mode)
         overrides = OverrideOperations(self._sync, admission)
+        self._local = LocalNode(
+            self._limiter,
+            self._limits.activity,
+            self._sync.view,
+            now_ms,
+            self._dependencies,
+            self._connections,
+        )
+        self._console: Console | None = None
+        if console_secret is not None:
+            sessions = Sessions(
+                console_secret, self._sync.view, now_ms, is_secure=config.tls.cert is not None
+            )
+            self._console = Console(admission, self._sync, overrides, sessions, ask or self._local.ask_alone)
         self.new_id = ids.take
         self.refuse = refuser(ids.take)
-        pages = Pages(self._is_ready, self._dependencies, self._snapshots, self.refuse, config.metrics_token)
+        pages = Pages(
+            self._is_ready,
+            self._dependencies,
+            self._snapshots,
+            self.refuse,
+            config.metrics_token,
+            has_console=console_secret is not None,
+        )
         self._gateways = _gateways(config, self._limiter, admission, self.refuse)
         checks = [] if self._gateways is None else self._gateways.routes
         self.router = Router(
-            [*self._limits.routes(), *overrides.routes(), *checks, *pages.routes()], self.refuse
+            [
+                *self._limits.routes(),
+                *overrides.routes(),
+                *checks,
+                *pages.routes(),
+                *([] if self._console is None else self._console.routes()),
+            ],
+            self.refuse,
         )
         self._routers = [self.router] if self._gateways is None else [self.router, self._gateways.router]
         self._logs = [RequestLog(router, time.monotonic) for router in self._routers]
@@ -168,6 +207,8 @@ class Service:
         """Accept nothing more, finish, flush the last counts. Ends within `timeout_s`."""
         deadline = Deadline.after(timeout_s, loop_time())
         self._is_stopping = True
+        if self._console is not None:
+            await self._console.hub.stop()
         drain_s = max(0.0, timeout_s - FLUSH_RESERVE_S)
         drains: list[Awaitable[bool]] = []
         if self._http is not None:
@@ -207,12 +248,14 @@ class Service:
             for status, count in operation.statuses.items():
                 key = ("http_requests_total", (operation.name, str(status)))
                 values[key] = values.get(key, 0) + count
-        servers = [] if self._http is None else [self._http]
         if self._gateways is not None:
-            servers += self._gateways.http_servers
             values |= self._gateways.values()
-        values["http_connections", ()] = sum(len(server.connections) for server in servers)
-        values["http_connections_evicted_total", ()] = sum(server.connections_evicted for server in servers)
+        values["http_connections", ()] = self._connections()
+        values["http_connections_evicted_total", ()] = sum(
+            server.connections_evicted for server in self._http_servers()
+        )
+        if self._config.origin is None:
+            values["origin_file_bytes", ()] = _file_bytes(Path(self._config.data_dir) / ORIGIN_FILE)
         for workspace_id, decisions in nlargest(TOP_MAX, self._limits.decisions.items(), key=itemgetter(1)):
             values["top_workspace_decisions", (workspace_id,)] = decisions
         for heavy in self._limits.top_denials.top(TOP_MAX):
@@ -223,6 +266,17 @@ class Service:
         compiled = "true" if tidegate.compiled else "false"
         values["build_info", (tidegate.__version__, platform.python_version(), compiled)] = 1
         return Snapshot(own.node, values, own.histograms)
+
+    def _http_servers(self) -> list[HttpServer]:
+        own = [] if self._http is None else [self._http]
+        return own if self._gateways is None else own + self._gateways.http_servers
+
+    def _connections(self) -> int:
+        return sum(len(server.connections) for server in self._http_servers())
+
+    async def answer(self, question: str) -> str:
+        """The answer of this worker to a question of the console."""
+        return await self._local.answer_text(question)
 
     async def _export_metrics(self, metrics: OtelMetrics) -> None:
         while True:
@@ -258,6 +312,8 @@ def _decision_log(config: ServerConfig, name_of: Callable[[str, str], str]) -> D
 def _limiter(config: ServerConfig, log: DecisionLog | None) -> AsyncLimiter:
     tuning: Tuning | None = None
     origin: str | Origin = config.origin_url
+    if config.origin is None:
+        origin = SQLiteOrigin(Path(config.data_dir) / ORIGIN_FILE, bytes_max=config.origin_bytes_max)
     ledger: str | Ledger | None = config.ledger
     if config.origin is None and config.workers == 1:
         # No other process counts in the file: it is only there for the next start.
@@ -293,6 +349,15 @@ def _gateways(
     except ModuleNotFoundError as error:
         raise MissingExtra("rls", "rls.config") from error
     return Gateways(config, limiter, admission, refuse)
+
+
+def _file_bytes(path: Path) -> int:
+    """The size of a SQLite file and of the log beside it; 0 before there is one."""
+    found = 0
+    for each in (path, path.with_name(path.name + "-wal")):
+        with suppress(OSError):
+            found += each.stat().st_size
+    return found
 
 
 def tls_context(config: ServerConfig) -> ssl.SSLContext | None:
@@ -371,17 +436,22 @@ async def _reload(service: Service, reload: Callable[[], ServerConfig] | None) -
 
 def run(config: ServerConfig, *, reload: Callable[[], ServerConfig] | None = None) -> int:
     """`tidegate serve`: blocks until the server has stopped; the exit code."""
-    import uvloop
-
     raise_file_limit()
     gc.set_threshold(*GC_THRESHOLDS)
     sys.setswitchinterval(SWITCH_INTERVAL_S)
-    make_directory(config)
+    with make_directory(config) or nullcontext():
+        return _run(config, reload)
+
+
+def _run(config: ServerConfig, reload: Callable[[], ServerConfig] | None) -> int:
+    import uvloop
+
     first = asyncio.run(prepare(config))
+    secret = load_secret(Path(config.data_dir)) if config.serves_console else None
     if config.workers > 1:
         from tidegate.server.process.supervisor import Supervisor
 
-        return asyncio.run(Supervisor(config, reload=reload, first=first).run())
+        return asyncio.run(Supervisor(config, reload=reload, first=first, console_secret=secret).run())
 
     async def main() -> int:
         bound = bind_sockets(config, shared=False)
@@ -389,7 +459,8 @@ def run(config: ServerConfig, *, reload: Callable[[], ServerConfig] | None = Non
         async def started() -> None:
             announce(sys.stdout, config, bound["listen"], first)
 
-        return await run_service(Service(config), bound, config, started=started, reload=reload)
+        service = Service(config, console_secret=secret)
+        return await run_service(service, bound, config, started=started, reload=reload)
 
     exit_code: int = uvloop.run(main())
     return exit_code
