@@ -29,9 +29,9 @@ RIGHT: dict[str, tuple[str, str, str]] = {
     "workers": ("2", "3", "4"),
     "workspace": ("x", "y", "z"),
     "snapshot_age_max_s": ("0", "1", "2"),
+    "origin_bytes_max": ("1048576", "2000000", "3000000"),
     "metrics_token": ("a" * 16, "b" * 512, "c d" * 10),
     "test_mode": ("true", "false", "true"),
-    "tracing": ("true", "false", "true"),
     "http.body_bytes_max": ("2000", "3000", "4000"),
     "http.header_bytes_max": ("2000", "3000", "4000"),
     "http.headers_max": ("10", "20", "30"),
@@ -49,6 +49,12 @@ RIGHT: dict[str, tuple[str, str, str]] = {
     "console.enabled": ("on", "off", "auto"),
     "log.level": ("debug", "warning", "error"),
     "log.format": ("json", "text", "json"),
+    "decisions.log_dir": ("a", "/b", "c d"),
+    "decisions.sample": ("0.5", "1", "0.001"),
+    "decisions.bytes_max": ("65536", "1000000", "2000000"),
+    "decisions.hash_key_file": ("a.key", "/b", "c d"),
+    "otel.traces": ("true", "false", "true"),
+    "otel.metrics": ("true", "false", "true"),
 }
 
 
@@ -148,9 +154,10 @@ WRONG: dict[str, tuple[str, ...]] = {
     "workers": ("0", "-1", "many", "1.5", "257", "true"),
     "workspace": ("x" * 513,),
     "snapshot_age_max_s": ("-1", "1d", "2592001"),
+    "origin_bytes_max": ("", "1000", "1.5", "many"),
     "metrics_token": ("", "short", "x" * 513),
     "test_mode": ("perhaps", "2", "on"),
-    "tracing": ("perhaps",),
+    "otel.traces": ("perhaps",),
     "http.body_bytes_max": ("0", "1023", "1073741825", "10MB"),
     "http.header_bytes_max": ("0", "1048577"),
     "http.headers_max": ("7", "10001"),
@@ -396,7 +403,9 @@ def test_every_setting_has_an_effect() -> None:
         if setting.path != "log.format":
             for name in by_property.get(setting.path, (setting.path,)):
                 last = name.rpartition(".")[2]
-                assert re.search(rf"\b(?:config|tls|log|http|rls|check)\.{last}\b", sources), setting.path
+                assert re.search(rf"\b(?:config|tls|log|http|rls|check|decisions|otel)\.{last}\b", sources), (
+                    setting.path
+                )
 
 
 @pytest.mark.parametrize(

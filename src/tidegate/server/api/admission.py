@@ -130,22 +130,11 @@ class Admission:
             refusal = Refusal(SERVICE_UNAVAILABLE, "The database does not answer. Try again.")
         return error_answer(refusal, call.request_id, call.head.accept, call.lines)
 
-    def admit(self, call: Call) -> Steps[Caller]:
-        """The caller, after one call of the workspace's quota has been used; or a `Refusal`."""
+    def admit(self, call: Call, items: int = 1) -> Steps[Caller]:
+        """The caller, after `items` of the workspace's quota have been used; or a `Refusal`."""
         caller = yield from self.identify(call)
         if caller.workspace.quota is not None:
-            yield from self._use_quota(call, caller.workspace)
-        return caller
-
-    def identify(self, call: Call) -> Steps[Caller]:
-        """The caller, or a `Refusal`."""
-        caller = call.caller
-        if caller is None:
-            caller = self.recall(call.head.authorization)
-            if caller is None:
-                caller = yield from self._find(call)
-        if caller.expires_at_ms is not None and caller.expires_at_ms <= self.now_ms():
-            raise Refusal(FORBIDDEN, "The key has expired.")
+            yield from self._use_quota(call, caller.workspace, items)
         return caller
 
     def body(self, call: Call, decode: Callable[[bytes], T], data: bytes) -> Steps[T]:
@@ -165,6 +154,17 @@ class Admission:
             except Refusal as refusal:
                 raise doubt.refusal or refusal from None
         return doubt.settle()
+
+    def identify(self, call: Call) -> Steps[Caller]:
+        """The caller, or a `Refusal`."""
+        caller = call.caller
+        if caller is None:
+            caller = self.recall(call.head.authorization)
+            if caller is None:
+                caller = yield from self._find(call)
+        if caller.expires_at_ms is not None and caller.expires_at_ms <= self.now_ms():
+            raise Refusal(FORBIDDEN, "The key has expired.")
+        return caller
 
     def _find(self, call: Call) -> Steps[Caller]:
         credentials = call.head.authorization
@@ -208,12 +208,12 @@ class Admission:
             raise Refusal(WORKSPACE_DISABLED, "The workspace of this key is disabled.")
         return caller
 
-    def _use_quota(self, call: Call, workspace: WorkspaceView) -> Steps[None]:
+    def _use_quota(self, call: Call, workspace: WorkspaceView, items: int) -> Steps[None]:
         assert workspace.quota is not None
         now_ms = self.now_ms()
-        decision = self._limiter.attempt(workspace.quota, workspace.id, 1, now_ms)
+        decision = self._limiter.attempt(workspace.quota, workspace.id, items, now_ms)
         if decision is None:
-            decision = yield from wait(self._limiter.limit, workspace.quota, workspace.id)
+            decision = yield from wait(self._limiter.limit, workspace.quota, workspace.id, items)
         reset_s = whole_seconds(decision.reset_at_ms - now_ms)
         call.lines = (
             f"ratelimit-limit: {decision.limit.quota}\r\nratelimit-remaining: {decision.remaining}\r\n"

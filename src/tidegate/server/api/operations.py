@@ -284,14 +284,11 @@ class LimitOperations:
             sample = None
         else:
             sample = activity.begin()
-        try:
-            items = decode_multi_limit(body)
-        except Doubt as doubt:
-            items = yield from self._admission.settle(call, doubt)
+        items = yield from self._admission.body(call, decode_multi_limit, body)
         test_time_ms = self._test_time_ms(call.head) if self._test_mode else None
         caller = self._recall(call.head.authorization)
         if caller is None or caller.is_metered:
-            caller = yield from self._admit(call)
+            caller = yield from self._admit(call, len(items))
         namespaces: Mapping[str, NamespaceView] = caller.workspace.namespaces
         # Items of a batch often differ in nothing but their identifier: then the plan of one is that of the next.
         last = items[0]

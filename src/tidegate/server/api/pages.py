@@ -81,8 +81,8 @@ class Pages:
         self._is_ready = is_ready
         self._dependencies = dependencies
         self._snapshots = snapshots
-        self._has_console = has_console
         self._refuse = refuse
+        self._has_console = has_console
         self._credentials = None if metrics_token is None else f"Bearer {metrics_token}".encode()
 
     def _is_operator(self, head: Head) -> bool:

@@ -31,10 +31,12 @@ __all__ = [
     "CheckSection",
     "ConfigFaults",
     "ConsoleConfig",
+    "DecisionsConfig",
     "Fault",
     "HttpConfig",
     "Loaded",
     "LogConfig",
+    "OtelConfig",
     "RlsConfig",
     "ServerConfig",
     "Setting",
@@ -118,6 +120,43 @@ class ConsoleConfig(msgspec.Struct, frozen=True, kw_only=True):
     ] = "auto"
 
 
+class DecisionsConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """The log of decisions, for `tidegate simulate replay`."""
+
+    log_dir: Annotated[
+        str | None,
+        Meta(
+            description="Directory for a log of all decisions as JSON lines; unset: no such log. It contains "
+            "identifiers.",
+            extra={"shown": "path"},
+        ),
+    ] = None
+    sample: Annotated[
+        float,
+        Meta(
+            gt=0,
+            le=1,
+            description="Share of the identifiers that are logged, each with all of its requests.",
+        ),
+    ] = 1.0
+    bytes_max: Annotated[
+        int,
+        Meta(
+            ge=65_536,
+            le=1_099_511_627_776,
+            description="Size of the log of each worker: older lines are removed.",
+        ),
+    ] = 67_108_864
+    hash_key_file: Annotated[
+        str | None,
+        Meta(
+            description="File with a secret of 16 to 64 bytes, the same on all nodes: identifiers are logged as hashes "
+            "with this key.",
+            extra={"shown": "path"},
+        ),
+    ] = None
+
+
 class LogConfig(msgspec.Struct, frozen=True, kw_only=True):
     """The log on stderr."""
 
@@ -128,6 +167,20 @@ class LogConfig(msgspec.Struct, frozen=True, kw_only=True):
     format: Annotated[
         Literal["text", "json"], Meta(description="Lines for people, or one JSON object a line.")
     ] = "text"
+
+
+class OtelConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """OpenTelemetry, exported over OTLP as the standard variables (`OTEL_EXPORTER_OTLP_ENDPOINT`, …) say."""
+
+    traces: Annotated[
+        bool, Meta(description="Spans on round trips to Redis and the database; needs the otel extra.")
+    ] = False
+    metrics: Annotated[
+        bool,
+        Meta(
+            description="All metrics but those that name workspaces, identifiers and rules; needs the otel extra."
+        ),
+    ] = False
 
 
 class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -180,6 +233,14 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
             "the database is down; 0 never uses it.",
         ),
     ] = 86_400
+    origin_bytes_max: Annotated[
+        int,
+        Meta(
+            ge=1_048_576,
+            le=1_099_511_627_776,
+            description="Largest size of the SQLite file with counts (no origin set); other counts stay in memory.",
+        ),
+    ] = 1_073_741_824
     metrics_token: Annotated[
         Annotated[str, Meta(min_length=16, max_length=512)] | None,
         Meta(
@@ -192,15 +253,14 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
     test_mode: Annotated[
         bool, Meta(description="Let a request set its own time with X-Test-Time. Never in production.")
     ] = False
-    tracing: Annotated[
-        bool, Meta(description="OpenTelemetry spans on replay, publish and import; needs the otel extra.")
-    ] = False
     http: HttpConfig = HttpConfig()
     tls: TlsConfig = TlsConfig()
     rls: RlsConfig = RlsConfig()
     check: CheckSection = CheckSection()
     console: ConsoleConfig = ConsoleConfig()
     log: LogConfig = LogConfig()
+    decisions: DecisionsConfig = DecisionsConfig()
+    otel: OtelConfig = OtelConfig()
 
     @property
     def addresses(self) -> dict[str, str]:
@@ -370,6 +430,9 @@ EXPECTED_BY_PATH: Final = {
     "rls.config": "a rules file, or a directory with some",
     "check.address": "HOST:PORT with a port from 0 to 65535",
     "check.config": "a TOML file",
+    "decisions.log_dir": "a directory",
+    "decisions.sample": "a number above 0, at most 1",
+    "decisions.hash_key_file": "a file of 16 to 64 bytes",
 }
 
 SETTINGS: Final = tuple(_walk(ServerConfig, ""))

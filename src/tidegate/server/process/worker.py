@@ -103,9 +103,11 @@ class Line:
     async def receive(self, kind: type[msgspec.Struct]) -> msgspec.Struct | None:
         """The next message; None when the other end is closed."""
         try:
-            length = int.from_bytes(await self._reader.readexactly(4), "big")
-            if length > MESSAGE_BYTES_MAX:
-                return None
+            while (length := int.from_bytes(await self._reader.readexactly(4), "big")) > MESSAGE_BYTES_MAX:
+                # Metrics of a worker with very many rules, for example: its page lacks them, and it goes on serving.
+                logger.warning("a message of %d bytes between supervisor and worker was dropped", length)
+                while length > 0:
+                    length -= len(await self._reader.readexactly(min(length, MESSAGE_BYTES_MAX)))
             return msgspec.json.decode(await self._reader.readexactly(length), type=kind)
         except (OSError, asyncio.IncompleteReadError):
             return None
