@@ -35,6 +35,7 @@ demo: python ## Run a fleet of three regions on this machine, with traffic and f
 .PHONY: test
 test: python ## Run all tests: compiled, interpreted, and on every Python of this machine
 	@scripts/system-packages compiler servers
+	@scripts/system-packages browser || true # the tests of the console in a browser are skipped, and listed at the end
 	@scripts/mysql-server || true # the tests that need it are skipped, and listed at the end
 	@PYTHON="$(PYTHON)" scripts/gateways envoy caddy traefik >/dev/null || true # likewise
 	@$(ENVIRONMENT) --extra all --group dev --package
@@ -88,6 +89,11 @@ bench: python ## Measure against other limiters, in one run
 	@scripts/system-packages compiler
 	@$(ENVIRONMENT) --extra all --group dev --group bench --package
 	$(BIN)/python -m bench $(BENCH_ARGS)
+
+.PHONY: screenshots
+screenshots: python ## Make the pictures of the console in docs/ again, with the browser tests
+	@$(ENVIRONMENT) --extra all --group dev --package
+	TIDEGATE_SCREENSHOTS=docs/operations/console $(BIN)/python -P -m pytest -q tests/console/test_browser.py -k picture
 
 .PHONY: soak
 soak: python ## Run the simulator for the seeds SEEDS=1..N

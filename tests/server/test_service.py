@@ -383,10 +383,54 @@ def test_a_crash_of_a_node_with_redis_loses_nothing_older_than_a_round_trip(
         many = BODY | {"limit": 1_000_000}
         for _ in range(200):
             assert workspace.call("limit", many).data["success"] is True
-        eventually(lambda: server.metrics()["tidegate_origin_dirty_cells"] == 0, "all is acknowledged")
+        eventually(lambda: server.metrics()["tidegate_origin_dirty_subjects"] == 0, "all is acknowledged")
         server.kill()
         server.start()
         assert workspace.call("limit", many | {"cost": 0}).data["remaining"] == 1_000_000 - 200
+
+
+def test_a_redis_that_takes_no_counts_is_degraded_and_said_once(
+    fresh_redis: RedisServer, tmp_path: Path
+) -> None:
+    with TidegateServer("--origin", fresh_redis.url, "--region", "fra", data_dir=tmp_path / "data") as server:
+        workspace = server.workspace()
+        assert workspace.limit(limit=100).data["remaining"] == 99
+        fresh_redis.command("CONFIG", "SET", "maxmemory", "1")
+        numbers = itertools.count()
+
+        def is_degraded() -> bool:
+            assert workspace.limit(identifier=f"user_{next(numbers)}").data["success"] is True
+            return b"\ndegraded: counts: wait in memory: " in server.get("/readyz").body
+
+        eventually(is_degraded, "the node notices")
+        for _ in range(20):
+            assert is_degraded()
+        assert server.log.count("counts for the origin do not arrive") == 1
+        fresh_redis.command("CONFIG", "SET", "maxmemory", "0")
+
+        def is_ready() -> bool:
+            workspace.limit(identifier=f"user_{next(numbers)}")
+            return server.get("/readyz").body.startswith(b"ready")
+
+        eventually(is_ready, "the node recovers")
+        assert server.log.count("counts for the origin arrive again") == 1
+
+
+def test_a_second_server_on_the_same_data_directory_does_not_start(tmp_path: Path) -> None:
+    with TidegateServer(data_dir=tmp_path / "data") as server:
+        command = [sys.executable, "-m", "tidegate.cli", "serve", "--listen", "127.0.0.1:0"]
+        second = subprocess.run(
+            [*command, "--data-dir", str(server.data_dir)],
+            check=False,
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+        assert second.returncode == 2
+        assert f"{server.data_dir} is used by another server" in second.stderr
+        assert server.get("/livez").status == 200
+    with TidegateServer(data_dir=tmp_path / "data") as again:
+        assert again.get("/livez").status == 200, "the lock ends with the server"
 
 
 def test_a_dead_redis_is_degraded_and_decisions_go_on(fresh_redis: RedisServer, tmp_path: Path) -> None:

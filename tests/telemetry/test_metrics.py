@@ -20,7 +20,7 @@ DESIGN = {
     "origin_operations_total": ("op",),
     "origin_errors_total": ("op", "reason"),
     "origin_latency_seconds": ("op",),
-    "origin_dirty_cells": (),
+    "origin_dirty_subjects": (),
     "replay_lag_seconds": (),
     "origin_heals_total": (),
     "global_publish_rows_total": (),
@@ -37,8 +37,11 @@ DESIGN = {
 LABEL_VALUES = {
     "decisions_total": (("allowed", "denied"), ("local", "origin")),
     "cells_created_total": (("traffic", "import"),),
-    "origin_operations_total": (("cold", "stale", "strict", "replay"),),
-    "origin_errors_total": (("cold", "stale", "strict", "replay"), ("timeout", "circuit_open", "other")),
+    "origin_operations_total": (("exchange", "cold", "stale", "strict", "replay"),),
+    "origin_errors_total": (
+        ("exchange", "cold", "stale", "strict", "replay"),
+        ("timeout", "circuit_open", "other"),
+    ),
 }
 
 

@@ -94,7 +94,7 @@ class RowReader:
     """Turns records of (subject, sequence, region, workspace, namespace, identifier, duration_ms, count, expires_at,
     updated_at) into rows, and remembers how new the newest of each region is.
 
-    A record that cannot be read is skipped and counted: users of the database can write anything, and one
+    A record that cannot be read is skipped and counted: any program with the password can write anything, and one
     such row must not keep all others from being imported.
     """
 

@@ -433,7 +433,7 @@ class Tuning:
     # machine, where writing each count alone would cost more than deciding it.
     replay_interval_ms: int = 0
     replay_timeout_ms: int = 1_000
-    # Backoff of a failing loop, doubled from first to last, with full jitter.
+    # Backoff of a failing loop, doubled from first to last; a random part of the upper half of it is waited.
     backoff_first_ms: int = 100
     backoff_last_ms: int = 5_000
     # How long a graceful stop may spend on its last flush.

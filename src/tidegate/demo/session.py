@@ -386,5 +386,6 @@ async def _addresses(fleet: Fleet) -> tuple[list[str], str | None]:
     status = await client.get("/console")
     await client.close()
     console = None if status in {0, 404} else f"{node.url}/console"
-    lines = [f"nodes: {', '.join(f'{each.name} {each.url}' for each in fleet.nodes)}", f"key: {fleet.key}"]
+    ports = ", ".join(f"{each.name} {each.port}" for each in fleet.nodes)
+    lines = [f"nodes: {node.url}, ports {ports}", f"key: {fleet.key}"]
     return ([f"console: {console}"] if console else []) + lines, console

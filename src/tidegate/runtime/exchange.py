@@ -76,7 +76,7 @@ class Exchanges:
         self._backoff = loop_backoff(tuning, random)
         # Called when an answer has left work for other loops (cells to publish).
         self._on_work = on_work
-        self.calls: Final[Calls] = Calls("origin", tuning, is_usable)
+        self.calls: Final[Calls] = Calls("origin", tuning, is_usable, carries="counts for the origin")
         self._tasks: set[asyncio.Task[None]] = set()
         self._timers: set[asyncio.TimerHandle] = set()
         # True while `_send_asks` is about to run.
@@ -84,6 +84,7 @@ class Exchanges:
         # Tickets that wait, with the loop time at which they are decided without an answer. In order.
         self._waiting: deque[tuple[float, Ticket]] = deque()
         self._deadline: asyncio.TimerHandle | None = None
+        self._tickets: dict[Ticket, None] = {}
         self._woken = asyncio.Event()
         self._retry_now = asyncio.Event()
         # False only while the report loop sleeps with nothing to do: a decision that makes a cell dirty must wake it.
@@ -105,6 +106,7 @@ class Exchanges:
             began_s = loop.time()
             future: asyncio.Future[None] = loop.create_future()
             ticket.owner = future
+            self._tickets[ticket] = None
             self.waits += 1
             self._expect(ticket, began_s + self._timeout_s)
             self.wake()
@@ -116,9 +118,15 @@ class Exchanges:
                 raise
             finally:
                 ticket.owner = None
+                del self._tickets[ticket]
                 self.wait_latency.observe(loop.time() - began_s)
         assert ticket.decisions is not None
         return ticket.decisions
+
+    @property
+    def tickets(self) -> list[Ticket]:
+        """Requests and batches whose callers wait, also if they were decided a moment ago."""
+        return list(self._tickets)
 
     def give_up(self, ticket: Ticket) -> None:
         """Decide a ticket without the origin; from any thread."""
@@ -394,7 +402,6 @@ class Exchanges:
             "credit_messages": sync.messages,
             "credit_waits": self.waits,
             "credit_wait": self.wait_latency.snapshot(),
-            "credit_spent_after_wait": sync.spent_after_wait,
             "credit_denied_held": sync.denied_held,
             "credit_recalls": sync.recalls,
             "credit_releases": sync.releases,

@@ -50,12 +50,11 @@ class Statistics:
     replay_lag_s: float = 0.0
     origin_heals: int = 0
     clock_offset_ms: int | None = None
-    # Credit: messages, requests that waited and how long, units accepted after a wait, denials because other nodes held
-    # the room, recalls received, holds given back, subjects that may hold credit, and whether recalls arrive.
+    # Credit: messages, requests that waited and how long, denials because other nodes held the room, recalls received,
+    # holds given back, subjects that may hold credit, and whether recalls arrive.
     credit_messages: int = 0
     credit_waits: int = 0
     credit_wait: HistogramSnapshot | None = None
-    credit_spent_after_wait: int = 0
     credit_denied_held: int = 0
     credit_recalls: int = 0
     credit_releases: int = 0

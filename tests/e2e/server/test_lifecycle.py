@@ -23,7 +23,7 @@ from tidegate.testing.servers.redis import create_certificate
 
 def is_replayed(server: TidegateServer) -> bool:
     """The origin has acknowledged everything."""
-    return server.metrics()["tidegate_origin_dirty_cells"] == 0
+    return server.metrics()["tidegate_origin_dirty_subjects"] == 0
 
 
 class Steady(NamedTuple):
