@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
 """Draws the pictures of the documentation, and writes its tables of accuracy.
 
-    PYTHONPATH=src python scripts/pictures.py            draw docs/pictures/*.svg from docs/pictures/*.json
-    PYTHONPATH=src python scripts/pictures.py --measure  run the simulator first and write the JSON files (minutes)
+    PYTHONPATH=src python scripts/pictures.py                     draw docs/pictures/*.svg from docs/pictures/*.json
+    PYTHONPATH=src python scripts/pictures.py --measure [NAME]…   run the simulator first: accuracy, convergence, fleet;
+                                                                  all of them by default (minutes)
 
 `make pictures` and `make pictures-measure` run it. tests/test_pictures.py fails if a picture or a table does not match
 its data, and runs small cases of the simulator again to see whether the data is current.
@@ -13,7 +14,7 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -29,7 +30,7 @@ __all__ = ["DATA", "ROOT", "measure_convergence", "pictures", "tables"]
 ROOT: Final = Path(__file__).resolve().parent.parent
 PICTURES: Final = ROOT / "docs" / "pictures"
 ACCURACY_PAGE: Final = ROOT / "docs" / "architecture" / "accuracy.md"
-DATA: Final = ("accuracy", "fleet", "convergence")
+DATA: Final = ("accuracy", "convergence", "fleet")
 FLEET_SECONDS: Final = 5
 # The columns of the plain scheme: what it publishes from, and how often.
 PLAIN: Final = ("plain 20 %, 5 s", "plain 50 %, 10 s")
@@ -78,20 +79,27 @@ def measure_convergence() -> dict[str, Any]:
     }
 
 
-def measure() -> None:
-    """Run the simulator and write its results as JSON."""
+def measure_accuracy() -> dict[str, Any]:
     results = []
     chosen = cases()
     for number, one in enumerate(measure_all(chosen, 2), 1):
         print(f"accuracy: {number} of {len(chosen)} ({one.case.name})", file=sys.stderr, flush=True)
         results.append(one.document())
-    _write("accuracy", {"results": results})
-    _write("convergence", measure_convergence())
+    return {"results": results}
+
+
+def measure_fleets() -> dict[str, Any]:
     print("fleet: the reference, then ten times as large (minutes)", file=sys.stderr, flush=True)
     reference = measure_fleet(1, FLEET_SECONDS)
     tenfold = measure_fleet(10, FLEET_SECONDS)
-    costs = [reference, tenfold, extrapolated(reference, tenfold, 100)]
-    _write("fleet", {"fleets": [one.document() for one in costs]})
+    return {"fleets": [one.document() for one in (reference, tenfold, extrapolated(reference, tenfold, 100))]}
+
+
+def measure(names: Sequence[str]) -> None:
+    """Run the simulator and write its results as JSON."""
+    measures = {"accuracy": measure_accuracy, "convergence": measure_convergence, "fleet": measure_fleets}
+    for name in names or DATA:
+        _write(name, measures[name]())
 
 
 def _write(name: str, document: object) -> None:
@@ -306,8 +314,8 @@ def window() -> str:
 
 
 def main() -> None:
-    if sys.argv[1:] == ["--measure"]:
-        measure()
+    if sys.argv[1:2] == ["--measure"] and set(sys.argv[2:]) <= set(DATA):
+        measure(sys.argv[2:])
     elif sys.argv[1:]:
         raise SystemExit(__doc__)
     for path, content in pictures():

@@ -25,7 +25,7 @@ from tidegate.testing.contracts.ledger import (
     rows_of,
 )
 
-# Another process of the machine: migrates the file, publishes the same cells as everybody, with counts of its own.
+# Another process of the machine: migrates the file, publishes the same cells as the others, with counts of its own.
 NEIGHBOUR = """
 import asyncio, sys
 from tidegate.adapters.migrations import migrate

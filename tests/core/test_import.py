@@ -207,7 +207,7 @@ def test_between_imports_a_decision_adds_what_has_probably_grown() -> None:
     assert denial.retry_after_ms, "but it is waited for"
 
 
-def test_a_denial_that_only_anticipation_caused_makes_nobody_strict() -> None:
+def test_a_denial_that_only_anticipation_caused_makes_no_subject_strict() -> None:
     node = Node(has_ledger=True, tuning=Tuning())
     need = node.need(LIMIT, "a", 0, T)
     node.origin_sync.apply_read(need, [OriginReply(0, 0), OriginReply(0, 0)], T)

@@ -131,7 +131,7 @@ def test_connections_above_the_bound_wait_until_there_is_room(hurried: TidegateS
 
 
 def test_bodies_that_are_being_received_have_a_bound_together(server: TidegateServer) -> None:
-    # Eight of the largest fit; nobody needs a key to send a body.
+    # Eight of the largest fit; sending a body needs no key.
     body = b" " * 10_000_000
     head = b"POST /v2/ratelimit.limit HTTP/1.1\r\nHost: x\r\nContent-Length: 10485760\r\n\r\n"
     with ExitStack() as stack:

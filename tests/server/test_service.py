@@ -87,7 +87,7 @@ def test_first_starts_that_fail_do_not_cost_the_key(tmp_path: Path) -> None:
     states = [
         found["state"] for found in cli("keys", "list", "--data-dir", str(folder), "--all", "--json")["keys"]
     ]
-    assert sorted(states) == ["active", "revoked", "revoked"], "keys that nobody has seen are good for nobody"
+    assert sorted(states) == ["active", "revoked", "revoked"], "keys that were never shown are revoked"
 
 
 def test_a_key_made_after_a_failed_first_start_is_the_only_one(tmp_path: Path) -> None:
@@ -381,7 +381,10 @@ def test_workers_go_with_their_supervisor(tmp_path: Path) -> None:
         workers = children(server.pid)
         assert len(workers) == 2
         server.kill()
-        eventually(lambda: not any(_is_alive(worker) for worker in workers), "orphans stop by themselves")
+        eventually(
+            lambda: not any(_is_alive(worker) for worker in workers),
+            "workers without a supervisor stop by themselves",
+        )
 
 
 def _is_alive(pid: int) -> bool:

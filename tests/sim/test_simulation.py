@@ -143,7 +143,7 @@ def test_a_failing_seed_is_shrunk_and_written_as_a_scenario(
         ]
 
     monkeypatch.setattr(MemoryOrigin, "merge_nowait", dropping)
-    plan = draw_plan(1, Options(regions=1, nodes=2, minutes=0.05))
+    plan = draw_plan(1, Options(regions=1, nodes=2, minutes=0.05)).with_tuning(credit=False)
     assert not run_plan(plan).ok
     small = shrink(plan, lambda candidate: not run_plan(candidate).ok)
     assert 0 < len(small.events) <= 3 < len(plan.events)

@@ -369,32 +369,33 @@ def doctor(load_settings: Callable[[], Loaded], as_json: bool) -> ExitCode:
     Takes the options of `serve`. Exits 0 if no check failed (warnings do not count), 2 otherwise. It changes nothing,
     with one exception: like a starting server, it claims an origin without a region for --region.
     """
+    findings: list[Finding] = []
+    # Each is printed when it is found: a dependency that does not answer takes seconds.
+    for finding in _findings(load_settings):
+        findings.append(finding)
+        if not as_json:
+            click.echo(_line(finding))
+    is_healthy = all(finding.status != "fail" for finding in findings)
+    if as_json:
+        document = {"ok": is_healthy, "checks": [finding._asdict() for finding in findings]}
+        print_result(as_json, document, "")
+    return ExitCode.OK if is_healthy else ExitCode.ERROR
+
+
+def _findings(load_settings: Callable[[], Loaded]) -> Iterator[Finding]:
     try:
         loaded = load_settings()
     except ConfigFaults as error:
-        findings = [Finding("config", "warn", warning) for warning in error.warnings]
-        findings += [
-            Finding(
-                "config",
-                "fail",
-                f"{fault.field}: got {fault.value} from {fault.source}, expected {fault.expected}",
-                fault.next_step,
-            )
-            for fault in error.faults
-        ]
+        yield from (Finding("config", "warn", warning) for warning in error.warnings)
+        for fault in error.faults:
+            detail = f"{fault.field}: got {fault.value} from {fault.source}, expected {fault.expected}"
+            yield Finding("config", "fail", detail, fault.next_step)
     else:
-        findings = [Finding("config", "warn", warning) for warning in loaded.warnings]
-        findings += [
-            Finding("config", "ok", "file, environment and flags are valid"),
-            *examine(loaded.config),
-        ]
-    is_healthy = all(finding.status != "fail" for finding in findings)
-    lines = [
-        f"{finding.status:<4}  {finding.check:<12} {finding.detail}"
-        + (f"\n      {'':<12} -> {finding.next_step}" if finding.next_step else "")
-        for finding in findings
-    ]
-    print_result(
-        as_json, {"ok": is_healthy, "checks": [finding._asdict() for finding in findings]}, "\n".join(lines)
-    )
-    return ExitCode.OK if is_healthy else ExitCode.ERROR
+        yield from (Finding("config", "warn", warning) for warning in loaded.warnings)
+        yield Finding("config", "ok", "file, environment and flags are valid")
+        yield from examine(loaded.config)
+
+
+def _line(finding: Finding) -> str:
+    step = f"\n      {'':<12} -> {finding.next_step}" if finding.next_step else ""
+    return f"{finding.status:<4}  {finding.check:<12} {finding.detail}{step}"

@@ -504,7 +504,7 @@ MAY_BE_ZERO: Final = frozenset(
 
 
 def check_tuning(values: Mapping[str, object]) -> None:
-    """Refuse a value that its field cannot have. A name that is no field is left to Python."""
+    """Refuse a value that its field cannot have. An unknown name is left to Python."""
     for name, value in values.items():
         if name in ("anticipation", "credit"):
             if not isinstance(value, bool):

@@ -5,7 +5,7 @@ present turn of the event loop, all subjects in one round trip. Counts that only
 sent command after command, at most every `report_interval_ms`, so that a busy subject costs few messages. A subject has
 one message in flight at a time, on either way.
 
-A message that nobody waits for any more goes on: a caller that is cancelled cancels no message and trips no breaker. In
+A message that no request waits for any more continues: a cancelled caller cancels no message and trips no breaker. In
 any case a caller is answered after `read_timeout_ms`.
 """
 
@@ -84,6 +84,7 @@ class Exchanges:
         # Tickets that wait, with the loop time at which they are decided without an answer. In order.
         self._waiting: deque[tuple[float, Ticket]] = deque()
         self._deadline: asyncio.TimerHandle | None = None
+        self._tickets: dict[Ticket, None] = {}
         self._woken = asyncio.Event()
         self._retry_now = asyncio.Event()
         # False only while the report loop sleeps with nothing to do: a decision that makes a cell dirty must wake it.
@@ -105,6 +106,7 @@ class Exchanges:
             began_s = loop.time()
             future: asyncio.Future[None] = loop.create_future()
             ticket.owner = future
+            self._tickets[ticket] = None
             self.waits += 1
             self._expect(ticket, began_s + self._timeout_s)
             self.wake()
@@ -116,9 +118,15 @@ class Exchanges:
                 raise
             finally:
                 ticket.owner = None
+                del self._tickets[ticket]
                 self.wait_latency.observe(loop.time() - began_s)
         assert ticket.decisions is not None
         return ticket.decisions
+
+    @property
+    def tickets(self) -> list[Ticket]:
+        """Requests and batches whose callers wait, also if they were decided a moment ago."""
+        return list(self._tickets)
 
     def give_up(self, ticket: Ticket) -> None:
         """Decide a ticket without the origin; from any thread."""
@@ -394,7 +402,6 @@ class Exchanges:
             "credit_messages": sync.messages,
             "credit_waits": self.waits,
             "credit_wait": self.wait_latency.snapshot(),
-            "credit_spent_after_wait": sync.spent_after_wait,
             "credit_denied_held": sync.denied_held,
             "credit_recalls": sync.recalls,
             "credit_releases": sync.releases,

@@ -451,5 +451,6 @@ class Node:
                 "import_errors": self.importer.calls.failures("import"),
                 "global_lag_ms": dict(self.importer.lag_ms),
                 "regions": self._engine.global_view.regions,
+                "heartbeat_age_ms": self.importer.heartbeat_age_ms(now_s),
             }
         return known

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from tidegate.core.cells import Cell, Subject
 from tidegate.core.model import Component, Decision, LedgerRow, Limit, OriginReply, Tuning, subject_digest
+from tidegate.core.tickets import Ticket
 from tidegate.core.views import OriginView
 from tidegate.ports import Clock
 from tidegate.sim.plan import SubjectSpec
@@ -104,6 +105,25 @@ class Auditor:
 
     # -- decisions
 
+    def settled(self, process: NodeProcess, tickets: Sequence[Ticket]) -> None:
+        """These were decided together when an answer of the origin arrived; each saw the ones before it only."""
+        for ticket in tickets:
+            decisions = ticket.decisions or []
+            self.decisions += 1
+            self.note("settled", process.node_id, [(d.allowed, d.effective, d.source) for d in decisions])
+            if all(decision.allowed for decision in decisions):
+                for limit, identifier, cost in ticket.items:
+                    cell_id = CellId(key_of(limit), identifier, ticket.now_ms // limit.duration_ms)
+                    subject = process.engine.subjects.find(cell_id.key, identifier)
+                    # After an eviction it may have been counted in another cell than the one that is there now.
+                    is_same = subject is not None and not process.evictions
+                    cell = subject.cell(cell_id.sequence) if subject is not None and is_same else None
+                    self._accept(process, cell_id, cell, cost)
+        for ticket in tickets:
+            for (limit, _, _), decision in zip(ticket.items, ticket.decisions or (), strict=True):
+                if decision.allowed and decision.effective > limit.quota:
+                    self.fail(7, f"{process.node_id}: allowed with {decision.effective} of {limit.quota}")
+
     def decided(
         self,
         process: NodeProcess,
@@ -113,8 +133,12 @@ class Auditor:
         own_time: bool,
     ) -> None:
         """A caller got these decisions in this step."""
+        process.record_tickets()
+        if process.is_recorded(decisions):
+            return
         self.decisions += 1
         allowed = all(decision.allowed for decision in decisions)
+        has_waited = self._tuning.credit and any(decision.source != "local" for decision in decisions)
         self.note("decided", process.node_id, at_ms, [(d.allowed, d.effective, d.source) for d in decisions])
         touched: dict[int, tuple[CellId, Cell]] = {}
         for (limit, identifier, cost), decision in zip(items, decisions, strict=True):
@@ -122,21 +146,23 @@ class Auditor:
             subject = process.engine.subjects.find(cell_id.key, identifier)
             cell = None if subject is None else subject.cell(cell_id.sequence)
             if allowed:
-                self._accept(process, cell_id, cell, cost)
+                # After an eviction one that waited may have been counted in another cell than the one there now.
+                self._accept(process, cell_id, None if has_waited and process.evictions else cell, cost)
             if cell is not None:
                 touched[id(cell)] = (cell_id, cell)
-            if len(items) == 1 and subject is not None and cell is not None:
+            # One that waited was decided a moment ago, and others after it.
+            if len(items) == 1 and subject is not None and cell is not None and not has_waited:
                 self._check_decision(
                     process, limit, cost, decision, cell, subject.cell(cell_id.sequence - 1), at_ms
                 )
-            if allowed and not own_time:
+            if allowed and not own_time and not self._tuning.credit:
                 self._check_freshness(process, limit, identifier, decision, at_ms)
             if not decision.allowed and decision.effective > limit.quota:
                 place = (cell_id.key, identifier)
                 process.denied_ms[place] = max(process.denied_ms.get(place, 0), at_ms)
         for cell_id, cell in touched.values():
             self.check_cell(process, cell_id, cell)
-        if len(items) > 1 and allowed:
+        if len(items) > 1 and allowed and not has_waited:
             self._check_batch(process, items, at_ms)
 
     def _accept(self, process: NodeProcess, cell_id: CellId, cell: Cell | None, cost: int) -> None:
@@ -279,6 +305,7 @@ class Auditor:
 
     def sweep(self, process: NodeProcess) -> None:
         """Check everything that a node holds in memory."""
+        process.record_tickets()
         subjects = process.engine.subjects
         for subject in subjects.slots:
             if subject is None:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from contextvars import ContextVar
 
 from tidegate.core.engine import Engine
-from tidegate.core.model import Component, LedgerRow, OriginReply
+from tidegate.core.model import Component, Decision, LedgerRow, OriginReply
 from tidegate.runtime.fleet import Parts
 from tidegate.runtime.limiter import AsyncLimiter
 from tidegate.runtime.node import Node
@@ -61,6 +61,8 @@ class NodeProcess:
         self.acknowledged: dict[tuple[bytes, int], int] = {}
         # Subject -> when it was last denied because of its count, not of anticipation.
         self.denied_ms: dict[tuple[tuple[str, str, int], str], int] = {}
+        # Decisions that the auditor knows already, by id; kept so that no id is used again.
+        self._recorded: dict[int, Decision] = {}
         # Accepted requests: (loop time, digest, sequence, cost).
         self.accepted: list[tuple[float, bytes, int, int]] = []
         self.origin_link: Link
@@ -93,9 +95,32 @@ class NodeProcess:
         subjects = self.engine.subjects
         return subjects.evicted_blocked + subjects.evicted_clean + subjects.evicted_unreplayed
 
+    def record_tickets(self) -> None:
+        """Tell the auditor what was decided for requests that waited, before it checks anything of this node.
+
+        They are counted when the origin's answer arrives, and their callers get them a moment later.
+        """
+        exchanges = self.node.exchanges
+        if exchanges is None:
+            return
+        tickets = [
+            ticket
+            for ticket in exchanges.tickets
+            if ticket.decisions is not None and id(ticket.decisions[0]) not in self._recorded
+        ]
+        for ticket in tickets:
+            for decision in ticket.decisions or ():
+                self._recorded[id(decision)] = decision
+        self._auditor.settled(self, tickets)
+
+    def is_recorded(self, decisions: Sequence[Decision]) -> bool:
+        """Whether `record_tickets` has recorded these."""
+        return id(decisions[0]) in self._recorded
+
     # -- observer of the ports
 
     def on_merge_sent(self, components: Sequence[Component]) -> None:
+        self.record_tickets()
         self._auditor.sent(self, components)
 
     def on_merge_applied(
@@ -112,6 +137,7 @@ class NodeProcess:
                 self.acknowledged[place] = one.own
 
     def on_publish(self, rows: Sequence[LedgerRow]) -> None:
+        self.record_tickets()
         self._auditor.published(self, rows)
 
     def on_ledger_call(self) -> None:

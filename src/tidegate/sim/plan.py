@@ -30,6 +30,9 @@ TRAFFIC: Final = ("even", "skewed", "bursts")
 # Simulations start here, give or take a random part of a minute.
 EPOCH_MS: Final = 1_799_971_200_000
 
+# One world in so many decides without credit, by the rules of freshness.
+NO_CREDIT_EVERY: Final = 4
+
 
 class Options(NamedTuple):
     """Options of the command line; those that are None are drawn from the seed."""
@@ -106,6 +109,9 @@ class Plan:
     def tuned(self) -> Tuning:
         return Tuning(**self.tuning)
 
+    def with_tuning(self, **tuning: Any) -> Plan:
+        return replace(self, tuning={**self.tuning, **tuning})
+
     def with_events(self, events: tuple[Event, ...]) -> Plan:
         return replace(self, events=events)
 
@@ -148,6 +154,8 @@ def draw_plan(seed: int, options: Options = Options()) -> Plan:  # noqa: B008 - 
     drawn_traffic = random.choice(TRAFFIC)
     traffic = options.traffic or drawn_traffic
     tuning = _tuning(random)
+    if seed % NO_CREDIT_EVERY == 0:
+        tuning["credit"] = False
     plan = Plan(
         seed=seed,
         epoch_ms=EPOCH_MS + random.randrange(-60_000, 60_000),
