@@ -41,6 +41,7 @@ ELSEWHERE = {
     "origin_file_bytes": "tests/server/test_service.py::test_what_a_server_says_about_itself",
     "http_connections": "tests/server/test_service.py::test_what_a_server_says_about_itself",
     "http_connections_evicted_total": "tests/server/test_service.py::test_what_a_server_says_about_itself",
+    "decision_log_records_total": "tests/server/test_decision_log.py",
     "workers": "tests/server/test_service.py::test_what_a_server_says_about_itself",
     **dict.fromkeys(
         [
