@@ -22,6 +22,7 @@ NOON_MS = 1_700_000_000_000
 NOT_OF_A_LIMITER = {
     "http_requests_total",
     "http_connections",
+    "origin_file_bytes",
     "rls_rule_decisions",
     "rls_calls_total",
     "rls_rules_faulty",
