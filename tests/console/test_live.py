@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import socket
 from typing import Any
 
@@ -235,5 +236,7 @@ def test_a_viewer_sees_all_workers_whichever_it_is_connected_to() -> None:
             assert len(subject["views"]) == 2
             assert sum(view["own"] for view in subject["views"]) == 20
         assert visitor.get("preview", namespace="api", pattern="user_*").json["matched"] == 3
+        logged = set(re.findall(r"listening on .* pid=(\d+)$", server.log, re.MULTILINE))
+        assert logged == {str(node["pid"]) for node in tick["nodes"]}, "each line says which worker wrote it"
         assert server.stop() == 0
         assert "Traceback" not in server.log
