@@ -296,8 +296,8 @@ def overview() -> str:
     parts.append(_text(565, 329, "MySQL, MariaDB or PostgreSQL", text_anchor="middle"))
     for y, number, title, line in (
         (92, 1, "Decide", ("from memory, in under", "a microsecond")),
-        (196, 2, "Share in a region", ("through Redis, in the", "background: milliseconds")),
-        (306, 3, "Share worldwide", ("through a database, in the", "background: about a second")),
+        (196, 2, "Share in a region", ("exactly, through Redis,", "in milliseconds")),
+        (306, 3, "Share worldwide", ("through a database, in", "about a second")),
     ):
         parts.append(f'<circle class="c0" cx="34" cy="{y}" r="13"/>')
         parts.append(_text(34, y + 5, str(number), "back", text_anchor="middle", font_weight=700))
