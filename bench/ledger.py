@@ -112,14 +112,14 @@ class Regions:
         for pipe in self.pipes:
             pipe.send(message)
 
-    def hear(self, timeout_s: float = 120.0) -> list[Any]:
+    def receive(self, timeout_s: float = 120.0) -> list[Any]:
         """One message of every region, in their order."""
-        heard = []
+        received = []
         for pipe in self.pipes:
             if not pipe.poll(timeout_s):
                 raise TimeoutError("a region did not answer")
-            heard.append(pipe.recv())
-        return heard
+            received.append(pipe.recv())
+        return received
 
     def end(self) -> None:
         for process in self._processes:
@@ -178,13 +178,13 @@ async def _ten_life(pipe: Connection, url: str, region: str, regions: int, rate:
 def _ten(url: str, server: MySQLFamilyServer) -> list[Line]:
     count, rate = 10, 100
     regions = Regions(_ten_life, [(url, f"region-{n}", count, rate) for n in range(count)])
-    regions.hear()
+    regions.receive()
     start_s = time.monotonic() + 1.0
     starts_at_ms = time.time_ns() // 1_000_000 + 1000
     regions.tell((start_s, -(starts_at_ms % MINUTE_MS)))
-    told = regions.hear()
+    results = regions.receive()
     regions.end()
-    admitted = sum(one[0] for one in told)
+    admitted = sum(one[0] for one in results)
     ((stored,),) = server.sql("SELECT COUNT(*) FROM ratelimit_window_counts", url.rpartition("/")[2])
     return [
         Line(
@@ -192,8 +192,10 @@ def _ten(url: str, server: MySQLFamilyServer) -> list[Line]:
             f"{admitted / 1000:.3f} ×",
             "≤ 1.15 ×",
         ),
-        Line("  rows written in that window, all regions", f"{sum(one[1] for one in told)} (into {stored})"),
-        Line("  rows imported in that window, all regions", f"{sum(one[2] for one in told)}"),
+        Line(
+            "  rows written in that window, all regions", f"{sum(one[1] for one in results)} (into {stored})"
+        ),
+        Line("  rows imported in that window, all regions", f"{sum(one[2] for one in results)}"),
     ]
 
 
@@ -325,11 +327,11 @@ def _lag(url: str, server: MySQLFamilyServer) -> list[Line]:
     sender = Regions(_sender_life, [(url, shift_ms)])
     idle = Regions(_idle_life, [(url, shift_ms)])
     for side in (sender, idle):
-        side.hear()
+        side.receive()
     for side in (sender, idle):
         side.tell("go")
-    (used_up,) = sender.hear()
-    (denied_at,) = idle.hear()
+    (used_up,) = sender.receive()
+    (denied_at,) = idle.receive()
     for side in (sender, idle):
         side.tell("end")
         side.end()
@@ -353,9 +355,9 @@ def _lag(url: str, server: MySQLFamilyServer) -> list[Line]:
                 (database, shift_ms, "two", "one", quota, rate, seconds),
             ],
         )
-        both.hear()
+        both.receive()
         both.tell("go")
-        (reached_1, seen_1, rows_1), (reached_2, seen_2, rows_2) = both.hear()
+        (reached_1, seen_1, rows_1), (reached_2, seen_2, rows_2) = both.receive()
         both.tell("end")
         both.end()
         lags_s = _lags(reached_1, seen_2) + _lags(reached_2, seen_1)
@@ -378,7 +380,7 @@ def _lag(url: str, server: MySQLFamilyServer) -> list[Line]:
 class Watch:
     """Wall time, our own CPU time, and the longest time that one turn held the event loop.
 
-    The garbage collector is told apart: it looks at everything that the process has, in one go, and how much that is
+    The garbage collector is counted separately: it looks at everything that the process has, in one go, and how much that is
     depends on whether the core is compiled (compiled subjects and cells are none of its business).
     """
 
@@ -550,7 +552,7 @@ async def _idle_node_life(pipe: Connection, url: str, seconds: float) -> None:
 
 def _idle(url: str, _server: MySQLFamilyServer) -> list[Line]:
     idle = Regions(_idle_node_life, [(url, 30.0)])
-    (share,) = idle.hear()
+    (share,) = idle.receive()
     idle.end()
     return [Line("CPU of an idle node with a ledger, of one core, over 30 s", f"{share:.2%}")]
 
