@@ -108,7 +108,7 @@ class Regions:
             self.pipes.append(ours)
             self._processes.append(process)
 
-    def tell(self, message: object) -> None:
+    def send(self, message: object) -> None:
         for pipe in self.pipes:
             pipe.send(message)
 
@@ -132,7 +132,7 @@ def _live(life: Callable[..., Any], pipe: Connection, *arguments: Any) -> None:
     asyncio.run(life(pipe, *arguments))
 
 
-async def _hear(pipe: Connection) -> Any:
+async def _receive(pipe: Connection) -> Any:
     """A message of the parent, without holding the loop."""
     while not pipe.poll():  # noqa: ASYNC110 - a pipe sets no event of this loop
         await asyncio.sleep(0.01)
@@ -159,7 +159,7 @@ async def _ten_life(pipe: Connection, url: str, region: str, regions: int, rate:
     async with make_async_limiter(region=region, ledger=url, clock=clock) as limiter:
         await _until_regions(limiter, regions)
         pipe.send("ready")
-        start_s, shift_ms = await _hear(pipe)
+        start_s, shift_ms = await _receive(pipe)
         clock._shift_ms = shift_ms  # noqa: SLF001 - our own clock
         limit = Limit(1000, duration_ms=MINUTE_MS, namespace="bench")
         admitted = 0
@@ -181,7 +181,7 @@ def _ten(url: str, server: MySQLFamilyServer) -> list[Line]:
     regions.receive()
     start_s = time.monotonic() + 1.0
     starts_at_ms = time.time_ns() // 1_000_000 + 1000
-    regions.tell((start_s, -(starts_at_ms % MINUTE_MS)))
+    regions.send((start_s, -(starts_at_ms % MINUTE_MS)))
     results = regions.receive()
     regions.end()
     admitted = sum(one[0] for one in results)
@@ -221,7 +221,7 @@ async def _sender_life(pipe: Connection, url: str, shift_ms: int) -> None:
     async with make_async_limiter(region="sender", ledger=url, clock=Shifted(shift_ms)) as limiter:
         await _until_regions(limiter, 2)
         pipe.send("ready")
-        await _hear(pipe)
+        await _receive(pipe)
         chance = random.Random(7)
         began_s = time.monotonic()
         used_up: dict[str, float] = {}
@@ -231,7 +231,7 @@ async def _sender_life(pipe: Connection, url: str, shift_ms: int) -> None:
             while await limiter.limit(FULL, identifier):
                 used_up[identifier] = time.monotonic()
         pipe.send(used_up)
-        await _hear(pipe)
+        await _receive(pipe)
 
 
 async def _idle_life(pipe: Connection, url: str, shift_ms: int) -> None:
@@ -239,7 +239,7 @@ async def _idle_life(pipe: Connection, url: str, shift_ms: int) -> None:
     async with make_async_limiter(region="idle", ledger=url, clock=Shifted(shift_ms)) as limiter:
         await _until_regions(limiter, 2)
         pipe.send("ready")
-        await _hear(pipe)
+        await _receive(pipe)
         denied_at: dict[str, float] = {}
         waiting = {f"user-{number}" for number in range(IDLE_CELLS)}
         give_up_s = time.monotonic() + IDLE_SPAN_S + 20
@@ -250,7 +250,7 @@ async def _idle_life(pipe: Connection, url: str, shift_ms: int) -> None:
                     waiting.discard(identifier)
             await asyncio.sleep(0.01)
         pipe.send(denied_at)
-        await _hear(pipe)
+        await _receive(pipe)
 
 
 async def _both_life(
@@ -269,7 +269,7 @@ async def _both_life(
     async with make_async_limiter(region=region, ledger=url, clock=Shifted(shift_ms)) as limiter:
         await _until_regions(limiter, 2)
         pipe.send("ready")
-        await _hear(pipe)
+        await _receive(pipe)
         reached: list[float] = []
         seen: list[tuple[float, int]] = []
         stop_s = time.monotonic() + seconds
@@ -299,7 +299,7 @@ async def _both_life(
         with suppress(asyncio.CancelledError):
             await watching
         pipe.send((reached, seen, limiter.statistics().publish_rows))
-        await _hear(pipe)
+        await _receive(pipe)
 
 
 def _lags(reached: Sequence[float], seen: Sequence[tuple[float, int]]) -> list[float]:
@@ -329,11 +329,11 @@ def _lag(url: str, server: MySQLFamilyServer) -> list[Line]:
     for side in (sender, idle):
         side.receive()
     for side in (sender, idle):
-        side.tell("go")
+        side.send("go")
     (used_up,) = sender.receive()
     (denied_at,) = idle.receive()
     for side in (sender, idle):
-        side.tell("end")
+        side.send("end")
         side.end()
     lags_s = [denied_at[name] - at_s for name, at_s in used_up.items() if name in denied_at]
     missing = len(used_up) - len(lags_s)
@@ -356,9 +356,9 @@ def _lag(url: str, server: MySQLFamilyServer) -> list[Line]:
             ],
         )
         both.receive()
-        both.tell("go")
+        both.send("go")
         (reached_1, seen_1, rows_1), (reached_2, seen_2, rows_2) = both.receive()
-        both.tell("end")
+        both.send("end")
         both.end()
         lags_s = _lags(reached_1, seen_2) + _lags(reached_2, seen_1)
         total = len(reached_1) + len(reached_2)
@@ -380,8 +380,8 @@ def _lag(url: str, server: MySQLFamilyServer) -> list[Line]:
 class Watch:
     """Wall time, our own CPU time, and the longest time that one turn held the event loop.
 
-    The garbage collector is counted separately: it looks at everything that the process has, in one go, and how much that is
-    depends on whether the core is compiled (compiled subjects and cells are none of its business).
+    The garbage collector is counted separately: it visits every object of the process in one go, and how many that are
+    depends on whether the core is compiled (it does not track compiled subjects and cells).
     """
 
     async def __aenter__(self) -> Self:
