@@ -109,6 +109,20 @@ async def test_decisions_are_counted_by_outcome_and_by_whether_they_waited() -> 
     await region.stop()
 
 
+@means("subjects_bytes")
+async def test_bytes_of_subjects_grow_with_their_names_and_end_with_them() -> None:
+    region = Region()
+    node = region.node()
+    await node.accept("x")
+    short = value(node, "subjects_bytes")
+    await node.accept("y" * 512)
+    assert value(node, "subjects_bytes") - short >= 512
+    await asyncio.sleep(4 * 3_600)
+    await turns()
+    assert value(node, "subjects_bytes") == 0
+    await region.stop()
+
+
 @means("subjects", "cells", "cells_created_total")
 async def test_subjects_and_cells_are_those_in_memory_and_a_cell_has_one_cause() -> None:
     ledger = MemoryLedger(clock=clock())
