@@ -207,6 +207,39 @@ def test_between_imports_a_decision_adds_what_has_probably_grown() -> None:
     assert denial.retry_after_ms, "but it is waited for"
 
 
+def test_a_probable_denial_names_the_next_import_not_the_end_of_the_window() -> None:
+    day = Limit(100, duration_ms=24 * 60 * MINUTE, namespace="default")
+    sequence = T // day.duration_ms
+    node = region_of_one(Tuning())
+    for at_ms, regional in ((T, 10), (T + 1_000, 60)):
+        node.ledger_sync.apply_import(
+            [
+                LedgerRow(
+                    *("default", "default", "a", day.duration_ms, sequence),
+                    "iad",
+                    regional,
+                    (sequence + 2) * day.duration_ms,
+                )
+            ],
+            at_ms,
+        )
+        node.ledger_sync.finish_import(at_ms)
+    node.ledger_sync.expect_import(T + 6_000)
+    denial = node.decide(day, "a", 40, T + 1_500)
+    assert not denial and denial.effective == 100
+    assert denial.retry_after_ms == 4_500
+    node.ledger_sync.finish_import(T + 6_000)
+    assert node.decide(day, "a", 40, T + 6_000), "it grew no further"
+
+
+def test_a_probable_denial_while_an_import_is_late_names_an_interval() -> None:
+    node = region_of_one(Tuning(import_interval_ms=5_000))
+    growing(node, (T, 10), (T + 1_000, 90))
+    node.ledger_sync.expect_import(T + 1_200)
+    denial = node.decide(LIMIT, "a", 10, T + 1_500)
+    assert not denial and denial.retry_after_ms == 5_000
+
+
 def test_a_denial_that_only_anticipation_caused_makes_nobody_strict() -> None:
     node = Node(has_ledger=True, tuning=Tuning())
     need = node.need(LIMIT, "a", 0, T)

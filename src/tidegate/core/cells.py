@@ -21,7 +21,7 @@ __all__ = ["BLOCKED", "CLEAN", "PINNED", "Cell", "Subject"]
 # The queue of a subject. Memory is freed in this order.
 CLEAN: Final = 0  # holds nothing that is not stored elsewhere too
 BLOCKED: Final = 1  # was denied recently: evicting it would allow it again
-PINNED: Final = 2  # holds counts that the origin has not acknowledged
+PINNED: Final = 2  # holds counts that the origin has not acknowledged, or waits for its answer
 
 
 @final

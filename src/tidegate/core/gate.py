@@ -167,14 +167,15 @@ class Gate:
         if not isinstance(identifier, str):
             raise InvalidInput("identifier", identifier, "a str")
         amount = cost if type(cost) is int and cost >= 0 else checked_int("cost", cost, 0)
-        at_ms = self._now_ns() // 1_000_000 if now_ms is None else checked_int("now_ms", now_ms, 0)
+        clock_ms = self._now_ns() // 1_000_000
+        at_ms = clock_ms if now_ms is None else checked_int("now_ms", now_ms, 0)
         if self._locked:
             self._acquire()
         if self._state != IDLE:
             self._wait_until_idle()
         self._state = DECIDING
         try:
-            answer = self._engine.decide(limit, identifier, amount, at_ms)
+            answer = self._engine.decide(limit, identifier, amount, at_ms, LOCAL, clock_ms)
         finally:
             self._state = IDLE
             if self._locked:
@@ -205,7 +206,7 @@ class Gate:
     def decide(self, limit: Limit, identifier: str, cost: int, now_ms: int, source: int) -> Decision | Need:
         """The engine's answer to arguments that were checked before: the second try of a driver."""
         with self:
-            answer = self._engine.decide(limit, identifier, cost, now_ms, source)
+            answer = self._engine.decide(limit, identifier, cost, now_ms, source, self.now_ms())
         if self._pending.is_urgent:
             self._wake()
         return answer
@@ -234,7 +235,7 @@ class Gate:
         self, requests: Sequence[tuple[Limit, str, int]], now_ms: int, source: int
     ) -> tuple[list[Decision] | None, list[Need]]:
         with self:
-            answers = self._engine.decide_many(requests, now_ms, source)
+            answers = self._engine.decide_many(requests, now_ms, source, self.now_ms())
         if self._pending.is_urgent:
             self._wake()
         return answers

@@ -209,7 +209,7 @@ class LedgerSync:
         if cell is None:
             self.cells_imported += 1
             sequence_min = now_ms // row.duration_ms - 2
-            cell = subjects.new_cell(subject, row.sequence, row.duration_ms, sequence_min)
+            cell = subjects.new_cell(subject, row.sequence, row.duration_ms, sequence_min, now_ms)
         return subject, cell
 
     def _apply_own_row(
@@ -272,3 +272,7 @@ class LedgerSync:
     def apply_import_interval(self, interval_ms: int) -> None:
         """Imports follow each other this fast at the moment: anticipation reaches two of them ahead."""
         self._global_view.anticipation_ms_max = 2 * interval_ms
+
+    def expect_import(self, at_ms: int) -> None:
+        """The next import begins at this time."""
+        self._global_view.next_import_ms = at_ms

@@ -63,6 +63,7 @@ class OriginSync:
             self._restore_own(subject, cell, reply.component)
             self._merge_others(subject, cell, reply.total - reply.component, now_ms)
             self._detect_loss(subject, cell, need.acked[i], reply.component)
+        self._unpin(subject, now_ms)
 
     def _cell_of(self, need: Need, index: int, reply: OriginReply) -> Cell:
         """The cell that a reply is about. One that was created for the read is kept if the origin has counts of it."""
@@ -81,8 +82,8 @@ class OriginSync:
         for cell in need.cells:
             origin = cell.origin
             if origin is not None:
-                origin.fresh_until_ms = max(origin.fresh_until_ms, until_ms)
-                origin.failed_until_ms = max(origin.failed_until_ms, until_ms)
+                origin.fail(until_ms)
+        self._unpin(need.subject, now_ms)
 
     # -- replay
 
@@ -111,11 +112,11 @@ class OriginSync:
             origin = cell.origin
             if origin is None or cell.own == 0 or cell.sequence < sequence_min:
                 continue
-            # The previous cell is sent until the origin has answered once after its end: replays keep the current
-            # cell fresh, so that no read would bring what other nodes counted last in the previous one.
+            # The previous cell is sent along, once after its end and then whenever half of the time is over that its
+            # answers last: replays keep the current cell fresh, and so the previous one alone should need no read.
             ended_ms = (cell.sequence + 1) * duration_ms
-            is_unfinished = cell.sequence == sequence_min + 1 and origin.answered_at_ms < ended_ms
-            if cell.own > origin.acked or is_unfinished:
+            is_due = origin.answered_at_ms < ended_ms or origin.answered_at_ms + self._fresh_ms <= now_ms
+            if cell.own > origin.acked or (is_due and cell.sequence == sequence_min + 1):
                 replay.subjects.append(subject)
                 replay.cells.append(cell)
                 replay.acked.append(origin.acked)
@@ -158,8 +159,10 @@ class OriginSync:
     def _merge_others(self, subject: Subject, cell: Cell, others: int, now_ms: int) -> None:
         origin = cell.origin
         assert origin is not None
-        origin.fresh_until_ms = max(origin.fresh_until_ms, now_ms + self._fresh_ms)
-        origin.answered_at_ms = max(origin.answered_at_ms, now_ms)
+        origin.answer(now_ms, self._fresh_ms)
+        following = subject.cell(cell.sequence + 1)
+        if following is not None and following.origin is not None:
+            following.origin.answer_previous(now_ms, self._fresh_ms)
         if others > cell.others:
             cell.others = others
             self.pending.queue_publish(subject, cell)

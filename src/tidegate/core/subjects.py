@@ -139,13 +139,17 @@ class Subjects:
             sequence, OriginView() if self._has_origin else None, LedgerView() if is_published else None
         )
 
-    def new_cell(self, subject: Subject, sequence: int, duration_ms: int, sequence_min: int) -> Cell:
+    def new_cell(
+        self, subject: Subject, sequence: int, duration_ms: int, sequence_min: int, clock_ms: int
+    ) -> Cell:
         """Add the cell of `sequence` to a subject; its cells from `sequence_min` on are kept."""
         cell = self.blank_cell(sequence, duration_ms)
         origin = cell.origin
         earlier = subject.cell(sequence - 1)
-        if origin is not None and earlier is not None and earlier.origin is not None:
-            origin.follow(earlier.origin, sequence * duration_ms, duration_ms, self._fresh_ms, self._grace_ms)
+        start_ms = sequence * duration_ms
+        if origin is not None and earlier is not None and earlier.origin is not None and start_ms <= clock_ms:
+            # Not for a cell of the future: nodes whose clocks are ahead may have counted in it.
+            origin.follow(earlier.origin, start_ms, duration_ms, self._fresh_ms, self._grace_ms)
         self.insert(subject, cell, sequence_min)
         return cell
 

@@ -167,11 +167,16 @@ class ImportLoop:
         while True:
             self._wanted.clear()
             interval_s = self._interval_s()
+            pause_s = max(0.0, tick_s - loop.time())
             if interval_s < slow_s:
                 jitter = 1 + tuning.jitter_percent / 100 * (self._random.random() - 0.5)
-                await asyncio.sleep(min(interval_s * jitter, max(0.0, tick_s - loop.time())))
+                pause_s = min(interval_s * jitter, pause_s)
+            with self._gate:
+                self._sync.expect_import(self._gate.now_ms() + round(pause_s * 1000))
+            if interval_s < slow_s:
+                await asyncio.sleep(pause_s)
             else:
-                await wait_for_event(self._wanted, tick_s - loop.time())
+                await wait_for_event(self._wanted, pause_s)
             if loop.time() >= tick_s:
                 tick_s = ticks.next_s(loop.time())
                 await self.beat_once()
