@@ -151,6 +151,10 @@ class Subject:
             count += 1
         return count if self.rest is None else count + len(self.rest)
 
+    def is_unreplayed(self) -> bool:
+        """Whether it holds counts that the origin has not acknowledged."""
+        return any(cell.is_unreplayed() for cell in self.cells())
+
     def insert(self, cell: Cell, sequence_min: int) -> None:
         """Add a cell. If it is later than `current` it becomes current, and the others move back by that much.
 

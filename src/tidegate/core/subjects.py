@@ -1,8 +1,10 @@
 """Memory: which subjects are kept, which are evicted first, and when they expire.
 
 Laws: no call walks all subjects; every call does a bounded amount of work. The number of subjects is bounded. At the
-bound, the least recently used subject without unreplayed counts is evicted, blocked ones last. One with unreplayed
-counts is evicted only when nothing else is left; `evicted_unreplayed` counts those.
+bound, the table that holds the most gives one up: whoever fills the memory pays for it. There the least recently used
+subject without unreplayed counts is evicted. Blocked ones are evicted last, as long as they are not more than half of
+the table: otherwise one client with many blocked subjects could have all others evicted. One with unreplayed counts is
+evicted only when nothing else is left in the table; `evicted_unreplayed` counts those.
 
 Recency is exact to `touch_ms`. Queues are linked by slot numbers, because references would form cycles.
 """
@@ -12,9 +14,9 @@ from __future__ import annotations
 from heapq import heappop, heappush
 from typing import Final, cast, final
 
-from tidegate.core.cells import BLOCKED, CLEAN, PINNED, Cell, Subject
+from tidegate.core.cells import BLOCKED, PINNED, Cell, Subject
 from tidegate.core.model import Tuning
-from tidegate.core.table import Table
+from tidegate.core.table import Queue, Table, TablesBySize
 from tidegate.core.views import LedgerView, OriginView
 
 __all__ = ["Subjects"]
@@ -22,30 +24,14 @@ __all__ = ["Subjects"]
 # Expiry work done along with each new subject: more than one, so that expiry outruns growth.
 EXPIRE_PER_CREATION: Final = 4
 
-# How many blocked subjects are checked for one whose denial is over, when there is no other to evict.
-BLOCKED_LOOKS: Final = 32
-
-
-@final
-class Queue:
-    """A doubly linked list of slots, from the oldest to the newest."""
-
-    __slots__ = ("length", "newest", "oldest")
-
-    def __init__(self) -> None:
-        self.oldest: int = -1
-        self.newest: int = -1
-        self.length: int = 0
-
 
 @final
 class Subjects:
     """All subjects of one node."""
 
     __slots__ = (
-        "_blocked",
         "_buckets",
-        "_clean",
+        "_by_size",
         "_due",
         "_free_slots",
         "_free_tables",
@@ -55,7 +41,6 @@ class Subjects:
         "_has_origin",
         "_ledger_duration_ms_min",
         "_numbered",
-        "_pinned",
         "_subjects_max",
         "cells",
         "cells_created",
@@ -82,9 +67,7 @@ class Subjects:
         # Every subject by slot; None where there is none any more. Sweeps go through it in slices.
         self.slots: list[Subject | None] = []
         self._free_slots: list[int] = []
-        self._clean: Final[Queue] = Queue()
-        self._blocked: Final[Queue] = Queue()
-        self._pinned: Final[Queue] = Queue()
+        self._by_size: Final[TablesBySize] = TablesBySize()
         self._buckets: dict[int, list[Subject]] = {}
         self._due: list[int] = []
         self.count: int = 0
@@ -126,9 +109,10 @@ class Subjects:
         self.cells += 1
         self.slots[slot] = subject
         table.add(subject)
+        self._by_size.grown(table)
         self.count += 1
         subject.touched_ms = now_ms
-        self._append(self._clean, subject)
+        self._append(table.clean, subject)
         self._schedule(subject, table, now_ms)
         return subject
 
@@ -173,11 +157,6 @@ class Subjects:
 
     # -- queues
 
-    def _queue(self, number: int) -> Queue:
-        if number == CLEAN:
-            return self._clean
-        return self._blocked if number == BLOCKED else self._pinned
-
     def _append(self, queue: Queue, subject: Subject) -> None:
         slot = subject.slot
         newest = queue.newest
@@ -211,11 +190,13 @@ class Subjects:
 
     def move(self, subject: Subject, queue: int, now_ms: int) -> None:
         """Put the subject at the newest end of `queue`."""
-        self._unlink(self._queue(subject.queue), subject)
+        table = self._numbered[subject.table]
+        assert table is not None
+        self._unlink(table.queue(subject.queue), subject)
         subject.queue = queue
         if now_ms > subject.touched_ms:
             subject.touched_ms = now_ms
-        self._append(self._queue(queue), subject)
+        self._append(table.queue(queue), subject)
 
     # -- the memory bound
 
@@ -226,7 +207,7 @@ class Subjects:
             victim = self._victim(now_ms, keep)
             if victim is None:
                 return
-            if victim.queue == PINNED:
+            if victim.queue == PINNED and victim.is_unreplayed():
                 self.evicted_unreplayed += 1
             elif victim.queue == BLOCKED and victim.strict_until_ms > now_ms:
                 self.evicted_blocked += 1
@@ -235,35 +216,24 @@ class Subjects:
             self.drop(victim)
 
     def _victim(self, now_ms: int, keep: Subject | None) -> Subject | None:
-        clean = self._oldest(self._clean, keep)
-        blocked = self._oldest(self._blocked, keep)
-        if (
-            blocked is not None
-            and blocked.strict_until_ms <= now_ms
-            and (clean is None or blocked.touched_ms < clean.touched_ms)
-        ):
-            # Its denial is over, so that it counts as clean, and it is the older one.
-            return blocked
+        """Who is evicted next. Of two tables of one subject each, one may hold nothing but `keep`."""
+        for table in self._by_size.largest():
+            victim = self._victim_of(table, now_ms, keep)
+            if victim is not None:
+                return victim
+        return None
+
+    def _victim_of(self, table: Table, now_ms: int, keep: Subject | None) -> Subject | None:
+        clean = self._oldest(table.clean, keep)
+        blocked = self._oldest(table.blocked, keep)
+        if blocked is not None:
+            is_over = blocked.strict_until_ms <= now_ms
+            is_older = clean is None or blocked.touched_ms < clean.touched_ms
+            if (is_over and is_older) or 2 * table.blocked.length > table.count:
+                return blocked
         if clean is not None:
             return clean
-        if blocked is not None:
-            return self._unblocked(blocked, now_ms, keep)
-        return self._oldest(self._pinned, keep)
-
-    def _unblocked(self, oldest: Subject, now_ms: int, keep: Subject | None) -> Subject:
-        """One of the older blocked subjects whose denial is over, or else the oldest.
-
-        A denial lasts as long as its window, so that the oldest is not always the first to end.
-        """
-        subject = oldest
-        for _ in range(BLOCKED_LOOKS):
-            if subject.strict_until_ms <= now_ms and subject is not keep:
-                return subject
-            newer = self.slots[subject.newer] if subject.newer >= 0 else None
-            if newer is None:
-                break
-            subject = newer
-        return oldest
+        return self._oldest(table.pinned, keep) if blocked is None else blocked
 
     def _oldest(self, queue: Queue, keep: Subject | None) -> Subject | None:
         slot = queue.oldest
@@ -279,9 +249,10 @@ class Subjects:
         """Remove a subject with everything it holds."""
         table = self._numbered[subject.table]
         assert table is not None
-        self._unlink(self._queue(subject.queue), subject)
+        self._unlink(table.queue(subject.queue), subject)
         self._unschedule(subject)
         table.remove(subject.identifier)
+        self._by_size.shrunk(table)
         if table.count == 0:
             del self.tables[table.key]
             self._numbered[table.number] = None
