@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Sequence
 from itertools import pairwise
 from random import Random
@@ -13,6 +14,7 @@ from tidegate import Limit, Tuning
 from tidegate.adapters.backoff import Backoff
 from tidegate.adapters.memory import MemoryOrigin
 from tidegate.core.model import Component, OriginReply
+from tidegate.errors import DependencyUnavailable
 from tidegate.runtime.replay import SLICE_CELLS, YIELDS
 from tidegate.testing.faults import TrackingOrigin
 from tidegate.testing.limiters import make_async_limiter
@@ -416,3 +418,34 @@ async def test_a_turn_ends_when_those_who_waited_are_forgotten_meanwhile() -> No
         assert limiter.statistics().origin_dirty_subjects == 0
         await asyncio.sleep(60)
         assert sizes(origin.arguments("merge")) == [2]
+
+
+@on_virtual_time
+async def test_an_origin_that_answers_reads_but_takes_no_counts_shows_in_health_and_in_the_log() -> None:
+    region = Region()
+    node = region.node()
+    await node.limiter.start()
+    await asyncio.sleep(1.5)
+    records: list[logging.LogRecord] = []
+    handler = logging.Handler()
+    handler.emit = records.append  # type: ignore[method-assign, assignment]
+    logger = logging.getLogger("tidegate.runtime.replay")
+    logger.addHandler(handler)
+    try:
+        node.failing.faults.fail("merge", error=DependencyUnavailable("READONLY"))
+        await node.accept("x", 3)
+        await asyncio.sleep(3)
+        (line,) = [line for line in node.limiter.health() if line.name == "origin"]
+        assert not line.ok and "takes no counts" in line.detail and "READONLY" in line.detail
+        assert node.limiter.statistics().replay_lag_s > 2
+        node.failing.faults.heal("merge")
+        await asyncio.sleep(6)
+        (line,) = [line for line in node.limiter.health() if line.name == "origin"]
+        assert line.ok
+    finally:
+        logger.removeHandler(handler)
+    assert [record.getMessage() for record in records] == [
+        "the origin takes no counts, nodes of this region drift apart: READONLY",
+        "the origin takes counts again",
+    ]
+    await region.stop()

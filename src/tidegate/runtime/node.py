@@ -352,8 +352,9 @@ class Node:
     def health(self, now_s: float) -> list[Health]:
         """One line per dependency. Decisions go on whatever these say."""
         found: list[Health] = []
-        if self.pulse is not None:
-            found.append(Health("origin", self.pulse.is_alive and self.pulse.is_ours, self._origin_detail()))
+        if self.pulse is not None and self.replay is not None:
+            ok = self.pulse.is_alive and self.pulse.is_ours and not self.replay.is_failing
+            found.append(Health("origin", ok, self._origin_detail()))
         if self.importer is not None:
             ok = self._is_ledger_usable() and not self.importer.calls.is_failing
             detail = "reachable" if ok else self._ledger_problem or self.importer.calls.last_error or ""
@@ -364,11 +365,13 @@ class Node:
         return found
 
     def _origin_detail(self) -> str:
-        assert self.pulse is not None
+        assert self.pulse is not None and self.replay is not None
         if self.pulse.foreign_region is not None:
             return f"belongs to region {self.pulse.foreign_region!r}"
         if not self.pulse.is_alive:
             return self.pulse.last_error or "not opened yet"
+        if self.replay.is_failing:
+            return f"answers, but takes no counts: {self.replay.calls.last_error}"
         return f"reachable, clock offset {self.pulse.clock_offset_ms} ms"
 
     def statistics(self, now_s: float) -> dict[str, object]:
