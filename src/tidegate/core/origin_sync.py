@@ -62,7 +62,7 @@ class OriginSync:
             cell = self._cell_of(need, i, reply)
             self._restore_own(subject, cell, reply.component)
             self._merge_others(subject, cell, reply.total - reply.component, now_ms)
-            self._detect_loss(subject, cell, need.acked[i], reply.component)
+            self._detect_loss(subject, cell, need.acked[i], reply.component, now_ms)
         self._unpin(subject, now_ms)
 
     def _cell_of(self, need: Need, index: int, reply: OriginReply) -> Cell:
@@ -131,7 +131,7 @@ class OriginSync:
             origin = cell.origin
             assert origin is not None
             self._restore_own(subject, cell, reply.component)
-            self._detect_loss(subject, cell, replay.acked[i], reply.component)
+            self._detect_loss(subject, cell, replay.acked[i], reply.component, now_ms)
             origin.acked = max(origin.acked, sent)
             self._merge_others(subject, cell, reply.total - max(reply.component, sent), now_ms)
             self._unpin(subject, now_ms)
@@ -178,17 +178,19 @@ class OriginSync:
             self.pending.queue_replay(subject, subject.touched_ms)
             self.pending.queue_publish(subject, cell)
 
-    def _detect_loss(self, subject: Subject, cell: Cell, acked: int, component: int) -> None:
+    def _detect_loss(self, subject: Subject, cell: Cell, acked: int, component: int, now_ms: int) -> None:
         """Heal if the origin holds less of ours than it had acknowledged when the request was sent.
 
-        It was wiped, or failed over to an older copy: one such answer is evidence about every cell. A heal that is
-        under way need not start again for what it has not reached yet.
+        It was wiped, or failed over to an older copy: such an answer says something about every cell. But a cell that
+        is missing because the clock of the origin has passed its end is no loss.
         """
         origin = cell.origin
         assert origin is not None
-        if component >= acked or component >= origin.acked:
+        if component >= acked or component >= origin.acked or subject.table < 0:
+            return
+        expires_at_ms = (cell.sequence + 3) * self._subjects.key_of(subject)[2]
+        if now_ms + self.sweep.origin_ahead_ms >= expires_at_ms:
             return
         origin.acked = 0
-        if not self.sweep.will_heal(subject):
-            self.sweep.start_heal()
+        self.sweep.suspect(subject, now_ms)
         self.pending.queue_replay(subject, subject.touched_ms)
