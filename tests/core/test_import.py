@@ -185,6 +185,53 @@ def test_a_row_that_an_older_copy_does_not_have_is_published_again() -> None:
     assert [(one.identifier, one.regional) for one in node.publish(ledger, T)] == [("b", 30)]
 
 
+# -- a full memory
+
+
+def small_region(subjects_max: int) -> Node:
+    return region_of_one(Tuning(anticipation=False, subjects_max=subjects_max))
+
+
+def test_foreign_counts_that_were_evicted_are_asked_for_when_a_request_needs_them() -> None:
+    node = small_region(3)
+    node.ledger_sync.begin_full_import()
+    node.ledger_sync.apply_import([row(100)], T)
+    assert node.decide(LIMIT, "a", 0, T).effective == 100
+    for number in range(10):
+        node.decide(LIMIT, f"spray{number}", 1, T + 1 + number)
+    assert not node.knows(LIMIT, "a")
+    node.ledger_sync.begin_full_import()
+    assert not node.ledger_sync.wants_full_import
+    for number in range(10, 14):
+        node.decide(LIMIT, f"spray{number}", 1, T + 1 + number)
+    node.decide(LIMIT, "a", 0, T + 20)
+    assert node.ledger_sync.wants_full_import
+    node.ledger_sync.begin_full_import()
+    node.ledger_sync.apply_import([row(100)], T + 30, full=True)
+    assert not node.decide(LIMIT, "a", 1, T + 30)
+
+
+def test_rows_of_other_regions_evict_nothing_that_is_used_here() -> None:
+    node = small_region(3)
+    for identifier in "abc":
+        assert node.decide(LIMIT, identifier, 100, T)
+    sprayed = [row(50, identifier=f"spray{number}") for number in range(20)]
+    node.ledger_sync.apply_import([*sprayed, row(7, identifier="a")], T + 1)
+    assert not any(node.decide(LIMIT, identifier, 1, T + 2) for identifier in "abc")
+    assert node.cell(LIMIT, "a", 1000).foreign == 7
+    node.decide(LIMIT, "spray3", 0, T + 3)
+    assert node.ledger_sync.wants_full_import, "one of those that found no room is needed now"
+
+
+def test_rows_take_the_place_of_subjects_that_have_aged_out() -> None:
+    node = small_region(2)
+    second = Limit(10, duration_ms=1_000, namespace="default")
+    for identifier in "xy":
+        node.decide(second, identifier, 1, T - 25_000)
+    node.ledger_sync.apply_import([row(5)], T)
+    assert node.decide(LIMIT, "a", 0, T).effective == 5
+
+
 # -- anticipation
 
 

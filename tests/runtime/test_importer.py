@@ -183,3 +183,27 @@ async def test_two_regions_agree_within_seconds_on_what_is_near_its_limit() -> N
     assert await there.seen("x", THOUSAND_A_MINUTE) == 800
     await fra.stop()
     await ams.stop()
+
+
+@on_virtual_time
+async def test_evicted_foreign_counts_come_back_within_three_intervals_and_cost_no_full_read_each_tick() -> (
+    None
+):
+    """Memory is sprayed all the time: the counts of other regions are read in full every second interval, not more."""
+    ledger, region, node = world(subjects_max=4, import_interval_ms=5_000)
+    ledger.publish_nowait([row("x", 1_000)])
+    await node.limiter.start()
+    await turns()
+    assert not await node.limiter.limit(THOUSAND_A_MINUTE, "x")
+    for second in range(20):
+        for number in range(10):
+            await node.limiter.limit(THOUSAND_A_MINUTE, f"spray {second} {number}")
+        await node.limiter.peek(THOUSAND_A_MINUTE, "x")
+        await asyncio.sleep(1)
+    full_reads = node.limiter._parts.engine.global_view.full_imports
+    assert 1 < full_reads <= 1 + 20 // 10 + 1
+    for _ in range(15):
+        await node.limiter.peek(THOUSAND_A_MINUTE, "x")
+        await asyncio.sleep(1)
+    assert not await node.limiter.limit(THOUSAND_A_MINUTE, "x")
+    await region.stop()

@@ -236,6 +236,8 @@ class Engine:
 
     def _create(self, limit: Limit, identifier: str, sequence: int, clock_ms: int) -> Subject:
         name = checked_name("identifier", identifier)
+        if self.subjects.has_lost_foreign:
+            self.global_view.is_full_import_wanted = True
         subject = self.subjects.create(limit.key, name, sequence, clock_ms)
         self.subjects.make_room(clock_ms, subject)
         self.pending.prune()
@@ -264,6 +266,8 @@ class Engine:
             sequence = now_ms // duration_ms
             subject = self.subjects.find(limit.key, identifier)
             if subject is None:
+                if self.subjects.has_lost_foreign:
+                    self.global_view.is_full_import_wanted = True
                 # Room is made after the batch: a later item must not evict the subject of an earlier one.
                 subject = self.subjects.create(limit.key, identifier, sequence, clock_ms)
                 if source == ORIGIN and subject.incarnation > 0:

@@ -49,6 +49,7 @@ class Subjects:
         "evicted_clean",
         "evicted_unreplayed",
         "expired",
+        "has_lost_foreign",
         "slots",
         "tables",
     )
@@ -78,6 +79,8 @@ class Subjects:
         self.evicted_blocked: int = 0
         self.evicted_unreplayed: int = 0
         self.expired: int = 0
+        # Since the last full import, counts of other regions were evicted, or were not kept because memory was full.
+        self.has_lost_foreign: bool = False
 
     # -- finding and creating
 
@@ -200,6 +203,11 @@ class Subjects:
 
     # -- the memory bound
 
+    @property
+    def is_full(self) -> bool:
+        """One more subject would evict another."""
+        return self.count >= self._subjects_max
+
     def make_room(self, now_ms: int, keep: Subject | None) -> None:
         """Evict subjects until the bound holds again, never `keep`; and do a little of the expiry work."""
         self.expire(now_ms, EXPIRE_PER_CREATION)
@@ -213,6 +221,8 @@ class Subjects:
                 self.evicted_blocked += 1
             else:
                 self.evicted_clean += 1
+            if self._has_ledger:
+                self.has_lost_foreign = True
             self.drop(victim)
 
     def _victim(self, now_ms: int, keep: Subject | None) -> Subject | None:

@@ -191,6 +191,7 @@ class GlobalView:
         "full_imports",
         "growth_since_ms",
         "imported_at_ms",
+        "is_full_import_wanted",
         "next_import_ms",
         "regions",
     )
@@ -203,6 +204,8 @@ class GlobalView:
         self.growth_since_ms: int = 0
         # Full imports begun so far.
         self.full_imports: int = 0
+        # A request came for a subject whose foreign counts may have been evicted. Written by `Engine` too.
+        self.is_full_import_wanted: bool = False
         # How far ahead anticipation reaches: two import intervals, as long as they are at the moment.
         self.anticipation_ms_max: int = 2 * import_interval_ms
         # When the next import begins; in the past while one is under way.

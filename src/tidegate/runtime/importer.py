@@ -32,6 +32,11 @@ SLICE_ROWS: Final = 200
 LOSS_INTERVALS: Final = 6
 
 
+# After counts of other regions were evicted, and are needed again, a full read comes this many import intervals after the
+# last one at the earliest: an attacker who fills memory must not cost the database a full read at every tick.
+EVICTED_INTERVALS: Final = 2
+
+
 class Imported(NamedTuple):
     """What one turn did."""
 
@@ -63,6 +68,7 @@ class ImportLoop:
         # When a full read is due, and when one is due after a loss.
         self._full_at_s = 0.0
         self._heal_at_s = 0.0
+        self._evicted_at_s = 0.0
         self._wanted = asyncio.Event()
         self.calls: Final[Calls] = Calls("ledger_import", tuning)
         # Logged once when it begins, and once when it ends.
@@ -80,6 +86,7 @@ class ImportLoop:
         """One turn. A failure leaves everything as it was: existing foreign counts stay."""
         loop = asyncio.get_running_loop()
         full = full or self._cursor is None or loop.time() >= self._full_at_s
+        full = full or (self._sync.wants_full_import and loop.time() >= self._evicted_at_s)
         rows = 0
         lost = False
         now_ms = self._gate.now_ms()
@@ -110,7 +117,9 @@ class ImportLoop:
         self._cursor = cursor
         if full:
             self._full_at_s = loop.time() + self._tuning.import_full_interval_ms / 1000
-            self._heal_at_s = loop.time() + LOSS_INTERVALS * self._tuning.import_interval_ms / 1000
+            interval_s = self._tuning.import_interval_ms / 1000
+            self._heal_at_s = loop.time() + LOSS_INTERVALS * interval_s
+            self._evicted_at_s = loop.time() + EVICTED_INTERVALS * interval_s
         elif lost:
             # What is missing of this region's rows shows in a full read: a wiped ledger is filled again by it.
             self._full_at_s = min(self._full_at_s, self._heal_at_s)
