@@ -201,7 +201,6 @@ def test_foreign_counts_that_were_evicted_are_asked_for_when_a_request_needs_the
         node.decide(LIMIT, f"spray{number}", 1, T + 1 + number)
     assert not node.knows(LIMIT, "a")
     node.ledger_sync.begin_full_import()
-    assert not node.ledger_sync.wants_full_import
     for number in range(10, 14):
         node.decide(LIMIT, f"spray{number}", 1, T + 1 + number)
     node.decide(LIMIT, "a", 0, T + 20)

@@ -205,5 +205,6 @@ async def test_evicted_foreign_counts_come_back_within_three_intervals_and_cost_
     for _ in range(15):
         await node.limiter.peek(THOUSAND_A_MINUTE, "x")
         await asyncio.sleep(1)
-    assert not await node.limiter.limit(THOUSAND_A_MINUTE, "x")
+    # The minute is over: nine tenths of the 1,000 are carried.
+    assert (await node.limiter.peek(THOUSAND_A_MINUTE, "x")).effective > 900
     await region.stop()

@@ -131,8 +131,13 @@ def a_pulse_never_checks_for_a_wipe_and_replies_are_not_compared() -> None:
 
 
 class _NoSweep:
+    origin_ahead_ms = 0
+
     def start_heal(self) -> None:
         """Does nothing."""
+
+    def resume(self, _now_ms: int) -> bool:
+        return False
 
 
 # -- replay
@@ -345,10 +350,10 @@ def a_failed_read_makes_the_cell_fresh() -> None:
 @mutant
 def an_import_makes_the_cell_fresh() -> None:
     def make(original: Any) -> Any:
-        def import_cell(self: LedgerSync, row: LedgerRow, now_ms: int) -> Any:
-            subject, cell = original(self, row, now_ms)
-            cell.origin.fresh_until_ms = now_ms + self._tuning.fresh_ms
-            return subject, cell
+        def import_cell(self: LedgerSync, subject: Subject, row: LedgerRow, now_ms: int) -> Any:
+            cell = original(self, subject, row, now_ms)
+            cell.origin.fresh_until_ms = cell.origin.previous_until_ms = now_ms + self._tuning.fresh_ms
+            return cell
 
         return import_cell
 

@@ -32,8 +32,8 @@ SLICE_ROWS: Final = 200
 LOSS_INTERVALS: Final = 6
 
 
-# After counts of other regions were evicted, and are needed again, a full read comes this many import intervals after the
-# last one at the earliest: an attacker who fills memory must not cost the database a full read at every tick.
+# When counts of other regions that were evicted are needed again, a full read comes this many import intervals after
+# the last one at the earliest: an attacker who fills memory must not cost the database a full read at every tick.
 EVICTED_INTERVALS: Final = 2
 
 

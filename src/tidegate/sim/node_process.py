@@ -56,11 +56,9 @@ class NodeProcess:
         # Loop time at which the last pause ended, and whether the clock was ever changed: both allow a late answer.
         self.resumed_s = -1.0
         self.has_stepped = False
-        # (digest, sequence) -> time of the last reply of the origin, and the count of this node that it acknowledged.
-        self.replied_ms: dict[tuple[bytes, int], int] = {}
+        self.stepped_s = -1.0
+        # (digest, sequence) -> the count of this node that the origin acknowledged.
         self.acknowledged: dict[tuple[bytes, int], int] = {}
-        # Subject -> when it was last denied because of its count, not of anticipation.
-        self.denied_ms: dict[tuple[tuple[str, str, int], str], int] = {}
         # Accepted requests: (loop time, digest, sequence, cost).
         self.accepted: list[tuple[float, bytes, int, int]] = []
         self.origin_link: Link
@@ -104,10 +102,9 @@ class NodeProcess:
         self._auditor.merged(self, components, before, after)
 
     def on_reply(self, components: Sequence[Component], merged: bool) -> None:
-        now_ms = self.clock.now_ms()
+        self._auditor.replied(self, components, merged)
         for one in components:
             place = (one.digest, one.sequence)
-            self.replied_ms[place] = now_ms
             if merged and one.own > self.acknowledged.get(place, 0):
                 self.acknowledged[place] = one.own
 

@@ -47,12 +47,16 @@ class VirtualOrigin(Server):
         super().__init__()
         self.memory = MemoryOrigin(clock=clock)
         self.older: OriginSnapshot | None = None
+        # Like a Redis server that is read-only or out of memory: it answers reads and a pulse. And since when.
+        self.refuses_writes = False
+        self.refuses_since_s = 0.0
 
 
 class OriginPort:
     """Implements `Origin` for one node, over its link."""
 
     def __init__(self, origin: VirtualOrigin, link: Link, observer: Observer) -> None:
+        self._origin = origin
         self._memory = origin.memory.another()
         self._link = link
         self._observer = observer
@@ -69,6 +73,8 @@ class OriginPort:
 
     async def merge(self, components: Sequence[Component], *, timeout_s: float) -> list[OriginReply]:
         def apply() -> list[OriginReply]:
+            if self._origin.refuses_writes:
+                raise DependencyUnavailable("READONLY You can't write against a read only replica.")
             before = self._memory.read_nowait(components)
             answers = self._memory.merge_nowait(components)
             self._observer.on_merge_applied(components, before, self._memory.read_nowait(components))
@@ -95,6 +101,10 @@ class OriginPort:
         return self._memory.statistics()
 
 
+def _ignore(_rows: Sequence[LedgerRow]) -> None:
+    """Does nothing."""
+
+
 class VirtualLedger(Server):
     """The ledger, and the replica from which nodes read."""
 
@@ -107,6 +117,8 @@ class VirtualLedger(Server):
         self.lag_ms = lag_ms
         # How many of the next publishes fail.
         self.failing_chunks = 0
+        # Called with rows that nodes can read from now on.
+        self.on_visible: Callable[[Sequence[LedgerRow]], None] = _ignore
 
     def reject(self, rejects: Callable[[LedgerRow], bool] | None) -> None:
         self.memory.rejects = rejects
@@ -121,9 +133,19 @@ class VirtualLedger(Server):
             self._behind.append(list(rows))
             self._network.fired["replica lagged"] += 1
             self._network.loop.call_later(self.lag_ms / 1000, self._catch_up)
+        else:
+            self.on_visible(rows)
 
     def _catch_up(self) -> None:
-        self._replica.publish_nowait(self._behind.pop(0))
+        rows = self._behind.pop(0)
+        self._replica.publish_nowait(rows)
+        self.on_visible(rows)
+
+    def wipe(self) -> None:
+        """Lose every row, in the replica too."""
+        self.memory.wipe()
+        if self._replica is not self.memory:
+            self._replica.wipe()
 
     def changes(self, cursor: str | None, now_ms: int) -> Changes:
         return self._replica.changes_nowait(cursor, now_ms=now_ms)
