@@ -16,7 +16,7 @@ SEEDS ?= 1..100000#                             make soak: which seeds
 
 .PHONY: help
 help: ## Show this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-17s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 	@echo "  Settings: PYTHON DATA_DIR LISTEN SERVE_ARGS PYTEST_ARGS BENCH_ARGS SEEDS (see the top of the Makefile)"
 
 .PHONY: serve
@@ -34,26 +34,46 @@ test: python ## Run all tests: compiled, interpreted, and on every Python of thi
 	@PYTEST_ARGS="$(PYTEST_ARGS)" scripts/test
 
 .PHONY: check
-check: tools ## Check format, lint, types, layering and documentation links
+check: tools ## Check format, lint, types, layering, links, words and spelling
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy src tests scripts setup.py
 	$(BIN)/python scripts/check_types.py
 	PYTHONPATH=src $(BIN)/lint-imports --no-cache
 	$(BIN)/python scripts/check_docs.py
+	$(BIN)/python scripts/check_words.py
+	$(BIN)/codespell
+
+.PHONY: check-workflows
+check-workflows: ## Check the GitHub workflows with actionlint (needs Go)
+	go run github.com/rhysd/actionlint/cmd/actionlint@v1.7.9
 
 .PHONY: format
 format: tools ## Format the code and apply automatic lint fixes
 	$(BIN)/ruff check --fix-only --quiet .
 	$(BIN)/ruff format .
 
-.PHONY: docs-check
-docs-check: tools ## Check the links of the documentation
-	$(BIN)/python scripts/check_docs.py
+.PHONY: docs
+docs: python ## Build the documentation site into build/site; warnings are errors
+	@$(ENVIRONMENT) --group docs
+	@$(BIN)/python scripts/docs_site.py build
+
+.PHONY: docs-serve
+docs-serve: python ## Show the documentation site on 127.0.0.1:8000, following edits
+	@$(ENVIRONMENT) --group docs
+	@$(BIN)/python scripts/docs_site.py serve
 
 .PHONY: docs-reference
 docs-reference: tools ## Generate docs/reference from the tables in the code
 	PYTHONPATH=src $(BIN)/python scripts/reference.py
+
+.PHONY: pictures
+pictures: tools ## Draw the pictures of the documentation from the data in docs/pictures
+	PYTHONPATH=src $(BIN)/python scripts/pictures.py
+
+.PHONY: pictures-measure
+pictures-measure: tools ## Run the simulator for new data, then draw the pictures (minutes)
+	PYTHONPATH=src $(BIN)/python scripts/pictures.py --measure
 
 .PHONY: bench
 bench: python ## Measure against other limiters, in one run
@@ -67,12 +87,9 @@ soak: python ## Run the simulator for the seeds SEEDS=1..N
 	$(BIN)/tidegate simulate --seeds $(SEEDS)
 
 .PHONY: package
-package: python ## Build an sdist, a compiled wheel and a pure wheel into dist/
+package: python ## Build an sdist, a compiled wheel and a pure wheel into dist/ (a minute)
 	@$(ENVIRONMENT) --group dev
-	rm -rf dist
-	TIDEGATE_PURE=1 $(BIN)/python -m build --quiet --no-isolation
-	$(BIN)/python -m build --quiet --no-isolation
-	@ls dist
+	@$(BIN)/python scripts/package.py dist
 
 .PHONY: constraints
 constraints: python ## Resolve the newest versions of all dependencies into constraints.txt

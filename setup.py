@@ -8,10 +8,14 @@ Everything that can be said as data is in pyproject.toml. Laws of this file:
   half a group cannot be imported.
 - An editable install is never compiled: the extension modules would lie beside the sources and hide every edit.
 - A type error in the core fails the build. Only what the machine lacks falls back to Python.
+
+It also makes the readme: README.md has relative links, which work in the repository and not on PyPI.
 """
 
 import os
+import re
 import sys
+import tomllib
 from pathlib import Path
 from typing import cast
 
@@ -68,4 +72,23 @@ def core_extensions() -> list[Extension]:
     return extensions
 
 
-setup(ext_modules=core_extensions(), cmdclass={"build_ext": BuildCore})
+def readme() -> str:
+    """README.md with its relative links made absolute: to the files of this version in the repository."""
+    source = tomllib.loads(Path("pyproject.toml").read_text(encoding="utf-8"))["project"]["urls"]["Source"]
+    init = Path("src/tidegate/__init__.py").read_text(encoding="utf-8")
+    version = init.partition('__version__ = "')[2].partition('"')[0]
+
+    def link(found: re.Match[str]) -> str:
+        kind = "raw" if found[1] else "blob"
+        return f"{found[1]}[{found[2]}]({source}/{kind}/v{version}/{found[3]})"
+
+    text = Path("README.md").read_text(encoding="utf-8")
+    return re.sub(r"(!?)\[([^\]]*)\]\((?![a-z][a-z0-9+.-]*:|#)([^)]+)\)", link, text)
+
+
+setup(
+    ext_modules=core_extensions(),
+    cmdclass={"build_ext": BuildCore},
+    long_description=readme(),
+    long_description_content_type="text/markdown",
+)

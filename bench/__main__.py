@@ -9,7 +9,7 @@ from pathlib import Path
 
 from bench.machine import describe
 
-# In this order when nobody asks for one: the quick ones first.
+# In this order when none is named: the quick ones first.
 KNOWN = ("engine", "integrations", "origin", "ledger", "server", "rls")
 
 

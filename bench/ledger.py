@@ -1,10 +1,10 @@
-"""Regions over a real MariaDB and a real MySQL: what publishing and importing cost, how long news travels, what ten
-regions let in.
+"""Regions over a real MariaDB and a real MySQL: what publishing and importing cost, how long counts travel, what ten
+regions allow.
 
     python -m bench ledger [--on mariadb|mysql] [--only publish|incremental|idle|lag|ten]
 
 Every part starts what it needs, runs alone and takes less than three minutes; the regions are real processes. Figures
-come from one run, on one machine that does everything at once: the server, the regions and whoever else is there.
+come from one run, on one machine that does everything at once: the server, the regions and other programs.
 """
 
 from __future__ import annotations
@@ -140,7 +140,7 @@ async def _hear(pipe: Connection) -> Any:
 
 
 async def _until_regions(limiter: AsyncLimiter, count: int) -> None:
-    while limiter.statistics().regions < count:  # noqa: ASYNC110 - the limiter counts and tells nobody
+    while limiter.statistics().regions < count:  # noqa: ASYNC110 - the limiter has no event for it
         await asyncio.sleep(0.05)
 
 
@@ -516,14 +516,16 @@ async def _incremental_of(url: str) -> list[Line]:
         none = await importer.run_once()
     await receiver.stop()
 
-    def told(turn: Any, watch: Watch) -> str:
+    def described(turn: Any, watch: Watch) -> str:
         return f"{turn.rows:,} rows, {watch.wall_s:.3f} s, {watch.cpu_s:.3f} s CPU, {watch.held()}"
 
     return [
-        Line(f"full import, {CELLS:,} cells × {REGIONS} regions, by a new node", told(first, first_watch)),
-        Line("full import again", told(full, full_watch)),
-        Line("incremental import after 1 % changed", told(little, little_watch)),
-        Line("incremental import after nothing changed", told(none, none_watch)),
+        Line(
+            f"full import, {CELLS:,} cells × {REGIONS} regions, by a new node", described(first, first_watch)
+        ),
+        Line("full import again", described(full, full_watch)),
+        Line("incremental import after 1 % changed", described(little, little_watch)),
+        Line("incremental import after nothing changed", described(none, none_watch)),
         Line("  full : 1 %, rows", f"{full.rows / max(1, little.rows):.0f} ×", "≥ 20 ×"),
         Line("  full : 1 %, time", f"{full_watch.wall_s / little_watch.wall_s:.0f} ×", "≥ 20 ×"),
     ]

@@ -1,4 +1,4 @@
-"""On what machine a figure was measured: nobody can judge a number without it."""
+"""On what machine a figure was measured."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@
  * waiting for a free connection, or for the processor, counts against the server. Prints one JSON object.
  *
  * In C, and as a real-time process where that is allowed, because databases of the run may share its core: it stands
- * for clients on other machines, whom nobody here can hold up. It sleeps whenever there is nothing to do.
+ * for clients on other machines, which a busy core here would not delay. It sleeps when there is nothing to do.
  */
 #define _GNU_SOURCE
 #include <arpa/inet.h>

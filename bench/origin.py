@@ -55,7 +55,7 @@ FULL = Scale(decisions=300_000, seconds=4.0, turns=400, freeze_s=10.0)
 QUICK = Scale(decisions=30_000, seconds=0.5, turns=40, freeze_s=4.0)
 
 
-async def told(limiter: AsyncLimiter | Limiter, poll_s: float = 0.0005) -> None:
+async def acknowledged(limiter: AsyncLimiter | Limiter, poll_s: float = 0.0005) -> None:
     """Return when everything accepted has been acknowledged, give or take `poll_s`."""
     while True:
         now = limiter.statistics()
@@ -73,13 +73,13 @@ async def hot_subject(url: str, scale: Scale) -> list[Figure]:
     origin = RedisOrigin(url)
     async with AsyncLimiter(region=REGION, origin=origin) as limiter:
         await limiter.limit(FREE, "hot")
-        await told(limiter)
+        await acknowledged(limiter)
         before = origin.statistics()["commands"]
         for _ in range(scale.decisions // DECISIONS_PER_TURN):
             for _ in range(DECISIONS_PER_TURN):
                 await limiter.limit(FREE, "hot")
             await asyncio.sleep(0)
-        await told(limiter)
+        await acknowledged(limiter)
         found.append(("tasks", (origin.statistics()["commands"] - before) / scale.decisions))
     origin = RedisOrigin(url)
 
@@ -113,7 +113,7 @@ async def blocked_subject(url: str, _scale: Scale) -> list[Figure]:
     ) as limiter:
         limit = Limit(10, duration_ms=HOUR_MS, namespace="bench")
         await limiter.limit(limit, "blocked", 10)
-        await told(limiter)
+        await acknowledged(limiter)
         before = origin.statistics()["commands"]
         denied = 0
         for turn in range(100_000):
@@ -133,12 +133,12 @@ async def blocked_subject(url: str, _scale: Scale) -> list[Figure]:
 
 
 async def rollover(url: str, _scale: Scale) -> list[Figure]:
-    """Reads that somebody waits for when the window of 10,000 warm subjects ends, under traffic."""
+    """Reads that requests wait for when the window of 10,000 warm subjects ends, under traffic."""
     clock = ManualClock((time.time_ns() // 1_000_000 // 60_000 + 1) * 60_000 - 2_000)
     limit = Limit(10**9, duration_ms=60_000, namespace="bench")
     async with make_async_limiter(region=REGION, origin=url, clock=clock) as limiter:
 
-        async def everybody() -> int:
+        async def ask_all() -> int:
             before = limiter.statistics().from_origin
             for start in range(0, len(SUBJECTS), DECISIONS_PER_TURN):
                 for name in SUBJECTS[start : start + DECISIONS_PER_TURN]:
@@ -146,8 +146,8 @@ async def rollover(url: str, _scale: Scale) -> list[Figure]:
                 await asyncio.sleep(0)
             return limiter.statistics().from_origin - before
 
-        await everybody()
-        await told(limiter)
+        await ask_all()
+        await acknowledged(limiter)
         waited = 0
         for step_ms in (
             1_000,
@@ -158,8 +158,8 @@ async def rollover(url: str, _scale: Scale) -> list[Figure]:
             3_000,
         ):  # across the boundary, and through the next seconds
             clock.advance(step_ms)
-            waited += await everybody()
-            await told(limiter)
+            waited += await ask_all()
+            await acknowledged(limiter)
     return [
         Figure(
             "blocking reads at a rollover, 10,000 warm subjects",
@@ -180,14 +180,14 @@ async def replay_cost(url: str, scale: Scale) -> list[Figure]:
     async with AsyncLimiter(region=REGION, origin=url, tuning=Tuning(fresh_ms=HOUR_MS)) as limiter:
         for name in SUBJECTS:
             await limiter.limit(FREE, name)
-        await told(limiter)
+        await acknowledged(limiter)
         wall_s, cpu_s, cells = [], [], len(SUBJECTS)
         for _ in range(max(3, int(scale.seconds * 5))):
             for name in SUBJECTS:
                 limiter.limit_nowait(FREE, name)
             assert limiter.statistics().origin_dirty_subjects == cells
             started_s, started_cpu_s = time.perf_counter(), time.process_time()
-            await told(limiter, 0.005)  # asking costs too: seldom enough not to be what is measured
+            await acknowledged(limiter, 0.005)  # asking costs too: rarely enough not to be what is measured
             wall_s.append(time.perf_counter() - started_s)
             cpu_s.append(time.process_time() - started_cpu_s)
     cpu_us = min(cpu_s) / cells * 1e6
@@ -255,7 +255,7 @@ async def throughput(url: str, scale: Scale) -> list[Figure]:
             embedded_rates.append(
                 await rate_of(lambda name: embedded.limit(FREE, name), scale.seconds / 4, yields=True)
             )
-        await told(limiter)
+        await acknowledged(limiter)
     for name, call in (
         ("limits", lambda name: sliding.hit(item, name)),
         ("throttled-py", throttled.limit),
@@ -309,7 +309,7 @@ async def convergence(url: str, scale: Scale) -> list[Figure]:
         trip_s = statistics.median(trips_s)
         for limiter in (first, second):
             await limiter.limit(FREE, "x")
-            await told(limiter)
+            await acknowledged(limiter)
         took = []
         for _ in range(scale.turns):
             expected = (await first.limit(FREE, "x")).effective
@@ -337,7 +337,7 @@ async def frozen(server: RedisServer, scale: Scale) -> list[Figure]:
     async with AsyncLimiter(region=REGION, origin=server.url) as limiter:
         # Together, in a few round trips: a thousand successes a moment ago would keep the breaker closed for long.
         await asyncio.gather(*(limiter.limit(FREE, name) for name in SUBJECTS[:1_000]))
-        await told(limiter)
+        await acknowledged(limiter)
         await asyncio.to_thread(server.freeze)
         try:
             ends_s = time.perf_counter() + scale.freeze_s
@@ -358,13 +358,13 @@ async def frozen(server: RedisServer, scale: Scale) -> list[Figure]:
                     open_s.append(took_s)
 
             requests: list[asyncio.Task[None]] = []
-            while time.perf_counter() < ends_s:  # an open loop: nobody waits for the one before
+            while time.perf_counter() < ends_s:  # an open loop: no request waits for the one before
                 requests.append(asyncio.create_task(request(len(requests))))
                 await asyncio.sleep(0.001)
             await asyncio.gather(*requests)
         finally:
             await asyncio.to_thread(server.thaw)
-        await told(limiter)
+        await acknowledged(limiter)
     open_s.sort()
     p99_ms = open_s[int(len(open_s) * 0.99)] * 1000 if open_s else float("nan")
     return [

@@ -38,6 +38,14 @@ WARM_S = 2.0
 STEADY_PER_S = 5_000
 PATH = "/v2/ratelimit.limit"
 MULTI_PATH = "/v2/ratelimit.multiLimit"
+CHECK_PATH = "/v1/check"
+# The question of `check` is in its query: the lines of its file are sent as GET, not as bodies.
+CHECK_RULES = """
+domain: bench
+descriptors:
+  - key: user
+    rate_limit: {unit: hour, requests_per_unit: 1000000000}
+"""
 # Never reached by the run. The first request of each identifier costs a quarter of it, so that every cell is above
 # the threshold of publishing and the ledger has work to do.
 LIMIT = 20_000
@@ -131,8 +139,17 @@ class Contestant:
         pages = int(Path(f"/proc/{self.pid}/statm").read_text().split()[1])
         return pages * os.sysconf("SC_PAGE_SIZE") / 1e6
 
+    def request(self, path: str, line: str) -> bytes:
+        """The bytes of one request: a line of a file is a query for `CHECK_PATH`, a body for the others."""
+        if path == CHECK_PATH:
+            return (
+                f"GET {path}?{line} HTTP/1.1\r\nHost: 127.0.0.1:{self.address[1]}\r\n"
+                f"Authorization: Bearer {self.key}\r\n\r\n"
+            ).encode()
+        return self.post(path, line)
+
     def post(self, path: str, body: str) -> bytes:
-        """The bytes of one request."""
+        """The bytes of one request with a body."""
         head = (
             f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1:{self.address[1]}\r\nAuthorization: Bearer {self.key}\r\n"
             f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
@@ -282,15 +299,17 @@ def operations(bench: Bench, out: Printer) -> None:
             "single": lambda seconds: server.load(PATH, bench.bodies, seconds),
             "multi": lambda seconds: server.load(MULTI_PATH, bench.multi, seconds),
             "denied": lambda seconds: server.load(PATH, bench.denied, seconds),
+            "check": lambda seconds: server.load(CHECK_PATH, bench.checks, seconds),
         },
     )
-    single, multi, denied = found["single"], found["multi"], found["denied"]
+    single, multi, denied, check = found["single"], found["multi"], found["denied"], found["check"]
     steady = {
         name: steady_cpu_us(bench, name, path, bodies)
         for name, path, bodies in (
             ("single", PATH, bench.bodies),
             ("multi", MULTI_PATH, bench.multi),
             ("denied", PATH, bench.denied),
+            ("check", CHECK_PATH, bench.checks),
         )
     }
     # What goes to the file does not depend on how many requests bring it: by CPU the rarer request is charged with
@@ -303,12 +322,15 @@ def operations(bench: Bench, out: Printer) -> None:
     shown = f"{ratio:.2f} by CPU, {single.rate / denied.rate:.2f} by rate; "
     shown += f"{steady['denied'] / steady['single']:.2f} by CPU at {STEADY_PER_S:,} requests/s each"
     out.figure("denied / allowed", shown, "≤ 1", is_met=ratio <= 1)
+    shown = f"{check.cpu_us / single.cpu_us:.2f} by CPU, {single.rate / check.rate:.2f} by rate; "
+    shown += f"{steady['check'] / steady['single']:.2f} by CPU at {STEADY_PER_S:,} requests/s each"
+    out.row("/v1/check / limit", shown, "", "")
 
 
 def steady_cpu_us(bench: Bench, name: str, path: str, bodies: Path) -> float:
     """CPU time per request of the embedded server at a rate far below what it can do."""
     server = bench.embedded
-    requests = [server.post(path, body) for body in bodies.read_text().splitlines()]
+    requests = [server.request(path, line) for line in bodies.read_text().splitlines()]
     file = bench.generator.requests(name, requests)
     before = server.cpu_s
     found = bench.generator.run(
@@ -418,10 +440,13 @@ class Bench:
         self.denied = self._file(
             "denied", (limit_body(each, namespace="denied", limit=1) for each in identifiers)
         )
+        self.checks = self._file("check", (f"domain=bench&descriptor=user%3D{each}" for each in identifiers))
+        rules = self.directory / "rules.yaml"
+        rules.write_text(CHECK_RULES)
         data_dir = str(self.directory / "embedded")
         key = make_key("--data-dir", data_dir)
         self.embedded = stack.enter_context(
-            serve("Tidegate, embedded", self.cores, key, "--data-dir", data_dir)
+            serve("Tidegate, embedded", self.cores, key, "--data-dir", data_dir, "--rls-config", str(rules))
         )
         uvicorn = [sys.executable, "-m", "uvicorn", "bench.peers.raw_asgi:app", "--port", "0"]
         uvicorn += ["--http", "httptools", "--loop", "uvloop", "--no-access-log"]

@@ -1,4 +1,4 @@
-"""Clients that keep within somebody else's quota: they wait for room, or raise."""
+"""Clients that keep within the quota of a service that they call: they wait until a request fits, or raise."""
 
 import httpx
 import requests

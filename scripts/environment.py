@@ -21,6 +21,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 import tomllib
 from collections.abc import Iterable
 from pathlib import Path
@@ -29,6 +30,8 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE_FILES = ("pyproject.toml", "setup.py", "MANIFEST.in", "README.md", "LICENSE")
 BUILD_LEFTOVERS = shutil.ignore_patterns("__pycache__", "*.egg-info", "*.so", "*.pyd")
+# How often a long step says that it is still running.
+PROGRESS_S = 10
 SELF_REFERENCE = re.compile(r"tidegate\[([\w\s,-]+)\]$")
 
 
@@ -79,14 +82,15 @@ class Environment:
             self.state = json.loads(self._record.read_text())
 
     def create(self, basis: str) -> None:
-        log(f"{self.directory}: a new environment with Python {sys.version.split()[0]}")
-        run([sys.executable, "-m", "venv", "--clear", str(self.directory)])
+        title = f"{self.directory}: creating an environment with Python {sys.version.split()[0]}"
+        run([sys.executable, "-m", "venv", "--clear", str(self.directory)], title)
         self.state = {"basis": basis, "requirements": [], "package": None}
 
-    def pip_install(self, *arguments: str, **changes: object) -> None:
+    def pip_install(self, title: str, *arguments: str, **changes: object) -> None:
         """Run pip. The record is removed meanwhile, so that an interrupted install is never considered complete."""
         self._record.unlink(missing_ok=True)
-        run([str(self.python), "-m", "pip", "install", "--quiet", "--no-input", *arguments])
+        pip = [str(self.python), "-m", "pip", "install", "--quiet", "--no-input", *arguments]
+        run(pip, f"{self.directory}: {title}")
         self.state.update(changes)
         self._record.write_text(json.dumps(self.state, indent=1) + "\n")
 
@@ -99,9 +103,9 @@ def install_requirements(environment: Environment, extras: list[str], groups: li
     installed = set(environment.state["requirements"])
     wanted = requirements(tomllib.loads((ROOT / "pyproject.toml").read_text()), extras, groups) | installed
     if wanted != installed:
-        log(f"{environment.directory}: installing {', '.join(extras + groups)}")
         every = sorted(wanted)
-        environment.pip_install("--constraint", str(constraints), *every, requirements=every)
+        title = f"installing {len(every)} requirements ({', '.join(extras + groups)})"
+        environment.pip_install(title, "--constraint", str(constraints), *every, requirements=every)
 
 
 def install_package(environment: Environment) -> None:
@@ -114,22 +118,46 @@ def install_package(environment: Environment) -> None:
         built_from += " pure" if os.environ.get("TIDEGATE_PURE", "") not in ("", "0") else ""
         if environment.state["package"] == built_from:
             return
-        log(f"{environment.directory}: building and installing tidegate")
         flags = ("--no-deps", "--no-build-isolation", "--force-reinstall", "--no-cache-dir")
-        environment.pip_install(*flags, str(copy), package=built_from)
+        title = "building and installing tidegate (about a minute where it is compiled)"
+        environment.pip_install(title, *flags, str(copy), package=built_from)
 
 
-def run(command: list[str]) -> None:
+def run(command: list[str], title: str, *, quiet: bool = False, **variables: str) -> None:
+    """Run a command, and say on stderr what it does and how long it has been running. `quiet` shows its output only
+    if it fails."""
     # No prompts; and the caller's PYTHONPATH must not affect the installation.
-    environ = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+    environ = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"} | variables
     environ["PIP_DISABLE_PIP_VERSION_CHECK"] = "1"
-    done = subprocess.run(command, stdin=subprocess.DEVNULL, env=environ, check=False)
-    if done.returncode != 0:
-        raise SystemExit(f"scripts/environment.py: command failed: {' '.join(command)}")
+    with tempfile.TemporaryFile() as output:
+        hidden = output if quiet else None
+        began = time.monotonic()
+        log(title)
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=hidden,
+            stderr=subprocess.STDOUT if quiet else None,
+            env=environ,
+        )
+        code = None
+        while code is None:
+            try:
+                code = process.wait(timeout=PROGRESS_S)
+            except subprocess.TimeoutExpired:
+                log(f"{title}: {time.monotonic() - began:.0f} s")
+            except BaseException:
+                process.terminate()
+                raise
+        if code != 0:
+            if quiet:
+                output.seek(0)
+                sys.stderr.write(output.read().decode(errors="replace"))
+            raise SystemExit(f"{sys.argv[0]}: command failed: {' '.join(command)}")
 
 
 def log(text: str) -> None:
-    print(f"environment {text}", file=sys.stderr, flush=True)
+    print(text, file=sys.stderr, flush=True)
 
 
 def main() -> None:

@@ -52,6 +52,7 @@ def _shown(value: object) -> str:
 def example_toml() -> str:
     """A file with every setting and its default; settings without a default are commented out."""
     examples = {
+        "metrics_token": '"a long random secret"',
         "region": '"fra"',
         "origin": '"redis://redis.internal:6379/0"',
         "ledger": '"mysql://tidegate:PASSWORD@db.internal/tidegate"',

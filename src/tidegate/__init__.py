@@ -10,7 +10,6 @@
 Nodes of a region converge through a shared origin, regions through a ledger; see `Limiter`.
 """
 
-from tidegate.core import engine as _engine
 from tidegate.core.model import Decision, Limit, Request, Tuning
 from tidegate.errors import (
     ConfigurationError,
@@ -18,6 +17,7 @@ from tidegate.errors import (
     LimitExceeded,
     TidegateError,
 )
+from tidegate.runtime.environment import is_compiled as _is_compiled
 from tidegate.runtime.limiter import AsyncLimiter, Limiter
 from tidegate.runtime.statistics import Health, Statistics
 
@@ -40,5 +40,5 @@ __all__ = [
 
 __version__ = "0.1.0"
 
-compiled: bool = not _engine.__file__.endswith(".py")
+compiled: bool = _is_compiled()
 """True when the core runs as compiled extension modules, False when the same source is interpreted."""

@@ -11,9 +11,10 @@ Failures are `DependencyError`s; a driver's own exception never escapes. Configu
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
+from tidegate.core.grants import CreditReply, CreditRequest, GrantRules
 from tidegate.core.model import Component, LedgerRow, OriginReply
 
 __all__ = [
@@ -83,6 +84,27 @@ class Origin(Protocol):
         sent.
         """
 
+    @property
+    def rules(self) -> GrantRules:
+        """The constants of credit. All nodes of an origin use the same."""
+
+    async def exchange(self, requests: Sequence[CreditRequest], *, timeout_s: float) -> list[CreditReply]:
+        """One round trip: answer each message as `tidegate.core.grants.grant` does, in the order of the arguments.
+
+        Each answer is one atomic step. What it asks back of other nodes is pushed to those that `listen`. Safe to
+        repeat, reorder and duplicate.
+        """
+
+    async def listen(self, node_id: str, on_recall: Callable[[bytes, str], None]) -> None:
+        """Call `on_recall(digest, writer)` for each request to give credit back, until cancelled.
+
+        Connects, and connects again, by itself; never raises for a dead peer.
+        """
+
+    @property
+    def can_be_recalled(self) -> bool:
+        """Whether recalls arrive at the moment. A node that they do not reach asks for no credit in advance."""
+
     async def pulse(self, region: str, *, timeout_s: float) -> Pulse:
         """Claim the region name if none is held (never overwrite one), and answer it with the origin's clock."""
 
@@ -113,6 +135,8 @@ class Changes(NamedTuple):
     """There were too many rows for one answer: ask again, with this cursor, at once."""
     lost: bool = False
     """The ledger holds less than the cursor had seen: it was wiped, or is an older copy. A full read tells what."""
+    unreadable: int = 0
+    """Rows that were skipped, because their names are not UTF-8."""
 
 
 class LedgerOverview(NamedTuple):

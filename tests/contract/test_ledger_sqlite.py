@@ -45,6 +45,44 @@ asyncio.run(main(sys.argv[1], int(sys.argv[2])))
 """
 
 
+BAD_NAMES = {
+    "region": b"\xff\xfe",
+    "workspace_id": b"\xc3",
+    "namespace": b"\x80",
+    "identifier": b"caf\xe9",
+}
+
+
+async def test_rows_whose_names_are_not_utf_8_are_skipped_and_counted_and_all_others_read(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "ledger.db"
+    await migrate(f"sqlite:///{path}")
+    ledger = SQLiteLedger(path, cleans_itself=False)
+    await ledger.open(timeout_s=TIMEOUT_S)
+    await publish(ledger, rows_of(10))
+    with closing(sqlite3.connect(path, isolation_level=None)) as other:
+        for number, (column, name) in enumerate(BAD_NAMES.items()):
+            columns = [each[1] for each in other.execute("PRAGMA table_info(ratelimit_window_counts)")]
+            chosen = [{column: "?1", "subject": f"x'{number:032x}'"}.get(each, each) for each in columns]
+            other.execute(
+                f"INSERT INTO ratelimit_window_counts SELECT {','.join(chosen)} FROM ratelimit_window_counts LIMIT 1",
+                (name,),
+            )
+        other.execute("INSERT INTO ratelimit_regions VALUES (?, 1)", (b"\xff",))
+        other.execute("INSERT INTO ratelimit_publishes VALUES (?, 1)", (b"\xff\xfe",))
+    changes = await ledger.changes(None, now_ms=0, timeout_s=TIMEOUT_S)
+    assert (len(changes.rows), changes.unreadable) == (10, len(BAD_NAMES))
+    await publish(ledger, rows_of(10, regional=99))
+    later = await ledger.changes(changes.cursor, now_ms=0, timeout_s=TIMEOUT_S)
+    assert len(later.rows) == 10, "and the cursor has moved past them"
+    assert [beat.region for beat in await ledger.heartbeat("fra", timeout_s=TIMEOUT_S)] == ["fra"]
+    overview = await ledger.overview(now_ms=0, hottest_max=50, timeout_s=TIMEOUT_S)
+    assert "\\xff\\xfe" in overview.rows
+    assert len(overview.hottest) == 10
+    await ledger.close()
+
+
 class SQLitePlace(LedgerPlace):
     def __init__(self, path: Path) -> None:
         self.path = path

@@ -99,7 +99,7 @@ class Node:
     def decide(self, limit: Limit, identifier: str, cost: int, now_ms: int, source: int = LOCAL) -> Decision:
         """A decision for which nothing need be read."""
         answer = self.engine.decide(limit, identifier, cost, now_ms, source)
-        assert isinstance(answer, Decision), answer.reason
+        assert isinstance(answer, Decision), answer
         return answer
 
     def need(self, limit: Limit, identifier: str, cost: int, now_ms: int) -> Need:
@@ -115,6 +115,7 @@ class Node:
         answer = self.engine.decide(limit, identifier, cost, now_ms)
         if isinstance(answer, Decision):
             return answer
+        assert isinstance(answer, Need)
         return self.decide(limit, identifier, cost, now_ms, self.read([answer], now_ms, origin))
 
     def limit_many(

@@ -220,6 +220,7 @@ class EngineMachine(RuleBasedStateMachine):
             assert isinstance(decided, Decision)
             answer = decided
             self.end()
+        assert isinstance(answer, Decision)
         self.expect(answer, limit, identifier, cost)
         if cost == 0 or not answer:
             # Forgotten subjects may leave the queue meanwhile; nobody comes into it.

@@ -13,6 +13,7 @@ import pytest
 from tidegate.core.engine import Engine, Need
 from tidegate.core.gate import CLOSED, IDLE, NOT_STARTED, Gate
 from tidegate.core.model import Decision, Limit, Request, Tuning, make_limit
+from tidegate.core.tickets import Ticket
 from tidegate.errors import Closed, InvalidInput, TidegateError
 
 LIMIT = Limit(10, duration_ms=1_000, namespace="default")
@@ -329,7 +330,8 @@ def test_the_driver_is_woken_outside_the_lock_when_a_decision_leaves_work() -> N
         woken.append(tuple(held))
         engine.pending.is_urgent = False
 
-    def settle(limit: Limit, identifier: str, cost: int, now_ms: int, need: Need) -> Decision:
+    def settle(limit: Limit, identifier: str, cost: int, now_ms: int, need: Need | Ticket) -> Decision:
+        assert isinstance(need, Need)
         assert not held
         answer = door.decide(limit, identifier, cost, now_ms, 1)
         assert isinstance(answer, Decision)
@@ -354,7 +356,8 @@ def test_a_batch_from_memory_is_decided_and_wakes_the_driver() -> None:
     engine = Engine(Tuning(), node_id="n1", has_ledger=True)
     woken: list[bool] = []
 
-    def settle(limit: Limit, identifier: str, cost: int, now_ms: int, need: Need) -> Decision:
+    def settle(limit: Limit, identifier: str, cost: int, now_ms: int, need: Need | Ticket) -> Decision:
+        assert isinstance(need, Need)
         raise AssertionError("nothing is read without an origin")
 
     door = Gate(engine, lambda: NOW_MS * 10**6, lambda: woken.append(engine.pending.is_urgent), settle)

@@ -307,6 +307,7 @@ def test_a_dead_origin_is_asked_at_most_once_in_300_ms_for_one_subject(
             asked.append(now_ms)
             node.origin_sync.apply_read_failure(answer, now_ms)
         else:
+            assert isinstance(answer, Decision)
             assert answer.allowed != denied
             assert denied or answer.source == "degraded"
     assert all(later - earlier >= 300 for earlier, later in pairwise(asked))

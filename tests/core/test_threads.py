@@ -15,6 +15,7 @@ from tidegate.core.gate import Gate
 from tidegate.core.model import DEGRADED, ORIGIN, Decision, Limit, Request, Tuning
 from tidegate.core.origin_sync import OriginSync
 from tidegate.core.sweep import Sweep
+from tidegate.core.tickets import Ticket
 
 THREADS = 8
 NOW_MS = 1_700_000_000_000
@@ -32,7 +33,9 @@ def never(*_arguments: object) -> NoReturn:
     raise AssertionError("nothing needs to be read")
 
 
-def locked_gate(engine: Engine, settle: Callable[[Limit, str, int, int, Need], Decision] = never) -> Gate:
+def locked_gate(
+    engine: Engine, settle: Callable[[Limit, str, int, int, Need | Ticket], Decision] = never
+) -> Gate:
     lock = threading.RLock()
     return Gate(engine, lambda: NOW_MS * 1_000_000, lambda: None, settle, lock.acquire, lock.release)
 
@@ -133,7 +136,8 @@ def test_threads_that_replay_and_read_meanwhile_lose_no_accepted_unit() -> None:
     origin_lock = threading.Lock()
     limit = Limit(3_000, duration_ms=60_000, namespace="default")
 
-    def settle(limit: Limit, identifier: str, cost: int, now_ms: int, need: Need) -> Decision:
+    def settle(limit: Limit, identifier: str, cost: int, now_ms: int, need: Need | Ticket) -> Decision:
+        assert isinstance(need, Need)
         with origin_lock:
             heard = origin.read(need.wanted)
         with gate:

@@ -6,7 +6,7 @@ from __future__ import annotations
 from tests.core import oracle
 from tests.core.nodes import DictOrigin, Node
 from tidegate.core.engine import STALE, Need
-from tidegate.core.model import DEGRADED, LOCAL, Decision, Limit
+from tidegate.core.model import DEGRADED, Decision, Limit
 
 SECOND = Limit(10, duration_ms=1_000, namespace="default")
 T = 1_000_000
@@ -65,18 +65,18 @@ def test_a_request_from_the_future_expires_no_other_subject() -> None:
     for victim in victims:
         node.decide(SECOND, victim, 10, T)
     for number in range(20):
-        node.engine.decide(SECOND, f"far{number}", 1, T + 10**9, LOCAL, T)
+        node.engine.decide(SECOND, f"far{number}", 1, T + 10**9, wall_ms=T)
     for victim in victims:
-        decision = node.engine.decide(SECOND, victim, 1, T, LOCAL, T)
+        decision = node.engine.decide(SECOND, victim, 1, T, wall_ms=T)
         assert isinstance(decision, Decision) and not decision
 
 
 def test_unreplayed_counts_survive_requests_from_the_future() -> None:
     node, origin = Node(), DictOrigin()
     for number in range(30):
-        node.engine.decide(SECOND, f"u{number}", 10, T, DEGRADED, T)
+        node.engine.decide(SECOND, f"u{number}", 10, T, DEGRADED, wall_ms=T)
     for number in range(30):
-        node.engine.decide(SECOND, f"far{number}", 1, T + 10**9, DEGRADED, T)
+        node.engine.decide(SECOND, f"far{number}", 1, T + 10**9, DEGRADED, wall_ms=T)
     assert node.replay(origin, T) == 60
     assert sum(sum(held.values()) for held in origin.cells.values()) == 330
 
@@ -86,14 +86,14 @@ def test_requests_from_the_future_keep_the_cells_of_the_present() -> None:
     node.decide(SECOND, "a", 4, T - 1_000)
     node.decide(SECOND, "a", 3, T)
     for ahead_ms in (1_000, 2_000, 3_000, 2_000):
-        node.engine.decide(SECOND, "a", 1, T + ahead_ms, LOCAL, T)
+        node.engine.decide(SECOND, "a", 1, T + ahead_ms, wall_ms=T)
     assert node.decide(SECOND, "a", 0, T).effective == 3 + 4
 
 
 def test_cells_of_many_futures_do_not_pile_up() -> None:
     node = Node(has_origin=False)
     for number in range(1_000):
-        node.engine.decide(SECOND, "a", 1, T + 10_000 * (number * 7 % 1_000), LOCAL, T)
+        node.engine.decide(SECOND, "a", 1, T + 10_000 * (number * 7 % 1_000), wall_ms=T)
     assert len(node.subject(SECOND, "a").cells()) < 200
 
 
@@ -101,7 +101,7 @@ def test_a_request_of_the_past_is_not_fresher_than_the_node_knows() -> None:
     minute = Limit(100, duration_ms=60_000, namespace="default")
     node, origin = Node(), DictOrigin()
     node.limit(minute, "a", 1, T, origin)
-    answer = node.engine.decide(minute, "a", 1, T + 4_000, LOCAL, T + 5_000)
+    answer = node.engine.decide(minute, "a", 1, T + 4_000, wall_ms=T + 5_000)
     assert isinstance(answer, Need) and answer.reason == STALE
 
 

@@ -1,4 +1,4 @@
-"""Real servers with real processes: uvicorn with workers, gunicorn with forks, and a Redis that both share."""
+"""Real servers with real processes: uvicorn with workers, gunicorn with forks, reload, and a shared Redis."""
 
 from __future__ import annotations
 
@@ -185,3 +185,31 @@ def test_counts_survive_a_restart_of_gunicorn_that_forks_after_the_limiter_was_s
     # Flushed when the worker ended.
     with serving(tmp_path, FLASK, *one, **origin) as client:
         assert codes(client, "bob", 3) == [200, 200, 429]
+
+
+@pytest.mark.parametrize(
+    ("source", "command"),
+    [
+        (FASTAPI, ["uvicorn", "application:app", "--uds", "{socket}", "--reload"]),
+        (FLASK, ["flask", "--app", "application", "run", "--debug", "--host", "unix://{socket}"]),
+    ],
+    ids=["uvicorn", "flask"],
+)
+def test_counts_survive_a_reload_in_development(
+    tmp_path: Path, fresh_redis: RedisServer, source: str, command: list[str]
+) -> None:
+    places = [each.format(socket=tmp_path / "server.sock") for each in command]
+    with serving(tmp_path, source, *places, TIDEGATE_ORIGIN=fresh_redis.url) as client:
+        assert codes(client, "ann", 2) == [200, 200]
+        before = client.get("/pid").text
+        with (tmp_path / "application.py").open("a") as file:
+            file.write("\nCHANGED = True\n")
+
+        def is_reloaded() -> bool:
+            try:
+                return client.get("/pid", headers={"connection": "close"}).text != before
+            except httpx.TransportError:
+                return False  # the old process has ended, the new one does not listen yet
+
+        wait_until(is_reloaded, timeout_s=30, what="the server to reload")
+        assert codes(client, "ann", 2) == [200, 429]

@@ -231,7 +231,7 @@ def test_every_field_of_a_tuning_is_checked_and_named(name: str) -> None:
 
 def test_a_tuning_takes_known_names_by_keyword_only_and_is_immutable() -> None:
     with pytest.raises(TypeError):
-        Tuning(5_000)  # type: ignore[call-arg]  # the mistake under test
+        Tuning(True)  # type: ignore[call-arg]  # the mistake under test
     with pytest.raises(TypeError, match="fresh"):
         Tuning(fresh=5)  # type: ignore[call-arg]  # the mistake under test
     with pytest.raises(AttributeError):

@@ -3,10 +3,13 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import pytest
+
 from tests.runtime.world import EPOCH_MS, Member, Region, clock, on_virtual_time, turns
 from tidegate import Limit
 from tidegate.adapters.memory import MemoryLedger
 from tidegate.core.model import LedgerRow
+from tidegate.ports import Changes
 from tidegate.runtime.importer import ImportLoop
 
 THOUSAND_A_MINUTE = Limit("1000/minute", namespace="tests")
@@ -207,4 +210,31 @@ async def test_evicted_foreign_counts_come_back_within_three_intervals_and_cost_
         await asyncio.sleep(1)
     # The minute is over: nine tenths of the 1,000 are carried.
     assert (await node.limiter.peek(THOUSAND_A_MINUTE, "x")).effective > 900
+    await region.stop()
+
+
+@on_virtual_time
+async def test_rows_that_cannot_be_read_are_counted_and_said_once_and_stop_nothing(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    ledger, region, node = world()
+    await node.limiter.start()
+    await turns()
+    real = ledger.changes
+
+    async def with_unreadable(*args: Any, **options: Any) -> Changes:
+        return (await real(*args, **options))._replace(unreadable=2)
+
+    ledger.changes = with_unreadable  # type: ignore[method-assign] # of a database that others write to
+    ledger.publish_nowait([row("x", 400)])
+    for _ in range(3):
+        assert (await importer(node).run_once(full=True)).ok
+    assert await node.seen("x", THOUSAND_A_MINUTE) == 400
+    assert node.limiter.statistics().import_rows_unreadable == 6
+    assert caplog.text.count("cannot be read") == 1
+    ledger.changes = real  # type: ignore[method-assign] # as before
+    await importer(node).run_once(full=True)
+    ledger.changes = with_unreadable  # type: ignore[method-assign] # again
+    await importer(node).run_once()
+    assert caplog.text.count("cannot be read") == 2, "a new state is said again"
     await region.stop()

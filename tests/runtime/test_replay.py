@@ -347,7 +347,7 @@ async def test_with_an_interval_counts_are_told_together_and_each_within_it() ->
     slow.merge_s = 0.2
     origin = TrackingOrigin(slow)
     async with make_async_limiter(
-        region="fra", origin=origin, clock=clock(), tuning=Tuning(replay_interval_ms=900)
+        region="fra", origin=origin, clock=clock(), tuning=Tuning(credit=False, replay_interval_ms=900)
     ) as limiter:
         await limiter.limit(MILLION_AN_HOUR, "x")
         await origin.until("merge", 1)
@@ -369,7 +369,7 @@ async def test_with_an_interval_counts_are_told_together_and_each_within_it() ->
 async def test_a_turn_ends_with_what_was_dirty_when_it_began() -> None:
     slow = SlowOrigin(clock=clock())
     origin = TrackingOrigin(slow)
-    tuning = Tuning(replay_cells_max=10, replay_interval_ms=60_000)
+    tuning = Tuning(credit=False, replay_cells_max=10, replay_interval_ms=60_000)
     async with make_async_limiter(region="fra", origin=origin, clock=clock(), tuning=tuning) as limiter:
         slow.merge_s = 0.1
         await asyncio.gather(*(limiter.limit(MILLION_AN_HOUR, f"user {n}") for n in range(25)))
@@ -407,7 +407,7 @@ async def test_a_turn_ends_when_those_who_waited_are_forgotten_meanwhile() -> No
     slow = SlowOrigin(clock=clock())
     origin = TrackingOrigin(slow)
     short = Limit("1000000/second", namespace="tests")
-    tuning = Tuning(replay_cells_max=2, replay_timeout_ms=60_000)
+    tuning = Tuning(credit=False, replay_cells_max=2, replay_timeout_ms=60_000)
     async with make_async_limiter(region="fra", origin=origin, clock=clock(), tuning=tuning) as limiter:
         slow.merge_s = 20.0
         await asyncio.gather(*(limiter.limit(short, f"user {n}") for n in range(30)))
@@ -429,7 +429,7 @@ async def test_an_origin_that_answers_reads_but_takes_no_counts_shows_in_health_
     records: list[logging.LogRecord] = []
     handler = logging.Handler()
     handler.emit = records.append  # type: ignore[method-assign, assignment]
-    logger = logging.getLogger("tidegate.runtime.replay")
+    logger = logging.getLogger("tidegate.runtime.loops")
     logger.addHandler(handler)
     try:
         node.failing.faults.fail("merge", error=DependencyUnavailable("READONLY"))

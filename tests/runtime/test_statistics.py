@@ -4,7 +4,7 @@ import asyncio
 import dataclasses
 
 from tests.runtime.world import HUNDRED_A_MINUTE, MILLION_AN_HOUR, Region, clock, on_virtual_time, turns
-from tidegate import AsyncLimiter, Limiter, Statistics
+from tidegate import AsyncLimiter, Limiter, Statistics, Tuning
 from tidegate.adapters.memory import MemoryLedger, MemoryOrigin
 from tidegate.runtime.latency import BOUNDS_S, Histogram
 from tidegate.testing.limiters import make_async_limiter
@@ -36,6 +36,22 @@ async def test_a_node_tells_every_field_of_the_statistics_and_no_other() -> None
     told = set(limiter._parts.node.statistics(0.0))
     assert told | OF_THE_ENGINE == FIELDS
     assert not told & OF_THE_ENGINE
+    await limiter.stop()
+
+
+@on_virtual_time
+async def test_without_credit_a_node_tells_the_same_fields_but_those_of_credit() -> None:
+    limiter = make_async_limiter(
+        region="fra",
+        origin=MemoryOrigin(),
+        ledger=MemoryLedger(),
+        clock=clock(),
+        tuning=Tuning(credit=False),
+    )
+    await limiter.start()
+    assert limiter._parts.node is not None
+    told = set(limiter._parts.node.statistics(0.0))
+    assert told | OF_THE_ENGINE == {name for name in FIELDS if not name.startswith("credit_")}
     await limiter.stop()
 
 

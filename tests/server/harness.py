@@ -25,6 +25,8 @@ from tidegate.ports import Catalog, KeyRow, WorkspaceRow
 from tidegate.server.catalog.keys import ALL, digest_of, hint_of, new_key
 
 TIMEOUT_S = 30.0
+# Servers of tests have it, so that `metrics` and `get("/readyz")` see everything.
+METRICS_TOKEN = "a token of 28 characters !!!"
 # The longest window that a request may ask for: no test meets its end by accident.
 MONTH_MS = 2_592_000_000
 
@@ -114,7 +116,7 @@ class TidegateServer:
                 stdout=subprocess.PIPE,
                 stderr=log,
                 text=True,
-                env={**_surroundings(), **self.env},
+                env={**_surroundings(), "TIDEGATE_METRICS_TOKEN": METRICS_TOKEN, **self.env},
             )
         assert self.process.stdout is not None
         first = self._read_line()
@@ -227,7 +229,8 @@ class TidegateServer:
             connection.close()
 
     def get(self, path: str) -> Reply:
-        return self.request("GET", path)
+        """As an operator, who knows the token for metrics."""
+        return self.request("GET", path, headers={"Authorization": f"Bearer {METRICS_TOKEN}"})
 
     def call(self, operation: str, body: Any, key: str | None, **headers: str) -> Reply:
         """POST /v2/ratelimit.<operation>. Header names: underscores stand for hyphens."""

@@ -100,10 +100,10 @@ def test_only_the_asterisk_is_special(ready: Workspace, special: str) -> None:
     assert ready.limit(identifier="ab", cost=0).data["limit"] == 10
 
 
-def test_the_asterisk_crosses_no_line_break(ready: Workspace) -> None:
-    set_override(ready, "a*b", 77)
-    assert ready.limit(identifier="axb", cost=0).data["limit"] == 77
-    assert ready.limit(identifier="a\nb", cost=0).data["limit"] == 10
+def test_the_asterisk_matches_line_breaks_so_that_a_block_of_all_blocks_all(ready: Workspace) -> None:
+    set_override(ready, "*", 0)
+    for identifier in ("axb", "a\nb", "\n", "\r\n\u2028"):
+        assert ready.limit(identifier=identifier, cost=0).data["limit"] == 0
 
 
 def test_get_finds_the_literal_first_and_then_the_pattern_that_would_apply(ready: Workspace) -> None:

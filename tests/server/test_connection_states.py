@@ -81,7 +81,7 @@ class Scene:
         self.connection.on_deadline()
 
     async def drain(self) -> None:
-        self.connection.close_if_idle()
+        self.connection.drain()
 
     async def eof(self) -> None:
         self.connection.eof_received()

@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidegate.server.http1.schedule import Wheel
+from tidegate.server.schedule import Wheel
 
 
 class Item:

@@ -11,8 +11,8 @@ from tidegate.server.catalog.keys import IdSource
 from tidegate.server.http1.bounds import HttpConfig
 from tidegate.server.http1.connection import HttpConnection
 from tidegate.server.http1.listener import HttpServer
-from tidegate.server.http1.schedule import WAITING_MAX, Outbox
 from tidegate.server.messages import Answer, Head, Route, Router
+from tidegate.server.schedule import WAITING_MAX, Outbox
 
 REQUEST = b"GET /echo HTTP/1.1\r\nHost: x\r\n\r\n"
 LAST_REQUEST = b"GET /echo HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
@@ -159,7 +159,7 @@ async def test_what_waits_leaves_before_a_refusal() -> None:
 async def test_an_idle_connection_that_is_drained_has_its_answer() -> None:
     connection, transport = connected(http_server())
     connection.data_received(REQUEST)
-    connection.close_if_idle()
+    connection.drain()
     assert transport.done == ["write", "close"]
     assert transport.answers == 1
 

@@ -7,7 +7,15 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from tidegate.server.catalog.overrides import Override, OverrideMatcher, matches, specificity
+from tidegate.server.catalog.overrides import (
+    Override,
+    OverrideMatcher,
+    _Index,
+    _Pattern,
+    is_indexed,
+    matches,
+    specificity,
+)
 
 # Few letters, so that patterns and identifiers meet; every character that a regular expression treats specially.
 ALPHABET = "ab*\n.^$+?{}[]()|\\"
@@ -16,7 +24,8 @@ patterns = st.text(ALPHABET + "****", min_size=1, max_size=8)
 
 
 def oracle(pattern: str, identifier: str) -> bool:
-    return re.fullmatch(".*".join(re.escape(part) for part in pattern.split("*")), identifier) is not None
+    expression = ".*".join(re.escape(part) for part in pattern.split("*"))
+    return re.fullmatch(expression, identifier, re.DOTALL) is not None
 
 
 def override(pattern: str) -> Override:
@@ -73,7 +82,8 @@ def test_the_order_in_which_overrides_were_set_does_not_matter(
         ("a*b*c", "a--c--b", False),
         ("ab", "ab", True),
         ("ab", "abc", False),
-        ("a*", "a\nb", False),
+        ("a*", "a\nb", True),
+        ("*", "\n", True),
     ],
 )
 def test_only_the_asterisk_is_special_and_the_whole_identifier_must_match(
@@ -87,6 +97,67 @@ def test_a_pattern_that_makes_regular_expressions_explode_is_matched_in_few_step
     pattern = "*a" * 250 + "*b"
     assert not matches(pattern, "a" * 512)
     assert matches(pattern, "a" * 511 + "b")
+
+
+def tried(matcher: OverrideMatcher, identifier: str, monkeypatch: pytest.MonkeyPatch) -> int:
+    """How many patterns a look-up tries."""
+    count = 0
+    real = _Pattern.matches
+
+    def counted(pattern: _Pattern, text: str) -> bool:
+        nonlocal count
+        count += 1
+        return real(pattern, text)
+
+    monkeypatch.setattr(_Pattern, "matches", counted)
+    matcher.find(identifier)
+    return count
+
+
+def test_patterns_with_one_asterisk_at_an_end_are_found_without_trying_any(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    numbers = range(10_000)
+    matcher = OverrideMatcher(
+        [override(f"tenant_{number}_*") for number in numbers]
+        + [override(f"*_{number}") for number in numbers]
+    )
+    assert tried(matcher, "tenant_77_x", monkeypatch) == 0
+    assert tried(matcher, "x_77", monkeypatch) == 0
+    found = matcher.find("tenant_77_x"), matcher.find("x_77"), matcher.find("x")
+    assert found == (override("tenant_77_*"), override("*_77"), None)
+
+
+@given(st.lists(patterns, max_size=12), st.lists(patterns, max_size=12), texts)
+def test_an_override_that_was_discarded_applies_no_more(
+    kept: list[str], dropped: list[str], identifier: str
+) -> None:
+    matcher = OverrideMatcher([override(pattern) for pattern in [*kept, *dropped]])
+    for pattern in dropped:
+        matcher.discard(pattern)
+    left = OverrideMatcher([override(pattern) for pattern in kept if pattern not in dropped])
+    assert matcher.find(identifier) == left.find(identifier)
+    assert (len(matcher), matcher.has_patterns) == (len(left), left.has_patterns)
+    assert matcher.scanned == sum("*" in each and not is_indexed(each) for each in set(kept) - set(dropped))
+
+
+def test_loading_patterns_sorts_their_lengths_once_for_each_length(monkeypatch: pytest.MonkeyPatch) -> None:
+    sorts = 0
+    real = _Index._count
+
+    def counted(index: _Index, length: int, change: int) -> None:
+        nonlocal sorts
+        before = index._sizes
+        real(index, length, change)
+        sorts += index._sizes is not before
+
+    monkeypatch.setattr(_Index, "_count", counted)
+    matcher = OverrideMatcher(override(f"{number:05}*") for number in range(2_000))
+    assert sorts == 1
+    for number in range(2_000):
+        matcher.discard(f"{number:05}*")
+    assert sorts == 2
+    assert not matcher.has_patterns
 
 
 def test_among_equally_specific_patterns_the_one_that_sorts_first_applies() -> None:

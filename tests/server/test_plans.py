@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tidegate.core.header_fields import policy_name, policy_value
-from tidegate.core.model import LOCAL, Decision, make_limit
+from tidegate.core.model import DURATION_MS_MAX, LOCAL, Decision, make_limit
 from tidegate.ports import NamespaceRow
 from tidegate.server.api.operations import Plan, allowed_line, denied_line
 from tidegate.server.catalog.overrides import Override
@@ -16,7 +16,7 @@ INT64_MAX = 2**63 - 1
 
 # Of every size, and close to what a header field can carry.
 numbers = st.integers(0, INT64_MAX) | st.integers(0, 100) | st.integers(10**15 - 3, 10**15 + 3)
-durations = st.integers(1_000, INT64_MAX) | st.integers(1_000, 5_000)
+durations = st.integers(1_000, DURATION_MS_MAX) | st.integers(1_000, 5_000)
 
 
 @st.composite

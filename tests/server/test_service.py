@@ -221,6 +221,29 @@ def test_the_pages_for_operators(server: TidegateServer) -> None:
     assert b"# TYPE tidegate_decisions_total counter" in metrics.body
 
 
+def test_what_identifies_callers_and_users_of_databases_is_shown_to_operators_only() -> None:
+    secret = 'tidegate_top_identifier_denials{workspace="'
+    with TidegateServer() as server:
+        workspace = server.workspace()
+        for _ in range(2):
+            workspace.limit(identifier="nul\x00", limit=1)
+        assert b'identifier="nul\\\\x00"' in server.get("/metrics").body
+        refused = server.request("GET", "/metrics")
+        assert (refused.status, refused.headers["www-authenticate"]) == (401, "Bearer")
+        assert server.request("GET", "/metrics", headers={"Authorization": "Bearer x"}).status == 401
+        public = server.request("GET", "/readyz").body.decode()
+        assert {"ready: tidegate", "ok: catalog", "ok: origin"} <= set(public.splitlines())
+    with TidegateServer(env={"TIDEGATE_METRICS_TOKEN": ""}) as open_to_all:
+        workspace = open_to_all.workspace()
+        for _ in range(2):
+            workspace.limit(limit=1)
+        page = open_to_all.request("GET", "/metrics")
+        assert page.status == 200
+        assert b'tidegate_decisions_total{outcome="denied",source="local"} 1' in page.body
+        assert secret.encode() not in page.body
+        assert workspace.id.encode() not in page.body
+
+
 def test_the_page_for_people_loads_nothing_from_elsewhere(server: TidegateServer) -> None:
     for path in ("/docs", "/docs/errors"):
         page = server.get(path)

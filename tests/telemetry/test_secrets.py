@@ -5,10 +5,11 @@ from __future__ import annotations
 from urllib.parse import quote
 
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from tidegate.adapters.secrets import MASK, Masker, mask, url_password
+from tidegate.adapters.secrets import MASK, Masker, mask, mask_url, url_password
+from tidegate.server.process.config import SETTINGS
 
 KEY = "tg_3ZdkJ8vQw0sXbN5"
 PASSWORD = "hunter2-S3cret"
@@ -118,6 +119,11 @@ def test_a_credential_is_hidden_by_its_scheme_or_its_name(text: str) -> None:
         f"postgres://h/db?sslpassword={PASSWORD}",
         f"redis://h?auth={PASSWORD}",
         f"1redis://u:{PASSWORD}@h",
+        f"redis://u:a b {PASSWORD}@h",
+        f"redis://:{PASSWORD} c@h",
+        f"redis://my user:{PASSWORD} c d@h",
+        f"redis://us%20er:{PASSWORD}@h",
+        f"redis://u:6379 {PASSWORD}@h",
     ],
 )
 def test_the_password_of_a_url_is_hidden(url: str) -> None:
@@ -138,6 +144,31 @@ def test_the_password_of_a_url_is_hidden(url: str) -> None:
 )
 def test_what_is_no_secret_stays_readable(url: str, shown: str) -> None:
     assert mask(url) == shown
+
+
+passwords = st.text(min_size=4, max_size=40) | st.lists(
+    st.sampled_from(
+        ["a", "Z", "7", " ", "@", "/", "#", "?", ":", "%", "&", "'", '"', "\\", "\n", "\t", "://", "%40"]
+    ),
+    min_size=4,
+    max_size=12,
+).map("".join)
+
+
+@given(passwords, st.sampled_from(["", "user", "my user", "us%20er"]))
+def test_a_password_of_any_characters_is_hidden_wherever_a_url_is_shown(password: str, user: str) -> None:
+    hosts = "host.example:6379/0"
+    url = f"redis://{user}:{password}@{hosts}"
+    assume(password not in f"cannot reach 'redis://{user}:{MASK}@{hosts}': refused")
+    setting = next(each for each in SETTINGS if each.path == "origin")
+    for shown in (mask_url(url), setting.show(url)):
+        assert password not in shown
+        assert MASK in shown
+    assert url_password(url) == password
+    if not {"\n", "\r"} & set(password):
+        assert password not in mask(f"cannot reach {url!s}: refused")
+    for spelled in (url, repr(url), quote(url, safe="")):
+        assert password not in Masker([password])(f"cannot reach {spelled}: refused")
 
 
 @given(st.text(max_size=40), st.text(max_size=40), st.text("abcXYZ0189_-", min_size=8, max_size=40))
@@ -186,6 +217,7 @@ def test_the_time_of_masking_is_linear_in_the_text(text: str) -> None:
     [
         ("mysql://u:pw@h/db", "pw"),
         ("redis://:p@ss@h", "p@ss"),
+        ("redis://u:p a s s@h", "p a s s"),
         ("redis://h:6379", None),
         ("mysql://u:@h", None),
         ("sqlite:///x.db", None),

@@ -150,7 +150,9 @@ async def read_changes(
     else:
         await answer.read_changed(cursor)
     lag_ms = answer.rows.lag_ms(answer.clock_ms)
-    return Changes(answer.rows.rows, cursor.dumped(), lag_ms, answer.more, answer.lost)
+    return Changes(
+        answer.rows.rows, cursor.dumped(), lag_ms, answer.more, answer.lost, answer.rows.unreadable
+    )
 
 
 class _Answer:
@@ -169,7 +171,7 @@ class _Answer:
     @property
     def room(self) -> int:
         """How many more rows fit."""
-        return self._rows_max - len(self.rows.rows)
+        return self._rows_max - len(self.rows.rows) - self.rows.unreadable
 
     async def read_live(self, cursor: Cursor | None) -> Cursor:
         """Begin a full read, or go on with it."""

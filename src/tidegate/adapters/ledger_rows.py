@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from heapq import merge
 from itertools import islice
 from typing import Any, Final, NamedTuple
@@ -23,6 +24,7 @@ __all__ = [
     "StoredRow",
     "beats_of",
     "encode_name",
+    "shown_name",
     "stored_rows",
 ]
 
@@ -91,10 +93,14 @@ async def stored_rows(rows: Sequence[LedgerRow]) -> list[StoredRow]:
 class RowReader:
     """Turns records of (subject, sequence, region, workspace, namespace, identifier, duration_ms, count, expires_at,
     updated_at) into rows, and remembers how new the newest of each region is.
+
+    A record that cannot be read is skipped and counted: whoever can write to the database can write anything, and one
+    such row must not keep all others from being imported.
     """
 
     def __init__(self) -> None:
         self.rows: list[LedgerRow] = []
+        self.unreadable = 0
         self.newest_ms: dict[str, int] = {}
         # Few regions, workspaces and namespaces, many rows: decoding each once saves time and memory.
         self._names: dict[bytes, str] = {}
@@ -120,9 +126,9 @@ class RowReader:
             expires,
             updated,
         ) in records:
-            region_name = names.get(region) or names.setdefault(region, decode_name(region))
-            self.rows.append(
-                LedgerRow(
+            try:
+                region_name = names.get(region) or names.setdefault(region, decode_name(region))
+                row = LedgerRow(
                     names.get(workspace) or names.setdefault(workspace, decode_name(workspace)),
                     names.get(namespace) or names.setdefault(namespace, decode_name(namespace)),
                     decode_name(identifier),
@@ -132,7 +138,10 @@ class RowReader:
                     count,
                     expires,
                 )
-            )
+            except UnicodeDecodeError:
+                self.unreadable += 1
+                continue
+            self.rows.append(row)
             if updated > newest_ms.get(region_name, -1):
                 newest_ms[region_name] = updated
 
@@ -142,5 +151,17 @@ class RowReader:
 
 
 def beats_of(records: Iterable[Sequence[Any]]) -> list[RegionBeat]:
-    """From records of (region, beat_at), by name."""
-    return sorted(RegionBeat(decode_name(bytes(region)), beat_at) for region, beat_at in records)
+    """From records of (region, beat_at), by name. A name that cannot be read is none of ours."""
+    beats = []
+    for region, beat_at in records:
+        with suppress(UnicodeDecodeError):
+            beats.append(RegionBeat(decode_name(bytes(region)), beat_at))
+    return sorted(beats)
+
+
+def shown_name(name: bytes) -> str:
+    """For people, also if it cannot be read."""
+    try:
+        return decode_name(name)
+    except UnicodeDecodeError:
+        return name.decode("utf-8", "backslashreplace")

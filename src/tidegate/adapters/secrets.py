@@ -42,8 +42,8 @@ SUSPECT: Final = re.compile(
     rf"(?i)tg(?:_|%5f|\\+u005f|\\+x5f)|://|%3a%2f%2f|bearer|basic|authorization|{FIELD_NAMES}"
 )
 
-WORD: Final = re.compile(r"\S+")
-URL_USER: Final = re.compile(r"(?i)(?:://|%3a%2f%2f)[^:/?#@%]*")
+LINE: Final = re.compile(r"[^\r\n]+")
+URL_USER: Final = re.compile(r"(?i)(?:://|%3a%2f%2f)(?:(?!%3a|%40)[^:/?#@])*")
 # Databases that accept a user without a password: by its certificate, its address or a socket. Anywhere else what
 # stands alone before the "@" may be a token.
 USER_SCHEMES: Final = frozenset({"mysql", "mariadb", "postgres", "postgresql"})
@@ -79,12 +79,13 @@ def mask_url(url: str) -> str:
     return SECRET_OPTION.sub(rf"\g<1>{MASK}", url)
 
 
-def _mask_url_in(word: re.Match[str]) -> str:
-    """Hide the password of a URL in one word, which may have other text around it, by the rules of `mask_url`.
+def _mask_url_in(line: re.Match[str]) -> str:
+    """Hide the password of a URL in one line, which may have other text around it, by the rules of `mask_url`.
 
-    Where a comma joins several URLs, everything from the first password to the last "@" is hidden.
+    A password may contain spaces, so everything from the first one to the last "@" of the line is hidden, with what
+    stands between several URLs.
     """
-    text = word.group()
+    text = line.group()
     end = max(text.rfind("@"), text.lower().rfind("%40"))
     if end < 0:
         return text
@@ -92,9 +93,10 @@ def _mask_url_in(word: re.Match[str]) -> str:
         rest = text[user.end() : user.end() + 3].lower()
         if rest.startswith(":") or rest == "%3a":
             return f"{text[: user.end()]}:{MASK}{text[end:]}"
-        scheme = SCHEME_BEFORE.search(text, 0, user.start())
-        if user.end() == end and (scheme is None or scheme.group().lower() not in USER_SCHEMES):
-            return f"{text[: user.start()]}://{MASK}{text[end:]}"
+        if user.end() == end:
+            scheme = SCHEME_BEFORE.search(text, 0, user.start())
+            if scheme is None or scheme.group().lower() not in USER_SCHEMES:
+                return f"{text[: user.start()]}://{MASK}{text[end:]}"
     return text
 
 
@@ -118,7 +120,7 @@ class Masker:
         if SUSPECT.search(text) is None:
             return text
         if "://" in text or "%3a%2f%2f" in text.lower():
-            text = WORD.sub(_mask_url_in, text)
+            text = LINE.sub(_mask_url_in, text)
         for pattern, replacement in PATTERNS:
             text = pattern.sub(replacement, text)
         return text
@@ -129,6 +131,6 @@ mask: Final = Masker()
 
 
 def url_password(url: str) -> str | None:
-    """The password inside a URL, as written; None without one. Tolerates unencoded `@`, `/` and `#` in it."""
-    match = re.match(r"(?i)[a-z][a-z0-9+.\-]*://[^\s:/?#@]*:(\S*)@", url)
+    """The password inside a URL, as written; None without one. Tolerates unencoded `@`, `/`, `#` and spaces in it."""
+    match = re.match(r"(?is)[a-z][a-z0-9+.\-]*://[^:/?#@]*:(.*)@", url)
     return match.group(1) if match is not None and match.group(1) else None

@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 
 import click
 
-from tidegate.adapters.secrets import mask
+from tidegate.adapters.secrets import mask_url
 
 __all__ = ["Answer", "Client", "client_options"]
 
@@ -52,12 +52,12 @@ class Client:
         parts = urlsplit(url)
         if parts.scheme not in {"http", "https"} or not parts.hostname:
             raise click.BadParameter(
-                f"{mask(url)!r} is not http://HOST:PORT or https://HOST:PORT", param_hint="--url"
+                f"{mask_url(url)!r} is not http://HOST:PORT or https://HOST:PORT", param_hint="--url"
             )
         try:
             self._port = parts.port
         except ValueError as error:
-            raise click.BadParameter(f"{mask(url)!r}: {error}", param_hint="--url") from error
+            raise click.BadParameter(f"{mask_url(url)!r}: {error}", param_hint="--url") from error
         if not key:
             raise click.UsageError(
                 "no key: pass --key or set TIDEGATE_KEY (`tidegate keys create` creates one)"
@@ -67,7 +67,7 @@ class Client:
         self._host = parts.hostname
         self._is_tls = parts.scheme == "https"
         self._path = parts.path.rstrip("/")
-        self._shown = mask(f"{parts.scheme}://{parts.netloc}{self._path}")
+        self._shown = mask_url(f"{parts.scheme}://{parts.netloc}{self._path}")
         self._key = key
         self._timeout_s = timeout_s
 

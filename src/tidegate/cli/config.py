@@ -7,7 +7,6 @@ from typing import Any
 
 import click
 
-from tidegate.adapters.secrets import mask
 from tidegate.cli.outcomes import ExitCode, json_option, print_result
 from tidegate.cli.settings import setting_options
 from tidegate.server.process.config import SETTINGS, ConfigFaults, Loaded, Setting
@@ -70,8 +69,7 @@ def _value(setting: Setting, loaded: Loaded) -> Any:
 
 
 def _shown(setting: Setting, loaded: Loaded) -> Any:
-    value = _value(setting, loaded)
-    return mask(value) if isinstance(value, str) and setting.shown == "url" else value
+    return setting.masked(_value(setting, loaded))
 
 
 def _toml(loaded: Loaded) -> list[str]:

@@ -20,7 +20,7 @@ import click
 
 from tidegate import compiled
 from tidegate.adapters import clock
-from tidegate.adapters.secrets import mask
+from tidegate.adapters.secrets import mask, mask_url
 from tidegate.cli.databases import opened_ledger, run
 from tidegate.cli.outcomes import ExitCode, json_option, print_result
 from tidegate.cli.serve import renamed
@@ -165,7 +165,7 @@ def check_tls(config: ServerConfig) -> Iterator[Finding]:
 def check_origin(config: ServerConfig) -> Iterator[Finding]:
     """Whether it responds, which region it belongs to, and how far its clock is off."""
     url = config.origin_url
-    shown = mask(url)
+    shown = mask_url(url)
     if url.startswith("memory:"):
         yield Finding("origin", "ok", "the memory of one process")
         return
@@ -233,7 +233,7 @@ def check_embedded(config: ServerConfig) -> Iterator[Finding]:
 def check_ledger(config: ServerConfig) -> Iterator[Finding]:
     """Whether the database responds, has the schema of this version, and which regions use it."""
     url = config.catalog_url
-    shown = mask(url)
+    shown = mask_url(url)
     if config.ledger is None and not (Path(config.data_dir) / CATALOG_FILE).exists():
         yield Finding("ledger", "ok", "a SQLite file in the data dir; the first start creates it")
         return

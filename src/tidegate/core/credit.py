@@ -51,10 +51,9 @@ FADED_SPANS: Final = 1_024
 GROWTH: Final = 2
 
 
-@final
 @mypyc_attr(acyclic=True)
 class Waiter:
-    """A request that waits for an answer of the origin."""
+    """A request that waits for an answer of the origin. A cost of 0 waits for the counts only."""
 
     __slots__ = ("asked", "at_ms", "cost", "quota", "since_ms")
 
@@ -82,6 +81,7 @@ class Credit:
         "_burst_last",
         "_quota_min",
         "_sequence",
+        "failed_until_ms",
         "in_flight",
         "is_dirty",
         "is_recalled",
@@ -94,6 +94,7 @@ class Credit:
         "spent",
         "until_ms",
         "waiting",
+        "wanted",
     )
 
     def __init__(self) -> None:
@@ -113,6 +114,10 @@ class Credit:
         self.sent_quota: int = 0
         # Spent since it left: not reported by it, so part of what it is granted.
         self.spent: int = 0
+        # What it wanted in advance: with less than half of it, the next one should leave.
+        self.wanted: int = 0
+        # A message got no answer: until then requests do not wait for another one.
+        self.failed_until_ms: int = -1
         # Counts to report, or credit that the origin may still count and this node has no more.
         self.is_dirty: bool = False
         # The origin asked for what is not needed at once. Cleared by the message that answers.
@@ -141,6 +146,10 @@ class Credit:
             and at_ms >= self.since_ms
             and self.waiting is None
         )
+
+    def covers(self, cost: int, quota: int, at_ms: int, clock_ms: int) -> bool:
+        """`can_spend`; for a cost of 0, whether the origin has answered within the life of credit."""
+        return self.can_spend(cost, quota, at_ms, clock_ms) if cost > 0 else clock_ms < self.until_ms
 
     def spend(self, cost: int, clock_ms: int) -> None:
         """A request was accepted: its cost is a count now, and unspent credit no more."""
@@ -212,6 +221,10 @@ class Credit:
             return False
         return clock_ms - self.sent_at_ms >= pace_ms or GROWTH * self.spare < self.want(clock_ms)
 
+    def is_low(self) -> bool:
+        """Whether a message should leave before the credit is spent: less than half of what is useful is left."""
+        return GROWTH * self.spare < self.wanted and not self.in_flight
+
     def sequence_of(self, now_ms: int, duration_ms: int) -> int:
         """The cell that the next message is about: that of the first request that waits, or the running one."""
         return (now_ms if self.waiting is None else self.waiting[0].at_ms) // duration_ms
@@ -260,6 +273,7 @@ class Credit:
         self.sent_at_ms = clock_ms
         self.sent_quota = quota
         self.spent = 0
+        self.wanted = want
         self.is_dirty = False
         self.is_recalled = False
         return CreditRequest(
@@ -281,6 +295,9 @@ class Credit:
         for waiter in waiting:
             if waiter.at_ms // duration_ms != sequence or (need and need + waiter.cost > waiter.quota):
                 break
+            if waiter.cost == 0:
+                waiter.asked = number
+                continue
             if count and waiter.at_ms == at_ms and waiter.cost == cost:
                 count += 1
             else:
@@ -324,11 +341,16 @@ class Credit:
             self.since_ms = request.as_of_ms
         return True
 
-    def fail_message(self, number: int) -> None:
-        """It is not known whether it arrived. What the node kept is covered either way: by it or by the one before."""
-        if number == self.number and self.in_flight:
-            self.in_flight = False
-            self.is_dirty = True
+    def fail_message(self, number: int) -> bool:
+        """It is not known whether it arrived. What the node kept is covered either way: by it or by the one before.
+
+        False when a later message has left meanwhile.
+        """
+        if number != self.number or not self.in_flight:
+            return False
+        self.in_flight = False
+        self.is_dirty = True
+        return True
 
     def judge(
         self, waiter: Waiter, effective: int, reply: CreditReply, clock_ms: int, is_patient: bool

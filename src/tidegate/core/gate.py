@@ -2,8 +2,9 @@
 
 Compiled with the rest of the core because every decision passes through it. It owns no clock and no lock: both are
 given, as callables. `acquire` and `release` must belong to a reentrant lock; they are absent where one thread owns the
-engine. A signal handler or a finalizer that asks for a decision in the middle of another one, on the same thread, is
-refused: waiting would deadlock, and going on would let check and commit be seen apart.
+engine. The usual decision of an embedded limiter takes no lock where `is_one_step` says that it needs none. A signal
+handler or a finalizer that asks for a decision in the middle of another one, on the same thread, is refused: waiting
+would deadlock, and going on would let check and commit be seen apart.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from tidegate.core._native import mypyc_attr
 from tidegate.core.engine import Engine, Need
 from tidegate.core.model import LOCAL, Decision, Limit, Request, checked_int, checked_name
 from tidegate.core.pending import Pending
+from tidegate.core.tickets import Ticket
 from tidegate.errors import Closed, InvalidInput, ReentrantCall
 
 __all__ = ["CLOSED", "DECIDING", "IDLE", "NOT_STARTED", "Gate", "LimitMethod"]
@@ -35,6 +37,10 @@ def no_lock() -> bool:
     return True
 
 
+def no_clock() -> int:
+    return 0
+
+
 def cannot_begin() -> None:
     raise AssertionError("this gate was made without a `begin`")
 
@@ -53,19 +59,31 @@ def checked_request(item: object) -> Request:
     return item if name is identifier and amount is cost else Request(limit, name, amount)
 
 
+def checked_requests(requests: object) -> list[Request]:
+    """`requests` as a batch that can be trusted, or an `InvalidInput`."""
+    if not isinstance(requests, Iterable):
+        raise InvalidInput("requests", requests, REQUESTS_EXPECTED)
+    return [checked_request(item) for item in requests]
+
+
 @final
 class Gate:
     """One engine's gate.
 
-    `now_ns` gives Unix nanoseconds. These are called outside the lock: `wake` when a decision has left work for the
-    background loops; `settle` when a read must come first: it reads, and returns the decision; `begin` when a request
-    meets NOT_STARTED: it starts what must be started and opens the gate, or raises.
+    `now_ns` gives Unix nanoseconds, `clock_ns` those of a clock that never steps back, which only credit needs. These
+    are called outside the lock: `wake` when a decision has left work for the background loops; `settle` when the origin
+    must be asked first: it does that, and returns the decision; `begin` when a request meets NOT_STARTED: it starts
+    what must be started and opens the gate, or raises. `is_one_step`: nothing can come between the beginning and the
+    end of `Engine.decide_known`, which is so for compiled code under a GIL.
     """
 
     __slots__ = (
         "_acquire",
         "_begin",
+        "_clock_ns",
         "_engine",
+        "_has_credit",
+        "_is_one_step",
         "_locked",
         "_now_ns",
         "_pending",
@@ -81,21 +99,26 @@ class Gate:
         engine: Engine,
         now_ns: Callable[[], int],
         wake: Callable[[], object],
-        settle: Callable[[Limit, str, int, int, Need], Decision],
+        settle: Callable[[Limit, str, int, int, Need | Ticket], Decision],
         acquire: Callable[[], bool] | None = None,
         release: Callable[[], None] | None = None,
         begin: Callable[[], object] = cannot_begin,
         state: int = IDLE,
+        clock_ns: Callable[[], int] = no_clock,
+        is_one_step: bool = False,
     ) -> None:
         self._engine: Final[Engine] = engine
+        self._has_credit: Final[bool] = engine.has_credit
+        self._clock_ns: Final[Callable[[], int]] = clock_ns
         self._pending: Final[Pending] = engine.pending
         self._now_ns: Final[Callable[[], int]] = now_ns
         self._wake: Final[Callable[[], object]] = wake
-        self._settle: Final[Callable[[Limit, str, int, int, Need], Decision]] = settle
+        self._settle: Final[Callable[[Limit, str, int, int, Need | Ticket], Decision]] = settle
         self._locked: Final[bool] = acquire is not None
         self._acquire: Final[Callable[[], object]] = acquire or no_lock
         self._release: Final[Callable[[], object]] = release or no_lock
         self._begin: Final[Callable[[], object]] = begin
+        self._is_one_step: Final[bool] = is_one_step and engine.is_embedded
         # Read and written with the lock held.
         self._state: int = state
         # The state that `with gate` leaves behind: assign it inside. IDLE, NOT_STARTED or CLOSED.
@@ -112,6 +135,8 @@ class Gate:
             release,
             self._begin,
             self.resting,
+            self._clock_ns,
+            self._is_one_step,
         )
 
     @property
@@ -122,6 +147,10 @@ class Gate:
     def now_ms(self) -> int:
         """The time that a request without its own gets."""
         return self._now_ns() // 1_000_000
+
+    def clock_ms(self) -> int:
+        """The clock that credit lives by."""
+        return self._clock_ns() // 1_000_000
 
     def __enter__(self) -> None:
         """Keep every other caller out; every loop that touches the engine does so too."""
@@ -167,15 +196,21 @@ class Gate:
         if not isinstance(identifier, str):
             raise InvalidInput("identifier", identifier, "a str")
         amount = cost if type(cost) is int and cost >= 0 else checked_int("cost", cost, 0)
-        clock_ms = self._now_ns() // 1_000_000
-        at_ms = clock_ms if now_ms is None else checked_int("now_ms", now_ms, 0)
+        at_ms = self._now_ns() // 1_000_000 if now_ms is None else checked_int("now_ms", now_ms, 0)
+        if self._is_one_step and self._state == IDLE and type(identifier) is str:
+            # IDLE: no other thread was switched away from in the middle of a decision.
+            known = self._engine.decide_known(limit, identifier, amount, at_ms)
+            if known is not None:
+                return known
         if self._locked:
             self._acquire()
         if self._state != IDLE:
             self._wait_until_idle()
         self._state = DECIDING
         try:
-            answer = self._engine.decide(limit, identifier, amount, at_ms, LOCAL, clock_ms)
+            clock_ms = self._clock_ns() // 1_000_000 if self._has_credit else 0
+            wall_ms = at_ms if now_ms is None else self._now_ns() // 1_000_000
+            answer = self._engine.decide(limit, identifier, amount, at_ms, LOCAL, clock_ms, wall_ms)
         finally:
             self._state = IDLE
             if self._locked:
@@ -186,8 +221,10 @@ class Gate:
             return answer
         return self._settle(limit, identifier, amount, at_ms, answer)
 
-    def ask(self, limit: object, identifier: object, cost: object, now_ms: object) -> Decision | Need:
-        """A decision, or what must be read first."""
+    def ask(
+        self, limit: object, identifier: object, cost: object, now_ms: object
+    ) -> Decision | Need | Ticket:
+        """A decision, or what must come first."""
         if not isinstance(limit, Limit):
             raise InvalidInput("limit", limit, LIMIT_EXPECTED)
         if not isinstance(identifier, str):
@@ -203,10 +240,13 @@ class Gate:
         answer = self.ask(limit, identifier, cost, now_ms)
         return answer if isinstance(answer, Decision) else None
 
-    def decide(self, limit: Limit, identifier: str, cost: int, now_ms: int, source: int) -> Decision | Need:
+    def decide(
+        self, limit: Limit, identifier: str, cost: int, now_ms: int, source: int
+    ) -> Decision | Need | Ticket:
         """The engine's answer to arguments that were checked before: the second try of a driver."""
+        clock_ms = self._clock_ns() // 1_000_000 if self._has_credit else 0
         with self:
-            answer = self._engine.decide(limit, identifier, cost, now_ms, source, self.now_ms())
+            answer = self._engine.decide(limit, identifier, cost, now_ms, source, clock_ms, self.now_ms())
         if self._pending.is_urgent:
             self._wake()
         return answer
@@ -215,11 +255,14 @@ class Gate:
         self, requests: Iterable[object], now_ms: object = None, source: int = LOCAL
     ) -> tuple[list[Decision] | None, list[Need]]:
         """Decisions for a batch, all or nothing; or None, and what must be read first."""
-        if not isinstance(requests, Iterable):
-            raise InvalidInput("requests", requests, REQUESTS_EXPECTED)
-        checked = [checked_request(item) for item in requests]
-        at_ms = self._now_ns() // 1_000_000 if now_ms is None else checked_int("now_ms", now_ms, 0)
-        return self._decide_many(checked, at_ms, source)
+        return self._decide_many(checked_requests(requests), self._at_ms(now_ms), source)
+
+    def ask_many(self, requests: Iterable[object], now_ms: object) -> list[Decision] | Ticket:
+        """With credit: decisions for a batch, all or nothing; or what waits for the origin."""
+        return self._decide_all(checked_requests(requests), self._at_ms(now_ms))
+
+    def _at_ms(self, now_ms: object) -> int:
+        return self._now_ns() // 1_000_000 if now_ms is None else checked_int("now_ms", now_ms, 0)
 
     def attempt_many(self, requests: list[tuple[Limit, str, int]], now_ms: int) -> list[Decision] | None:
         """Decisions for a batch from memory; None when something must be read or started first, and after the end.
@@ -228,8 +271,19 @@ class Gate:
         """
         if not self.is_open:
             return None
+        if self._has_credit:
+            answer = self._decide_all(requests, now_ms)
+            return None if isinstance(answer, Ticket) else answer
         decisions, _ = self._decide_many(requests, now_ms, LOCAL)
         return decisions
+
+    def _decide_all(self, requests: Sequence[tuple[Limit, str, int]], now_ms: int) -> list[Decision] | Ticket:
+        clock_ms = self.clock_ms()
+        with self:
+            answer = self._engine.decide_all(requests, now_ms, clock_ms, self.now_ms())
+        if self._pending.is_urgent:
+            self._wake()
+        return answer
 
     def _decide_many(
         self, requests: Sequence[tuple[Limit, str, int]], now_ms: int, source: int

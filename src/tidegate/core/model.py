@@ -18,6 +18,7 @@ from tidegate.errors import InvalidInput
 
 __all__ = [
     "DEGRADED",
+    "DURATION_MS_MAX",
     "LOCAL",
     "NAME_LENGTH_MAX",
     "ORIGIN",
@@ -47,6 +48,10 @@ REGION_EXPECTED: Final = "a name of 1 to 64 letters, digits, dots, hyphens and u
 
 # Shorter windows would roll over faster than a slow round trip.
 DURATION_MS_MIN: Final = 1000
+
+# A hundred years. The end of a window, and the moment when its counts expire, then fit into 64 bits everywhere: a
+# database refuses rows beyond that, one by one, and they would delay those of others.
+DURATION_MS_MAX: Final = 3_155_760_000_000
 
 # How a decision was made; `Decision.source` spells it out.
 LOCAL: Final = 0  # from memory that was fresh enough, or that already denied
@@ -153,6 +158,9 @@ class Limit:
                 expected = f'milliseconds, as in duration_ms=60_000; or write the quota as "{count}/minute"'
                 raise InvalidInput("duration_ms", duration_ms, expected)
             length_ms = checked_int("duration_ms", duration_ms, DURATION_MS_MIN)
+        if length_ms > DURATION_MS_MAX:
+            expected = f"a duration of at most {DURATION_MS_MAX} ms, a hundred years"
+            raise InvalidInput("duration_ms", length_ms, expected)
         self.quota: Final[int] = count
         self.duration_ms: Final[int] = length_ms
         self.namespace: Final[str] = checked_name("namespace", namespace)
@@ -403,6 +411,12 @@ class Tuning:
     pass their own.
     """
 
+    # Accept only what the origin has granted (docs/adr/0015-credit.md): with it the region is exact, without it a read
+    # or replay is trusted for `fresh_ms`.
+    credit: bool = True
+    # A report that no request waits for rests this long, so that a busy subject costs few messages. A crash loses what
+    # rests.
+    report_interval_ms: int = 5
     # A read or replay is trusted this long. Peers' counts are at most this old when nothing is replayed.
     fresh_ms: int = 5_000
     # Longest wait of a caller for a read, connecting included; then the decision is local.
@@ -481,6 +495,7 @@ MAY_BE_ZERO: Final = frozenset(
         "pressure_interval_ms",
         "read_retry_ms",
         "replay_interval_ms",
+        "report_interval_ms",
         "rollover_grace_ms",
         "set_aside_ms",
         "touch_ms",
@@ -491,7 +506,7 @@ MAY_BE_ZERO: Final = frozenset(
 def check_tuning(values: Mapping[str, object]) -> None:
     """Refuse a value that its field cannot have. A name that is no field is left to Python."""
     for name, value in values.items():
-        if name == "anticipation":
+        if name in ("anticipation", "credit"):
             if not isinstance(value, bool):
                 raise InvalidInput(name, value, "True or False")
             continue

@@ -63,7 +63,7 @@ class OriginSync:
             self._restore_own(subject, cell, reply.component)
             self._merge_others(subject, cell, reply.total - reply.component, now_ms)
             self._detect_loss(subject, cell, need.acked[i], reply.component, now_ms)
-        self._unpin(subject, now_ms)
+        self.unpin(subject, now_ms)
 
     def _cell_of(self, need: Need, index: int, reply: OriginReply) -> Cell:
         """The cell that a reply is about. One that was created for the read is kept if the origin has counts of it."""
@@ -83,7 +83,7 @@ class OriginSync:
             origin = cell.origin
             if origin is not None:
                 origin.fail(until_ms)
-        self._unpin(need.subject, now_ms)
+        self.unpin(need.subject, now_ms)
 
     # -- replay
 
@@ -101,7 +101,7 @@ class OriginSync:
             if subject.table >= 0:
                 self._plan_subject(replay, subject, now_ms)
         for subject in self.pending.take_dirty(taken):
-            self._unpin(subject, now_ms)
+            self.unpin(subject, now_ms)
         return replay if replay.cells else None
 
     def _plan_subject(self, replay: Replay, subject: Subject, now_ms: int) -> None:
@@ -126,24 +126,42 @@ class OriginSync:
         """The origin merged them: they are acknowledged, and its totals bring the counts of the other nodes."""
         for i, reply in enumerate(replies):
             subject = replay.subjects[i]
-            cell = replay.cells[i]
             sent = replay.components[i].own
-            origin = cell.origin
-            assert origin is not None
-            self._restore_own(subject, cell, reply.component)
-            self._detect_loss(subject, cell, replay.acked[i], reply.component, now_ms)
-            origin.acked = max(origin.acked, sent)
-            self._merge_others(subject, cell, reply.total - max(reply.component, sent), now_ms)
-            self._unpin(subject, now_ms)
+            self.apply_report(
+                subject, replay.cells[i], sent, replay.acked[i], reply.total, reply.component, now_ms
+            )
+            self.unpin(subject, now_ms)
+
+    def apply_report(
+        self,
+        subject: Subject,
+        cell: Cell,
+        sent: int,
+        acked: int,
+        total: int,
+        component: int,
+        now_ms: int,
+    ) -> None:
+        """The origin merged `sent`, and answered its total and the component that it held before. `acked` was
+        acknowledged when it was sent."""
+        origin = cell.origin
+        assert origin is not None
+        self._restore_own(subject, cell, component)
+        self._detect_loss(subject, cell, acked, component, now_ms)
+        origin.acked = max(origin.acked, sent)
+        self._merge_others(subject, cell, total - max(component, sent), now_ms)
 
     def fail_replay(self, replay: Replay) -> None:
         """They may not have arrived: they are sent again. Merging twice is harmless."""
         for subject in replay.subjects:
             self.pending.queue_replay(subject, subject.touched_ms)
 
-    def _unpin(self, subject: Subject, now_ms: int) -> None:
-        """A subject whose counts are all acknowledged may be evicted again."""
+    def unpin(self, subject: Subject, now_ms: int) -> None:
+        """A subject whose counts are all acknowledged, and for which nothing waits, may be evicted again."""
         if subject.queue != PINNED or subject.is_dirty or subject.table < 0:
+            return
+        credit = subject.credit
+        if credit is not None and (credit.in_flight or credit.waiting is not None):
             return
         sequence_min = now_ms // self._subjects.key_of(subject)[2] - 2
         for cell in subject.cells():

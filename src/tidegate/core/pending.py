@@ -30,6 +30,7 @@ class Pending:
         "_pressure_parts",
         "_pruned",
         "_subjects",
+        "asking",
         "changed",
         "dirty",
         "is_urgent",
@@ -40,11 +41,14 @@ class Pending:
         self._subjects: Final[Subjects] = subjects
         self._global_view: Final[GlobalView] = global_view
         self._pressure_parts: Final[int] = tuning.pressure_parts
-        # Subjects with counts to replay; with cells to publish on the tick; with cells to publish before it.
+        # Subjects with counts to replay; with something to ask the origin at once: requests wait, credit is low or was
+        # recalled; with cells to publish on the tick; with cells to publish before it.
         self.dirty: Final[list[Subject]] = []
+        self.asking: Final[list[Subject]] = []
         self.changed: Final[list[Subject]] = []
         self.pressed: Final[list[Subject]] = []
-        # True when something was added to `dirty` or `pressed`: the driver wakes its loops and sets it to False.
+        # True when something was added to `dirty`, `asking` or `pressed`: the driver wakes its loops, and sets it to
+        # False.
         self.is_urgent: bool = False
         # Where `prune` last stopped.
         self._pruned: int = 0
@@ -79,6 +83,14 @@ class Pending:
         self.is_urgent = True
         if subject.queue != PINNED:
             self._subjects.move(subject, PINNED, now_ms)
+
+    def queue_ask(self, subject: Subject) -> None:
+        """A message about the subject should leave at once. While one is in flight, its answer sees to that."""
+        if subject.is_asking or subject.table < 0:
+            return
+        subject.is_asking = True
+        self.asking.append(subject)
+        self.is_urgent = True
 
     def queue_publish(self, subject: Subject, cell: Cell) -> None:
         """Publish the cell on the next tick, or before it under pressure, if its count is above the published one."""
@@ -143,6 +155,14 @@ class Pending:
             subject.is_dirty = False
         return taken
 
+    def take_asking(self, count: int) -> list[Subject]:
+        """Remove the next `count` subjects whose message should leave at once."""
+        taken = self.asking[:count]
+        del self.asking[:count]
+        for subject in taken:
+            subject.is_asking = False
+        return taken
+
     def prune(self) -> None:
         """Remove a few evicted subjects. Called with each new subject.
 
@@ -150,6 +170,7 @@ class Pending:
         otherwise fill it with subjects that were evicted long ago.
         """
         self._prune(self.dirty)
+        self._prune(self.asking)
         self._prune(self.changed)
         self._prune(self.pressed)
 

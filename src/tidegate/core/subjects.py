@@ -24,6 +24,11 @@ __all__ = ["Subjects"]
 # Expiry work done along with each new subject: more than one, so that expiry outruns growth.
 EXPIRE_PER_CREATION: Final = 4
 
+# A subject that was not used for so long holds no live credit: longer than any life of credit.
+HOLDS_MS: Final = 10_000
+# Evicted subjects whose credit is given back with the next message. What is left out ends by itself.
+RELEASED_MAX: Final = 10_000
+
 
 @final
 class Subjects:
@@ -50,6 +55,7 @@ class Subjects:
         "evicted_unreplayed",
         "expired",
         "has_lost_foreign",
+        "released",
         "slots",
         "tables",
     )
@@ -81,6 +87,8 @@ class Subjects:
         self.expired: int = 0
         # Since the last full import, counts of other regions were evicted, or were not kept because memory was full.
         self.has_lost_foreign: bool = False
+        # (digest, incarnation) of subjects that were dropped while they may have held credit. Taken by `CreditSync`.
+        self.released: list[tuple[bytes, int]] = []
 
     # -- finding and creating
 
@@ -223,7 +231,7 @@ class Subjects:
                 self.evicted_clean += 1
             if self._has_ledger:
                 self.has_lost_foreign = True
-            self.drop(victim)
+            self.drop(victim, now_ms)
 
     def _victim(self, now_ms: int, keep: Subject | None) -> Subject | None:
         """Who is evicted next. Of two tables of one subject each, one may hold nothing but `keep`."""
@@ -255,10 +263,18 @@ class Subjects:
             return self.slots[subject.newer] if subject.newer >= 0 else None
         return subject
 
-    def drop(self, subject: Subject) -> None:
+    def drop(self, subject: Subject, now_ms: int) -> None:
         """Remove a subject with everything it holds."""
         table = self._numbered[subject.table]
         assert table is not None
+        credit = subject.credit
+        if (
+            credit is not None
+            and (credit.spare > 0 or credit.in_flight)
+            and now_ms - subject.touched_ms < HOLDS_MS
+            and len(self.released) < RELEASED_MAX
+        ):
+            self.released.append((subject.digest_of(table.key), subject.incarnation))
         self._unlink(table.queue(subject.queue), subject)
         self._unschedule(subject)
         table.remove(subject.identifier)
@@ -328,7 +344,7 @@ class Subjects:
                     self._schedule(subject, table, now_ms)
                 else:
                     self.expired += 1
-                    self.drop(subject)
+                    self.drop(subject, now_ms)
             heappop(self._due)
             del self._buckets[due_ms]
         return False

@@ -6,15 +6,31 @@ environment: that is the one way in, for tests and the simulator.
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from random import Random
 
 from tidegate.adapters.clock import WallClock
+from tidegate.core import engine
 from tidegate.ports import Clock
 
-__all__ = ["Environment"]
+__all__ = ["Environment", "decides_in_one_step", "is_compiled"]
+
+
+def is_compiled() -> bool:
+    """Whether the core runs as extension modules, and not interpreted."""
+    return not engine.__file__.endswith(".py")
+
+
+def decides_in_one_step() -> bool:
+    """Whether no other thread, signal handler or finalizer can run while compiled code decides.
+
+    Interpreted code is interrupted between any two instructions. Without a GIL, threads run side by side.
+    """
+    is_gil_enabled: Callable[[], bool] | None = getattr(sys, "_is_gil_enabled", None)
+    return is_compiled() and (is_gil_enabled is None or is_gil_enabled())
 
 
 @dataclass(frozen=True)
@@ -29,3 +45,5 @@ class Environment:
     """How `Limiter.wait` sleeps. `AsyncLimiter.wait` sleeps on its event loop."""
     monotonic_s: Callable[[], float] = time.monotonic
     """The clock that `sleep` moves."""
+    monotonic_ns: Callable[[], int] = time.monotonic_ns
+    """The clock that credit lives by. It never steps back."""

@@ -18,9 +18,10 @@ from tidegate.adapters.urls import check_directory, open_ledger, open_origin
 from tidegate.core.engine import Engine, Need
 from tidegate.core.gate import IDLE, NOT_STARTED, Gate
 from tidegate.core.model import Decision, Limit, Tuning, checked_region
+from tidegate.core.tickets import Ticket
 from tidegate.errors import ConfigurationError, InvalidInput
 from tidegate.ports import Ledger, Origin
-from tidegate.runtime.environment import Environment
+from tidegate.runtime.environment import Environment, decides_in_one_step
 from tidegate.runtime.node import Node
 from tidegate.runtime.statistics import Statistics
 
@@ -29,7 +30,18 @@ __all__ = ["Fleet", "Parts"]
 # For an origin or a ledger in memory, which no other process can see.
 EMBEDDED_REGION: Final = "embedded"
 
-ORIGIN_METHODS: Final = ("open", "read", "merge", "pulse", "close", "statistics")
+ORIGIN_METHODS: Final = (
+    "open",
+    "read",
+    "merge",
+    "exchange",
+    "listen",
+    "rules",
+    "can_be_recalled",
+    "pulse",
+    "close",
+    "statistics",
+)
 LEDGER_METHODS: Final = ("open", "publish", "changes", "heartbeat", "close", "statistics")
 
 
@@ -140,7 +152,7 @@ class Fleet:
     def make(
         self,
         wake: Callable[[], object],
-        settle: Callable[[Limit, str, int, int, Need], Decision],
+        settle: Callable[[Limit, str, int, int, Need | Ticket], Decision],
         begin: Callable[[], object],
         on_loop_closed: Callable[[], object],
         acquire: Callable[[], bool] | None = None,
@@ -152,10 +164,22 @@ class Fleet:
             node_id=self.environment.node_id or token_hex(8),
             has_origin=self._origin is not None,
             has_ledger=self._ledger is not None,
+            has_credit=self.tuning.credit,
         )
         time_ns = now_ns if isinstance(self.environment.clock, WallClock) else self._now_ns
         state = NOT_STARTED if self.shares else IDLE
-        gate = Gate(engine, time_ns, wake, settle, acquire, release, begin, state)
+        gate = Gate(
+            engine,
+            time_ns,
+            wake,
+            settle,
+            acquire,
+            release,
+            begin,
+            state,
+            self.environment.monotonic_ns,
+            decides_in_one_step(),
+        )
         return Parts(engine, gate, self._node(engine, gate, on_loop_closed) if self.shares else None)
 
     def make_for_new_loop(self, parts: Parts, on_loop_closed: Callable[[], object]) -> Parts:

@@ -73,6 +73,9 @@ class ImportLoop:
         self.calls: Final[Calls] = Calls("ledger_import", tuning)
         # Logged once when it begins, and once when it ends.
         self._is_down = False
+        # Logged once, until a full read finds none.
+        self._has_unreadable = False
+        self.rows_unreadable: int = 0
         self.rows_last: int = 0
         self.rows_total: int = 0
         self.lag_ms: dict[str, int] = {}
@@ -88,6 +91,7 @@ class ImportLoop:
         full = full or self._cursor is None or loop.time() >= self._full_at_s
         full = full or (self._sync.wants_full_import and loop.time() >= self._evicted_at_s)
         rows = 0
+        unreadable = 0
         lost = False
         now_ms = self._gate.now_ms()
         cursor = None if full else self._cursor
@@ -106,6 +110,7 @@ class ImportLoop:
                 cursor = changes.cursor
                 more = changes.more
                 lost = lost or changes.lost
+                unreadable += changes.unreadable
         except DependencyError as error:
             if not self._is_down:
                 self._is_down = True
@@ -115,6 +120,7 @@ class ImportLoop:
             self._is_down = False
             logger.warning("the ledger answers again")
         self._cursor = cursor
+        self._note_unreadable(unreadable, full)
         if full:
             self._full_at_s = loop.time() + self._tuning.import_full_interval_ms / 1000
             interval_s = self._tuning.import_interval_ms / 1000
@@ -128,6 +134,15 @@ class ImportLoop:
         self.rows_last = rows
         self.rows_total += rows
         return Imported(True, rows, full)
+
+    def _note_unreadable(self, unreadable: int, full: bool) -> None:
+        self.rows_unreadable += unreadable
+        if unreadable and not self._has_unreadable:
+            logger.warning(
+                "%d rows of the ledger cannot be read and are skipped; see `tidegate doctor`", unreadable
+            )
+        if unreadable or full:
+            self._has_unreadable = unreadable > 0
 
     async def _changes(self, cursor: str | None, now_ms: int) -> Changes:
         return await self.calls.call(

@@ -1,9 +1,9 @@
 """`Limiter` for threads and `AsyncLimiter` for tasks: two thin drivers over one engine.
 
-Both decide through a `Gate`, and read the origin when it answers that a read must come first. Neither contains a
-rule of its own. An embedded limiter starts nothing. One with an origin or a ledger runs a `Node`: on the caller's
-event loop, or on a loop in one thread that the `Limiter` owns. A limiter that was made before a fork works in the
-child, as a new node with connections of its own.
+Both decide through a `Gate`, and wait for the origin when it answers that the origin must be asked first. Neither
+contains a rule of its own. An embedded limiter starts nothing. One with an origin or a ledger runs a `Node`: on the
+caller's event loop, or on a loop in one thread that the `Limiter` owns. A limiter that was made before a fork works in
+the child, as a new node with connections of its own.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from tidegate.adapters.forks import FORK_WAIT_S, INHERITED
 from tidegate.core.engine import Need
 from tidegate.core.gate import CLOSED, NOT_STARTED, LimitMethod
 from tidegate.core.model import DEGRADED, ORIGIN, Decision, Limit, Request
+from tidegate.core.tickets import Ticket
 from tidegate.errors import InvalidInput
 from tidegate.runtime.driver import Driver, LimiterState
 from tidegate.runtime.fleet import Parts
@@ -67,7 +68,7 @@ class AsyncLimiter(Driver):
     def limit_nowait(
         self, limit: Limit, identifier: str, cost: int = 1, *, now_ms: int | None = None
     ) -> Decision | None:
-        """A decision from memory, or None when `limit` would have to read the origin, or to start, first."""
+        """A decision from memory, or None when `limit` would have to ask the origin, or to start, first."""
         return self._gate.attempt(limit, identifier, cost, now_ms)
 
     @property
@@ -90,6 +91,8 @@ class AsyncLimiter(Driver):
         answer = self._gate.ask(limit, identifier, cost, at_ms)
         if isinstance(answer, Decision):
             return answer
+        if isinstance(answer, Ticket):
+            return (await self._wait_for(answer))[0]
         source = await self._read([answer])
         decision = self._gate.decide(limit, identifier, cost, at_ms, source)
         assert isinstance(decision, Decision), "after reading, the engine decides"
@@ -98,9 +101,12 @@ class AsyncLimiter(Driver):
     def limit_many_nowait(
         self, requests: Sequence[Request], *, now_ms: int | None = None
     ) -> list[Decision] | None:
-        """A batch from memory, or None when `limit_many` would have to read the origin, or to start, first."""
+        """A batch from memory, or None when `limit_many` would have to ask the origin, or to start, first."""
         if not self._gate.is_open:
             return None
+        if self._parts.engine.has_credit:
+            answer = self._gate.ask_many(_batch(requests), now_ms)
+            return None if isinstance(answer, Ticket) else answer
         decisions, _ = self._gate.decide_many(_batch(requests), now_ms)
         return decisions
 
@@ -109,6 +115,9 @@ class AsyncLimiter(Driver):
         requests = _batch(requests)
         if not self._gate.is_open:
             await self._begin()
+        if self._parts.engine.has_credit:
+            answer = self._gate.ask_many(requests, now_ms)
+            return await self._wait_for(answer) if isinstance(answer, Ticket) else answer
         at_ms = self._gate.now_ms() if now_ms is None else now_ms
         decisions, needs = self._gate.decide_many(requests, at_ms)
         if decisions is None:
@@ -116,6 +125,11 @@ class AsyncLimiter(Driver):
             decisions, _ = self._gate.decide_many(requests, at_ms, source)
             assert decisions is not None, "after reading, the engine decides"
         return decisions
+
+    async def _wait_for(self, ticket: Ticket) -> list[Decision]:
+        node = self._parts.node
+        assert node is not None and node.exchanges is not None, "only an engine with an origin makes tickets"
+        return await node.exchanges.wait(ticket)
 
     async def _read(self, needs: list[Need]) -> int:
         node = self._parts.node
@@ -300,10 +314,24 @@ class Limiter(Driver, LimitMethod):
         if thread is not None and node is not None and not node.is_awake:
             thread.call_soon(node.wake)
 
-    def _settle(self, limit: Limit, identifier: str, cost: int, now_ms: int, need: Need) -> Decision:
+    def _settle(self, limit: Limit, identifier: str, cost: int, now_ms: int, need: Need | Ticket) -> Decision:
+        if isinstance(need, Ticket):
+            return self._wait_for(need)[0]
         decision = self._gate.decide(limit, identifier, cost, now_ms, self._read([need]))
         assert isinstance(decision, Decision), "after reading, the engine decides"
         return decision
+
+    def _wait_for(self, ticket: Ticket) -> list[Decision]:
+        thread = self._thread
+        if thread is not None:
+            # It is decided in time by itself. If the node's thread gets no time to run, the caller does not wait.
+            thread.wait_for(ticket, 1.1 * self._fleet.tuning.read_timeout_ms / 1000)
+        if ticket.decisions is None:
+            node = self._parts.node
+            assert node is not None and node.exchanges is not None
+            node.exchanges.give_up(ticket)
+        assert ticket.decisions is not None
+        return ticket.decisions
 
     def _read(self, needs: list[Need]) -> int:
         thread = self._thread
@@ -319,6 +347,9 @@ class Limiter(Driver, LimitMethod):
         requests = _batch(requests)
         if not self._gate.is_open:
             self._begin()
+        if self._parts.engine.has_credit:
+            answer = self._gate.ask_many(requests, now_ms)
+            return self._wait_for(answer) if isinstance(answer, Ticket) else answer
         at_ms = self._gate.now_ms() if now_ms is None else now_ms
         decisions, needs = self._gate.decide_many(requests, at_ms)
         if decisions is None:
@@ -476,7 +507,9 @@ def _batch(requests: Sequence[Request]) -> Sequence[Request]:
     raise InvalidInput("requests", requests, "a list or a tuple of Request items")
 
 
-def _cannot_settle(_limit: Limit, _identifier: str, _cost: int, _now_ms: int, _need: Need) -> Decision:
+def _cannot_settle(
+    _limit: Limit, _identifier: str, _cost: int, _now_ms: int, _need: Need | Ticket
+) -> Decision:
     raise AssertionError("an AsyncLimiter asks its gate without settling")
 
 

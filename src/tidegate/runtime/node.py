@@ -20,6 +20,7 @@ from types import MappingProxyType
 from typing import Final
 
 from tidegate.adapters.backoff import Backoff
+from tidegate.core.credit_sync import CreditSync
 from tidegate.core.engine import Engine
 from tidegate.core.gate import CLOSED, Gate
 from tidegate.core.ledger_sync import LedgerSync
@@ -30,6 +31,7 @@ from tidegate.errors import CircuitOpen, Closed, ConfigurationError, DependencyE
 from tidegate.ports import Ledger, Origin
 from tidegate.runtime.breaker import Breaker
 from tidegate.runtime.calls import ADAPTER_SHARE
+from tidegate.runtime.exchange import Exchanges
 from tidegate.runtime.importer import ImportLoop
 from tidegate.runtime.loops import loop_backoff
 from tidegate.runtime.publish import PublishLoop
@@ -109,6 +111,8 @@ class Node:
         self.origin_sync: Final[OriginSync] = OriginSync(engine, self.sweep, tuning)
         self.ledger_sync: Final[LedgerSync] = LedgerSync(engine, self.sweep, tuning, region)
         self.stalls: StallMonitor = StallMonitor()
+        # With credit `exchanges` does the work of `reads` and `replay`.
+        self.exchanges: Exchanges | None = None
         self.reads: Reads | None = None
         self.replay: ReplayLoop | None = None
         self.pulse: PulseLoop | None = None
@@ -121,9 +125,26 @@ class Node:
 
     def _make_origin_loops(self, origin: Origin) -> None:
         gate, sync, tuning = self._gate, self.origin_sync, self._tuning
-        replay = ReplayLoop(origin, gate, sync, tuning, self._backoff(), is_usable=self._is_origin_usable)
-        self.replay = replay
-        self.reads = Reads(origin, gate, sync, tuning, is_usable=self._is_origin_usable, on_work=self.wake)
+        if self._engine.has_credit:
+            exchanges = Exchanges(
+                origin,
+                gate,
+                CreditSync(self._engine, sync, tuning, origin.rules),
+                self.sweep,
+                tuning,
+                self._random,
+                is_usable=self._is_origin_usable,
+                on_work=self.wake,
+            )
+            self.exchanges = exchanges
+            retry_now = exchanges.retry_now
+        else:
+            replay = ReplayLoop(origin, gate, sync, tuning, self._backoff(), is_usable=self._is_origin_usable)
+            self.replay = replay
+            self.reads = Reads(
+                origin, gate, sync, tuning, is_usable=self._is_origin_usable, on_work=self.wake
+            )
+            retry_now = replay.retry_now
         self.pulse = PulseLoop(
             origin,
             self._region,
@@ -131,7 +152,7 @@ class Node:
             self.sweep,
             tuning,
             on_wiped=self.wake,
-            on_recovered=replay.retry_now,
+            on_recovered=retry_now,
         )
 
     def _make_ledger_loops(self, ledger: Ledger) -> None:
@@ -211,8 +232,12 @@ class Node:
     async def _start_origin(self) -> None:
         try:
             await self._open_origin()
-            if self.replay is not None and self.pulse is not None:
+            if self.replay is not None:
                 self._spawn(self.replay.run())
+            if self.exchanges is not None and self._origin is not None:
+                self._spawn(self.exchanges.run())
+                self._spawn(self._origin.listen(self._engine.node_id, self.exchanges.on_recall))
+            if self.pulse is not None:
                 self._spawn(self.pulse.run())
         finally:
             self.can_decide.set()
@@ -244,9 +269,11 @@ class Node:
         await self._end_loops()
         try:
             async with asyncio.timeout(flush_s):
+                # Requests that wait for the origin are decided now, and flushed with the others.
                 if self.reads is not None:
-                    # Requests that wait for a read are decided now, and flushed with the others.
                     await self.reads.close()
+                if self.exchanges is not None:
+                    await self.exchanges.close()
                 flushed = await self._flush()
         except TimeoutError:
             flushed = False
@@ -268,6 +295,8 @@ class Node:
     async def _close(self) -> None:
         if self.reads is not None:
             await self.reads.close()
+        if self.exchanges is not None:
+            await self.exchanges.close()
         if self._origin is not None:
             await self._origin.close()
         if self._ledger is not None:
@@ -286,12 +315,15 @@ class Node:
 
     async def _flush_origin(self) -> bool:
         """Send what is left; again after a failure, until the deadline or until the breaker opens."""
-        if self.replay is None:
+        if self.replay is None and self.exchanges is None:
             return True
         backoff = self._backoff()
         while True:
             try:
-                await self.replay.run_once()
+                if self.exchanges is not None:
+                    await self.exchanges.flush()
+                elif self.replay is not None:
+                    await self.replay.run_once()
             except CircuitOpen as error:
                 logger.warning("the last counts did not reach the origin: %s", error)
                 return False
@@ -306,8 +338,10 @@ class Node:
     # -- background
 
     def wake(self) -> None:
-        """There is work for the replay or the publish loop. Cheap; call it on the node's own event loop."""
+        """There is work for the loops. Cheap; call it on the node's own event loop."""
         self._engine.pending.is_urgent = False
+        if self.exchanges is not None:
+            self.exchanges.wake()
         if self.replay is not None:
             self.replay.wake()
         if self.publish is not None and self._engine.pending.pressed:
@@ -316,7 +350,12 @@ class Node:
     @property
     def is_awake(self) -> bool:
         """The loops will see new work by themselves."""
-        return (self.replay is None or self.replay.awake) and not self._engine.pending.pressed
+        pending = self._engine.pending
+        return (
+            (self.replay is None or self.replay.awake)
+            and (self.exchanges is None or self.exchanges.is_awake)
+            and not pending.pressed
+        )
 
     async def _open_and_import(self) -> None:
         """Open the ledger unless that is done, then import until cancelled."""
@@ -346,14 +385,14 @@ class Node:
     # -- reports
 
     def _breakers(self) -> list[Breaker]:
-        parts = (self.reads, self.replay, self.publish, self.importer)
+        parts = (self.exchanges, self.reads, self.replay, self.publish, self.importer)
         return [part.calls.breaker for part in parts if part is not None]
 
     def health(self, now_s: float) -> list[Health]:
         """One line per dependency. Decisions go on whatever these say."""
         found: list[Health] = []
-        if self.pulse is not None and self.replay is not None:
-            ok = self.pulse.is_alive and self.pulse.is_ours and not self.replay.is_failing
+        if self.pulse is not None:
+            ok = self.pulse.is_alive and self.pulse.is_ours and self._refusal() is None
             found.append(Health("origin", ok, self._origin_detail()))
         if self.importer is not None:
             ok = self._is_ledger_usable() and not self.importer.calls.is_failing
@@ -364,14 +403,22 @@ class Node:
             found.append(Health(f"breaker {breaker.name}", state != "open", state))
         return found
 
+    def _refusal(self) -> str | None:
+        """Why the origin takes no counts; None if it does."""
+        for part in (self.exchanges, self.replay):
+            if part is not None and part.is_failing:
+                return part.calls.last_error
+        return None
+
     def _origin_detail(self) -> str:
-        assert self.pulse is not None and self.replay is not None
+        assert self.pulse is not None
         if self.pulse.foreign_region is not None:
             return f"belongs to region {self.pulse.foreign_region!r}"
         if not self.pulse.is_alive:
             return self.pulse.last_error or "not opened yet"
-        if self.replay.is_failing:
-            return f"answers, but takes no counts: {self.replay.calls.last_error}"
+        refusal = self._refusal()
+        if refusal is not None:
+            return f"answers, but takes no counts: {refusal}"
         return f"reachable, clock offset {self.pulse.clock_offset_ms} ms"
 
     def statistics(self, now_s: float) -> dict[str, object]:
@@ -397,12 +444,15 @@ class Node:
                 "replay_lag_s": 0.0 if since_s is None else now_s - since_s,
                 "clock_offset_ms": self.pulse.clock_offset_ms,
             }
+        if self.exchanges is not None and self.pulse is not None:
+            known |= self.exchanges.statistics(now_s) | {"clock_offset_ms": self.pulse.clock_offset_ms}
         if self.publish is not None and self.importer is not None:
             known |= {
                 "publish_rows": self.publish.rows_published,
                 "publish_errors": sum(self.publish.calls.errors.values()),
                 "import_rows": self.importer.rows_total,
                 "import_rows_last": self.importer.rows_last,
+                "import_rows_unreadable": self.importer.rows_unreadable,
                 "import_errors": sum(self.importer.calls.errors.values()),
                 "global_lag_ms": dict(self.importer.lag_ms),
                 "regions": self._engine.global_view.regions,

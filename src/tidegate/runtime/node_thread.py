@@ -1,7 +1,7 @@
 """A node on an event loop of its own, in one thread: what a `Limiter` with an origin or a ledger owns.
 
-Any thread may call `call_soon` and `read`, also while another one stops it: what comes too late is dropped, and a
-decision that wanted to read is made without it.
+Any thread may call `call_soon`, `wait_for` and `read`, also while another one stops it: what comes too late is dropped,
+and a decision that wanted to ask the origin is made without it.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from contextlib import suppress
 
 from tidegate.adapters.deadline import Deadline
 from tidegate.core.engine import Need
+from tidegate.core.tickets import Ticket
 from tidegate.errors import Closed
 from tidegate.runtime.node import Node
 
@@ -87,6 +88,18 @@ class NodeThread:
         """Call it on the node's loop; from any thread."""
         with suppress(RuntimeError):  # closed: the limiter was stopped at the same moment
             self._loop.call_soon_threadsafe(callback)
+
+    def wait_for(self, ticket: Ticket, timeout_s: float) -> None:
+        """Let the ticket wait on the node's loop, and wait for its decision; not longer than `timeout_s`."""
+        assert self._node.exchanges is not None
+        waiting = self._node.exchanges.wait(ticket)
+        try:
+            future = asyncio.run_coroutine_threadsafe(waiting, self._loop)
+        except RuntimeError:
+            waiting.close()  # the loop is closed: the limiter was stopped at the same moment
+            return
+        with suppress(TimeoutError, CancelledError):
+            future.result(timeout_s)
 
     def read(self, needs: list[Need], timeout_s: float) -> bool:
         """Read on the node's loop and wait for it; False when the decision must be made without it."""

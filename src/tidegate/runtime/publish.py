@@ -35,6 +35,10 @@ CONSIDERED_PER_ROW: Final = 20
 # Subjects looked at, and rows settled, between two turns of the event loop: about half a millisecond, compiled.
 SLICE_ROWS: Final = 200
 
+# What a database holds. Several nodes that accept huge costs can exceed it together, and one refused row costs dozens
+# of statements.
+COUNT_MAX: Final = 2**63 - 1
+
 
 Found = tuple[LedgerRow, Subject, Cell]
 """A row to publish, and what it comes from."""
@@ -74,6 +78,8 @@ class PublishLoop:
         # Called after rows were written: cells are hot, and imports should be fast.
         self._on_published = on_published
         self.calls: Final[Calls] = Calls("ledger_publish", tuning, is_usable)
+        # Rows that the ledger has refused in this turn, and why: one log line for all of them.
+        self._refused: list[tuple[LedgerRow, RowsRejected]] = []
         self.rows_published: int = 0
         self.turns: int = 0
 
@@ -105,6 +111,16 @@ class PublishLoop:
                 # Stopped in the middle: what was not tried yet waits for the last flush.
                 self._give_back_all(chunks[number + 1 :])
                 raise
+        if self._refused:
+            row, reason = self._refused[0]
+            logger.warning(
+                "the ledger refuses %d rows, and they were set aside; the first is of namespace %r, sequence %d: %s",
+                len(self._refused),
+                row.namespace,
+                row.sequence,
+                reason,
+            )
+            self._refused.clear()
         if done:
             self._on_published()
         return Published(ok, done, sizes)
@@ -144,6 +160,8 @@ class PublishLoop:
     ) -> None:
         """Send the rows from `start` up to `end`; split them where the database refuses."""
         rows = publication.rows[start:end]
+        if max(row.regional for row in rows) > COUNT_MAX:
+            rows = [row._replace(regional=min(row.regional, COUNT_MAX)) for row in rows]
         settled = start  # rows before it are published, or handled by `_bisect`
         try:
             await self.calls.call(
@@ -177,13 +195,7 @@ class PublishLoop:
         error: RowsRejected,
     ) -> None:
         if end - start == 1:
-            row = publication.rows[start]
-            logger.warning(
-                "the ledger refuses a row of namespace %r, sequence %d, and it was set aside: %s",
-                row.namespace,
-                row.sequence,
-                error,
-            )
+            self._refused.append((publication.rows[start], error))
             with self._gate:
                 self._sync.set_aside(publication, start, self._gate.now_ms())
             return

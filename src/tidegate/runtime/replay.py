@@ -9,7 +9,6 @@ origin the cells are swept, in slices, and merged again.
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Callable
 from typing import Final
 
@@ -20,11 +19,9 @@ from tidegate.core.origin_sync import OriginSync, Replay
 from tidegate.errors import DependencyError
 from tidegate.ports import Origin
 from tidegate.runtime.calls import Calls
-from tidegate.runtime.loops import wait_for_event
+from tidegate.runtime.loops import Refusals, wait_for_event
 
 __all__ = ["ReplayLoop"]
-
-logger: Final = logging.getLogger(__name__)
 
 # Slots looked at in one slice of a sweep: well below a millisecond.
 SWEEP_SLOTS: Final = 1_000
@@ -65,8 +62,7 @@ class ReplayLoop:
         self.cells_merged: int = 0
         # Since when there have been unacknowledged counts; None when there are none.
         self.behind_since_s: float | None = None
-        # Logged once when it begins, and once when it ends.
-        self._is_refused = False
+        self._refusals = Refusals()
 
     @property
     def is_failing(self) -> bool:
@@ -171,9 +167,9 @@ class ReplayLoop:
                 began_s = asyncio.get_running_loop().time()
                 merged = await self.run_once()
                 self._backoff.succeeded()
-                self._note(None)
+                self._refusals.note(None)
             except DependencyError as error:
-                self._note(error)
+                self._refusals.note(error)
                 self._retry_now.clear()
                 await wait_for_event(self._retry_now, self._backoff.pause_s())
                 continue
@@ -183,15 +179,6 @@ class ReplayLoop:
                 took_s = asyncio.get_running_loop().time() - began_s
                 await asyncio.sleep(max(0.0, self._interval_s - 2 * took_s))
             await self._sleep()
-
-    def _note(self, error: DependencyError | None) -> None:
-        if (error is not None) == self._is_refused:
-            return
-        self._is_refused = error is not None
-        if error is not None:
-            logger.warning("the origin takes no counts, nodes of this region drift apart: %s", error)
-        else:
-            logger.warning("the origin takes counts again")
 
     async def _sleep(self) -> None:
         self._woken.clear()

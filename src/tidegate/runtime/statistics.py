@@ -50,12 +50,24 @@ class Statistics:
     replay_lag_s: float = 0.0
     origin_heals: int = 0
     clock_offset_ms: int | None = None
+    # Credit: messages, requests that waited and how long, units accepted after a wait, denials because other nodes held
+    # the room, recalls received, holds given back, subjects that may hold credit, and whether recalls arrive.
+    credit_messages: int = 0
+    credit_waits: int = 0
+    credit_wait: HistogramSnapshot | None = None
+    credit_spent_after_wait: int = 0
+    credit_denied_held: int = 0
+    credit_recalls: int = 0
+    credit_releases: int = 0
+    credit_subjects: int = 0
+    credit_is_listening: bool = False
     # The ledger.
     publish_rows: int = 0
     publish_errors: int = 0
     rows_set_aside: int = 0
     import_rows: int = 0
     import_rows_last: int = 0
+    import_rows_unreadable: int = 0
     import_errors: int = 0
     global_lag_ms: Mapping[str, int] = field(default_factory=dict)
     regions: int = 0

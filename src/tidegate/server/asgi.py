@@ -37,7 +37,8 @@ Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 # Everything else is a setting of the server that hosts the application, or of the first start of `tidegate serve`.
 SETTINGS: Final = frozenset(
     {
-        *("data_dir", "region", "origin", "ledger", "workers", "snapshot_age_max_s", "test_mode", "tracing"),
+        *("data_dir", "region", "origin", "ledger", "workers", "snapshot_age_max_s"),
+        *("metrics_token", "test_mode", "tracing"),
         *("http.body_bytes_max", "http.request_timeout_s", "http.stop_timeout_s"),
     }
 )
@@ -204,8 +205,7 @@ class Application:
             return service.refuse(500, detail, head.accept, request_id=request_id)
 
     async def _body(self, receive: Receive) -> bytes | Rejection | None:
-        parts: list[bytes] = []
-        received = 0
+        body = bytearray()  # not a list of parts: each of them would take more memory than a small part
         try:
             while True:
                 message = await receive()
@@ -213,12 +213,11 @@ class Application:
                     return None
                 part: bytes = message.get("body", b"")
                 if part:
-                    parts.append(part)
-                    received += len(part)
-                    rejection = self._intake.take(len(part), received)
+                    body += part
+                    rejection = self._intake.take(len(part), len(body))
                     if rejection is not None:
                         return rejection
                 if not message.get("more_body", False):
-                    return b"".join(parts)
+                    return bytes(body)
         finally:
-            self._intake.buffered_bytes -= received
+            self._intake.buffered_bytes -= len(body)

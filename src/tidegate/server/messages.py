@@ -57,12 +57,15 @@ class Refuse(Protocol):
 class Operation:
     """The target of a path and a method, with its counters."""
 
-    __slots__ = ("handler", "name", "reads_whole", "statuses")
+    __slots__ = ("handler", "is_probe", "name", "reads_whole", "statuses")
 
-    def __init__(self, name: str, handler: Handler, reads_whole: bool = False) -> None:
+    def __init__(
+        self, name: str, handler: Handler, *, reads_whole: bool = False, is_probe: bool = False
+    ) -> None:
         self.name = name
         self.handler = handler
         self.reads_whole = reads_whole
+        self.is_probe = is_probe
         # Answers by status, written by the connections. Only this server chooses statuses, so they are few.
         self.statuses: dict[int, int] = {}
 
@@ -80,6 +83,8 @@ class Route(NamedTuple):
     handler: Handler
     reads_whole: bool = False
     """The operation needs `Head.whole`."""
+    is_probe: bool = False
+    """Answered also when all connections are in use."""
 
 
 class Router:
@@ -92,7 +97,10 @@ class Router:
         self._prefixes: dict[bytes, dict[bytes, Operation]] = {}
         self.operations: list[Operation] = []
         for route in routes:
-            operation = self._add(route.name, route.handler, route.reads_whole)
+            operation = Operation(
+                route.name, route.handler, reads_whole=route.reads_whole, is_probe=route.is_probe
+            )
+            self.operations.append(operation)
             path = route.path.encode("ascii")
             if path.endswith(b"/*"):
                 methods = self._prefixes.setdefault(path[:-1], {})
@@ -112,8 +120,8 @@ class Router:
             )
             self._wrong_method[allowed] = self._add("unknown", handler)
 
-    def _add(self, name: str, handler: Handler, reads_whole: bool = False) -> Operation:
-        operation = Operation(name, handler, reads_whole)
+    def _add(self, name: str, handler: Handler) -> Operation:
+        operation = Operation(name, handler)
         self.operations.append(operation)
         return operation
 

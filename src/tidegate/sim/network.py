@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Callable
+from contextvars import Context
 from random import Random
 from typing import Any, TypeVar
 
@@ -115,6 +116,18 @@ class Link:
             return await reply
         finally:
             timer.cancel()
+
+    def push(self, deliver: Callable[[], None], context: Context) -> None:
+        """Send a message from the server to the node, which is lost as easily as a reply."""
+        network = self._network
+        if self.is_cut or self.is_dead:
+            network.fired["message into a partition"] += 1
+        elif not network.happens(network.conditions.reply_loss_percent, "push lost"):
+            network.loop.call_later(network.delay_s(), self._deliver, deliver, context)
+
+    def _deliver(self, deliver: Callable[[], None], context: Context) -> None:
+        if not self.is_dead:
+            self._network.loop.call_soon(deliver, context=context)
 
     def _time_out(self, reply: asyncio.Future[Any]) -> None:
         if not reply.done():

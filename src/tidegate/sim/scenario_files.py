@@ -217,7 +217,7 @@ def _tuning(place: str, raw: object) -> Tuning:
         if type(value) is not type(known[name]):
             kind = "true or false" if isinstance(known[name], bool) else "an integer"
             raise MalformedScenario(f"{place}: tuning.{name} must be {kind}, not {value!r}")
-    return Tuning(**({"anticipation": False} | raw))
+    return Tuning(**({"anticipation": False, "credit": False} | raw))
 
 
 def _nodes(place: str, raw: object) -> Iterator[NodeSpec]:

@@ -371,7 +371,7 @@ class ScenarioRun:
         subjects.expire(now_ms, 1 << 62)
         for subject in list(subjects.slots):
             if subject is not None and not subject.drop_aged(now_ms, subjects.key_of(subject)[2]):
-                subjects.drop(subject)
+                subjects.drop(subject, now_ms)
 
     def _do_restart(self, step: Step) -> None:
         member = self._member(step)

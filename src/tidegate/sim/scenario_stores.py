@@ -5,9 +5,10 @@ They reply or fail immediately. Failed attempts are counted too.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from tidegate.adapters.memory import MemoryLedger, MemoryOrigin
+from tidegate.core.grants import CreditReply, CreditRequest, GrantRules
 from tidegate.core.model import Component, LedgerRow, OriginReply
 from tidegate.errors import DependencyUnavailable
 from tidegate.ports import Changes, Clock, LedgerOverview, Pulse, RegionBeat
@@ -67,6 +68,21 @@ class ScenarioOrigin:
     async def merge(self, components: Sequence[Component], *, timeout_s: float) -> list[OriginReply]:
         self._region.use(merged=len(components))
         return self._memory.merge_nowait(components)
+
+    async def exchange(self, requests: Sequence[CreditRequest], *, timeout_s: float) -> list[CreditReply]:
+        self._region.use(merged=sum(part.own > 0 for request in requests for part in request.cells))
+        return await self._memory.exchange(requests, timeout_s=timeout_s)
+
+    async def listen(self, node_id: str, on_recall: Callable[[bytes, str], None]) -> None:
+        await self._memory.listen(node_id, on_recall)
+
+    @property
+    def can_be_recalled(self) -> bool:
+        return self._memory.can_be_recalled
+
+    @property
+    def rules(self) -> GrantRules:
+        return self._memory.rules
 
     async def pulse(self, region: str, *, timeout_s: float) -> Pulse:
         self._region.use()

@@ -6,11 +6,14 @@ replica that may lag behind; without a lag it is the ledger itself.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Mapping, Sequence
+from contextvars import copy_context
 from copy import copy
 from typing import Protocol
 
 from tidegate.adapters.memory import MemoryLedger, MemoryOrigin, OriginSnapshot
+from tidegate.core.grants import CreditReply, CreditRequest, GrantRules
 from tidegate.core.model import Component, LedgerRow, OriginReply
 from tidegate.errors import DependencyUnavailable, RegionMismatch
 from tidegate.ports import Changes, Clock, LedgerOverview, Pulse, RegionBeat
@@ -50,6 +53,8 @@ class VirtualOrigin(Server):
         # Like a Redis server that is read-only or out of memory: it answers reads and a pulse. And since when.
         self.refuses_writes = False
         self.refuses_since_s = 0.0
+        # By node id: how a recall is sent to the node.
+        self.listeners: dict[str, Callable[[bytes, str], None]] = {}
 
 
 class OriginPort:
@@ -59,6 +64,7 @@ class OriginPort:
         self._origin = origin
         self._memory = origin.memory.another()
         self._link = link
+        self.can_be_recalled: bool = False
         self._observer = observer
 
     async def open(self, region: str, *, timeout_s: float) -> None:
@@ -84,6 +90,54 @@ class OriginPort:
         answers = await self._link.call(apply, timeout_s)
         self._observer.on_reply(components, True)
         return answers
+
+    async def exchange(self, requests: Sequence[CreditRequest], *, timeout_s: float) -> list[CreditReply]:
+        components = [
+            Component(
+                request.digest,
+                part.sequence,
+                request.writer,
+                part.own,
+                (part.sequence + 3) * request.duration_ms,
+            )
+            for request in requests
+            for part in request.cells
+            if part.own > 0
+        ]
+
+        def apply() -> list[CreditReply]:
+            if self._origin.refuses_writes:
+                raise DependencyUnavailable("READONLY You can't write against a read only replica.")
+            before = self._memory.read_nowait(components)
+            replies, recalls = self._memory.exchange_nowait(requests)
+            self._observer.on_merge_applied(components, before, self._memory.read_nowait(components))
+            for digest, writer in recalls:
+                listener = self._origin.listeners.get(writer.partition("~")[0])
+                if listener is not None:
+                    listener(digest, writer)
+            return replies
+
+        self._observer.on_merge_sent(components)
+        replies = await self._link.call(apply, timeout_s)
+        self._observer.on_reply(components, True)
+        return replies
+
+    async def listen(self, node_id: str, on_recall: Callable[[bytes, str], None]) -> None:
+        # A recall arrives in the process of this node, not in that of the node whose message caused it.
+        context = copy_context()
+        self._origin.listeners[node_id] = lambda digest, writer: self._link.push(
+            lambda: on_recall(digest, writer), context
+        )
+        self.can_be_recalled = True
+        try:
+            await asyncio.get_running_loop().create_future()
+        finally:
+            self.can_be_recalled = False
+            self._origin.listeners.pop(node_id, None)
+
+    @property
+    def rules(self) -> GrantRules:
+        return self._memory.rules
 
     async def pulse(self, region: str, *, timeout_s: float) -> Pulse:
         # The node remembers which incarnation of the origin it has seen: a reply that is lost must not change that.

@@ -102,6 +102,25 @@ class VirtualLoop(asyncio.BaseEventLoop):
                 return handle
         return super().call_soon(callback, *args, context=context)
 
+    def call_at(
+        self,
+        when: float,
+        callback: Callable[[Unpack[Ts]], object],
+        *args: *Ts,
+        context: Context | None = None,
+    ) -> asyncio.TimerHandle:
+        owner = context.get(_OWNER) if context is not None else _OWNER.get()
+        if owner is None:
+            return super().call_at(when, callback, *args, context=context)
+        return super().call_at(when, self._run_timer, owner, callback, args, context=context)
+
+    def _run_timer(self, owner: object, callback: Callable[..., object], args: tuple[Any, ...]) -> None:
+        held = self._held.get(owner)
+        if held is None:
+            callback(*args)
+        else:
+            held.append(asyncio.Handle(callback, args, self, copy_context()))
+
     def create_task(
         self,
         coro: Generator[Any, None, T] | Coroutine[Any, Any, T],

@@ -52,6 +52,7 @@ def snapshot_of(statistics: Statistics) -> Snapshot:
         ("global_import_rows_total", ()): statistics.import_rows,
         ("global_import_errors_total", ()): statistics.import_errors,
         ("global_import_rows_last", ()): statistics.import_rows_last,
+        ("global_import_rows_unreadable_total", ()): statistics.import_rows_unreadable,
         ("regions", ()): statistics.regions,
     }
     for reason, count in statistics.subjects_evicted.items():

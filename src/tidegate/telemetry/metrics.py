@@ -58,6 +58,8 @@ class Metric:
     """Upper bounds of the buckets of a histogram, in seconds."""
     series_max: int | None = None
     """For a top-K: how many of the largest series are shown."""
+    is_private: bool = False
+    """Its labels identify callers: shown only to those who send the token of `metrics_token`."""
 
     @property
     def full_name(self) -> str:
@@ -192,6 +194,12 @@ METRICS: Final[tuple[Metric, ...]] = (
         across="max",
     ),
     Metric(
+        "global_import_rows_unreadable_total",
+        "counter",
+        "Rows of the ledger that an import skipped, because their names are not UTF-8.",
+        "It rises: something other than Tidegate writes to its tables. All other rows are imported.",
+    ),
+    Metric(
         "global_lag_seconds",
         "gauge",
         "Age of the newest row of a region when it was imported, including this region.",
@@ -246,7 +254,13 @@ METRICS: Final[tuple[Metric, ...]] = (
         "http_connections",
         "gauge",
         "Open HTTP connections.",
-        "Near http.connections_max times the number of workers: new clients wait.",
+        "Near http.connections_max times the number of workers: idle connections are closed for new ones.",
+    ),
+    Metric(
+        "http_connections_evicted_total",
+        "counter",
+        "Idle HTTP connections that were closed because a new one needed the place.",
+        "It rises: too many clients for http.connections_max, or an attack that holds connections.",
     ),
     Metric(
         "rls_requests_total",
@@ -275,9 +289,10 @@ METRICS: Final[tuple[Metric, ...]] = (
         "gauge",
         "Decisions of the busiest rules since the start; values are those that detailed_metric and value_to_metric "
         "count apart.",
-        "One rule denies nearly all of its requests. Values are shown unmasked: restrict access to /metrics.",
+        "One rule denies nearly all of its requests. Shown only with the token of metrics_token.",
         ("domain", "rule", "values", "mode", "outcome"),
         series_max=200,
+        is_private=True,
     ),
     Metric(
         "rls_calls_total",
@@ -305,31 +320,36 @@ METRICS: Final[tuple[Metric, ...]] = (
         "rls_connections",
         "gauge",
         "Open connections of the rate limit service.",
-        "Near 1,024 times the number of workers: more are refused.",
+        "Near 1,024 times the number of workers: idle connections are closed for new ones.",
     ),
     Metric(
         "rls_connections_ended_total",
         "counter",
-        "Connections of the rate limit service that were refused, or ended because the client broke a rule of HTTP/2.",
+        "Connections of the rate limit service that were closed for a new one, or because the client broke a rule of "
+        "HTTP/2.",
         "Any steady rate: too many connections, a client without HTTP/2, or an attack.",
         ("reason",),
-        (("refused", "protocol"),),
+        (("evicted", "protocol"),),
     ),
     Metric(
         "top_workspace_decisions",
         "gauge",
-        "Decisions of the busiest workspaces since the start; too high by at most 1 % of all decisions.",
-        "One workspace has nearly all of them: consider an API quota for it.",
+        "Decisions of the busiest workspaces since the start, counted exactly.",
+        "One workspace has nearly all of them: consider an API quota for it. Shown only with the token of "
+        "metrics_token.",
         ("workspace",),
         series_max=20,
+        is_private=True,
     ),
     Metric(
         "top_identifier_denials",
         "gauge",
-        "Denials of the most denied identifiers since the start; too high by at most 1 %, sampled at high rates.",
-        "Look here first when outcome=denied jumps. Identifiers are shown unmasked: restrict access to /metrics.",
+        "Denials of the most denied identifiers since the start; too high by at most 1 % of all denials, and estimated "
+        "from a sample while there are more than 1,000 a second.",
+        "Look here first when outcome=denied jumps. Shown only with the token of metrics_token.",
         ("workspace", "namespace", "identifier"),
         series_max=20,
+        is_private=True,
     ),
     Metric(
         "workers",

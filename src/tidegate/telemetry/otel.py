@@ -7,7 +7,7 @@ when the first wrapper is created. Span attributes contain counts only, no ident
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 from tidegate.errors import MissingExtra
@@ -15,6 +15,7 @@ from tidegate.errors import MissingExtra
 if TYPE_CHECKING:
     from opentelemetry.trace import Span, Tracer
 
+    from tidegate.core.grants import CreditReply, CreditRequest, GrantRules
     from tidegate.core.model import Component, LedgerRow, OriginReply
     from tidegate.ports import Changes, Ledger, LedgerOverview, Origin, Pulse, RegionBeat
 
@@ -58,6 +59,21 @@ class _TracedOrigin:
     async def merge(self, components: Sequence[Component], *, timeout_s: float) -> list[OriginReply]:
         with self._span("merge", cells=len(components)):
             return await self._inner.merge(components, timeout_s=timeout_s)
+
+    async def exchange(self, requests: Sequence[CreditRequest], *, timeout_s: float) -> list[CreditReply]:
+        with self._span("exchange", messages=len(requests)):
+            return await self._inner.exchange(requests, timeout_s=timeout_s)
+
+    async def listen(self, node_id: str, on_recall: Callable[[bytes, str], None]) -> None:
+        await self._inner.listen(node_id, on_recall)
+
+    @property
+    def can_be_recalled(self) -> bool:
+        return self._inner.can_be_recalled
+
+    @property
+    def rules(self) -> GrantRules:
+        return self._inner.rules
 
     async def pulse(self, region: str, *, timeout_s: float) -> Pulse:
         # No span: one per second and node would hide the others.

@@ -7,6 +7,7 @@ delay decisions. It renders what `tidegate.telemetry.metrics` declares and does 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Final
 
@@ -24,8 +25,22 @@ CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 PREPARED_MAX: Final = 50_000
 
 
+PRIVATE: Final = frozenset(entry.name for entry in METRICS if entry.is_private)
+
+# What a reader of the page may take for the end of a line or of the page, or cannot decode. A line feed is not among
+# them: the text format has a form for it.
+UNPRINTABLE: Final = re.compile(r"[\\\x00-\x09\x0b-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
+
+
+def _visible(value: str) -> str:
+    """`value` without unprintable characters; a backslash is doubled, so that no two values become the same."""
+    if UNPRINTABLE.search(value) is None:
+        return value
+    return UNPRINTABLE.sub(lambda found: ascii(found.group())[1:-1], value)
+
+
 def _escape(value: str) -> str:
-    return value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+    return _visible(value).replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
 
 
 def _labels(names: Sequence[str], values: Sequence[str]) -> str:
@@ -54,27 +69,29 @@ class Renderer:
             for entry in METRICS
         }
 
-    def __call__(self, snapshots: Sequence[Snapshot]) -> bytes:
-        """The merged metrics of all these nodes, as one page."""
+    def __call__(self, snapshots: Sequence[Snapshot], *, is_public: bool = False) -> bytes:
+        """The merged metrics of all these nodes, as one page. `is_public`: without those that identify a caller."""
         merged = snapshots[0] if len(snapshots) == 1 else merge(snapshots)
+        hidden = PRIVATE if is_public else ()
+        metrics = [entry for entry in METRICS if entry.name not in hidden]
         if len(self._prepared) > PREPARED_MAX:
             self._prepared.clear()
         prepared = self._prepared
-        lines: dict[str, list[str]] = {entry.name: [] for entry in METRICS}
+        lines: dict[str, list[str]] = {entry.name: [] for entry in metrics}
         for key, value in merged.values.items():
+            if key[0] in hidden:
+                continue
             prefix = prepared.get(key)
             if prefix is None:
                 prefix = prepared[key] = self._prepare(key)
             lines[key[0]].append(f"{prefix}{value if type(value) is int else _number(value)}\n")
         for key, histogram in merged.histograms.items():
             lines[key[0]].extend(self._bucket_lines(key, histogram))
-        for entry in METRICS:
+        for entry in metrics:
             if entry.series_max is not None and len(lines[entry.name]) > entry.series_max:
                 lines[entry.name] = self._largest(entry, merged)
         # A metric without series still has its HELP line, so that it can be found.
-        page = "".join(self._heads[name] + "".join(series) for name, series in lines.items())
-        # A label may contain a lone surrogate, which is not valid UTF-8.
-        return page.encode("utf-8", "backslashreplace")
+        return "".join(self._heads[name] + "".join(series) for name, series in lines.items()).encode()
 
     @staticmethod
     def _prepare(key: Key) -> str:
@@ -140,7 +157,8 @@ class Collector:
         families = {entry.name: Family(self._family_name(entry), entry.help, entry.kind) for entry in METRICS}
         for (name, values), value in merged.values.items():
             entry = metric(name)
-            families[name].add_sample(entry.full_name, dict(zip(entry.labels, values, strict=True)), value)
+            shown = dict(zip(entry.labels, map(_visible, values), strict=True))
+            families[name].add_sample(entry.full_name, shown, value)
         for (name, values), histogram in merged.histograms.items():
             entry = metric(name)
             labels = dict(zip(entry.labels, values, strict=True))

@@ -15,6 +15,7 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Final, Generic, NamedTuple, TypeVar
 
+from tidegate.core.grants import CreditReply, CreditRequest, GrantRules
 from tidegate.core.model import Component, LedgerRow, OriginReply
 from tidegate.errors import DependencyTimeout, DependencyUnavailable
 from tidegate.ports import Changes, Ledger, LedgerOverview, Origin, Pulse, RegionBeat
@@ -31,7 +32,7 @@ __all__ = [
 T = TypeVar("T")
 Port = TypeVar("Port", bound="Origin | Ledger")
 
-ORIGIN_OPERATIONS: Final = ("open", "read", "merge", "pulse")
+ORIGIN_OPERATIONS: Final = ("open", "read", "merge", "exchange", "pulse")
 LEDGER_OPERATIONS: Final = ("open", "publish", "changes", "heartbeat", "cleanup", "overview")
 
 
@@ -113,6 +114,22 @@ class FailingOrigin:
 
     async def merge(self, components: Sequence[Component], *, timeout_s: float) -> list[OriginReply]:
         return await self.faults.around("merge", lambda: self.inner.merge(components, timeout_s=timeout_s))
+
+    async def exchange(self, requests: Sequence[CreditRequest], *, timeout_s: float) -> list[CreditReply]:
+        return await self.faults.around(
+            "exchange", lambda: self.inner.exchange(requests, timeout_s=timeout_s)
+        )
+
+    async def listen(self, node_id: str, on_recall: Callable[[bytes, str], None]) -> None:
+        await self.inner.listen(node_id, on_recall)
+
+    @property
+    def can_be_recalled(self) -> bool:
+        return self.inner.can_be_recalled
+
+    @property
+    def rules(self) -> GrantRules:
+        return self.inner.rules
 
     async def pulse(self, region: str, *, timeout_s: float) -> Pulse:
         return await self.faults.around("pulse", lambda: self.inner.pulse(region, timeout_s=timeout_s))
@@ -233,6 +250,21 @@ class TrackingOrigin(_Tracking[Origin]):
     async def merge(self, components: Sequence[Component], *, timeout_s: float) -> list[OriginReply]:
         with self.tracked("merge", list(components)):
             return await self.inner.merge(components, timeout_s=timeout_s)
+
+    async def exchange(self, requests: Sequence[CreditRequest], *, timeout_s: float) -> list[CreditReply]:
+        with self.tracked("exchange", list(requests)):
+            return await self.inner.exchange(requests, timeout_s=timeout_s)
+
+    async def listen(self, node_id: str, on_recall: Callable[[bytes, str], None]) -> None:
+        await self.inner.listen(node_id, on_recall)
+
+    @property
+    def can_be_recalled(self) -> bool:
+        return self.inner.can_be_recalled
+
+    @property
+    def rules(self) -> GrantRules:
+        return self.inner.rules
 
     async def pulse(self, region: str, *, timeout_s: float) -> Pulse:
         with self.tracked("pulse", region):

@@ -40,6 +40,7 @@ def make_limiter(
         random=random or Random(),
         sleep=sleep or time.sleep,
         monotonic_s=time.monotonic if sleep is None else lambda: clock.now_ms() / 1000,
+        monotonic_ns=_monotonic_ns(clock),
     )
     return Limiter._in_environment(  # noqa: SLF001 - the one caller that it is made for
         environment, region=region, origin=origin, ledger=ledger, tuning=tuning
@@ -55,17 +56,31 @@ def make_async_limiter(
     clock: Clock | None = None,
     node_id: str | None = None,
     random: Random | None = None,
+    monotonic_ns: Callable[[], int] | None = None,
     run_loops: bool = True,
 ) -> AsyncLimiter:
     """An `AsyncLimiter`. Its `wait` sleeps on the event loop, by the loop's own clock.
 
+    `monotonic_ns` is a clock that never steps back; without it `clock` must not step back either.
+
     With `run_loops=False` it counts as started, its dependencies as open, and nothing runs by itself: the caller
     takes every step with the `run_once` of a loop.
     """
-    environment = Environment(clock=clock or WallClock(), node_id=node_id, random=random or Random())
+    clock = clock or WallClock()
+    environment = Environment(
+        clock=clock,
+        node_id=node_id,
+        random=random or Random(),
+        monotonic_ns=monotonic_ns or _monotonic_ns(clock),
+    )
     limiter = AsyncLimiter._in_environment(  # noqa: SLF001 - the one caller that it is made for
         environment, region=region, origin=origin, ledger=ledger, tuning=tuning
     )
     if not run_loops:
         limiter._start_without_loops()  # noqa: SLF001 - the same
     return limiter
+
+
+def _monotonic_ns(clock: Clock) -> Callable[[], int]:
+    """That of the machine, unless the test has a clock of its own."""
+    return time.monotonic_ns if isinstance(clock, WallClock) else lambda: clock.now_ms() * 1_000_000

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.e2e.origin.audit import DEADLINE_S, LIMIT, REGION, ShiftedClock, until
-from tidegate import Tuning
+from tidegate import Limit, Tuning
 from tidegate.testing.limiters import make_limiter
 
 ROOT = Path(__file__).parents[3]
@@ -54,8 +54,8 @@ class NodeProcess:
         answer: dict[str, Any] = json.loads(line)
         return answer
 
-    async def accept(self, identifier: str, times: int, threads: int = 1) -> int:
-        answer = await self.ask("accept", identifier=identifier, times=times, threads=threads)
+    async def accept(self, identifier: str, times: int, threads: int = 1, quota: int = LIMIT.quota) -> int:
+        answer = await self.ask("accept", identifier=identifier, times=times, threads=threads, quota=quota)
         accepted = int(answer["accepted"])
         self.accepted[identifier] = self.accepted.get(identifier, 0) + accepted
         return accepted
@@ -97,9 +97,10 @@ def main(settings: dict[str, Any]) -> None:
                 answer = {"node_id": limiter.statistics().node_id}
             elif order["verb"] == "accept":
                 times, threads, name = order["times"], order["threads"], order["identifier"]
+                limit = Limit(order["quota"], duration_ms=LIMIT.duration_ms, namespace=LIMIT.namespace)
 
-                def accept(count: int, name: str = name) -> int:
-                    return sum(bool(limiter.limit(LIMIT, name)) for _ in range(count))
+                def accept(count: int, name: str = name, limit: Limit = limit) -> int:
+                    return sum(bool(limiter.wait(limit, name, timeout=0.2)) for _ in range(count))
 
                 with ThreadPoolExecutor(threads) as crowd:
                     answer = {"accepted": sum(crowd.map(accept, [times // threads] * threads))}

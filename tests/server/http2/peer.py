@@ -184,7 +184,7 @@ class Served:
     def pass_time(self, seconds: float) -> None:
         """Let the server's deadlines see so many seconds pass."""
         for _ in range(self.server.wheel.ticks(seconds)):
-            self.server.wheel.run_once()
+            self.server.run_once()
 
     def close(self) -> None:
         for peer in self._peers:
@@ -199,7 +199,7 @@ async def serving(
     server = Http2Server([Method(ECHO, lambda data: data), *methods], options)
     bound = bound_socket()
     served = Served(server, bound.getsockname()[1])
-    await server.start(bound)
+    server.start(bound)
     # Deadlines and budgets move only by `pass_time`, however slow the machine is.
     assert server._tick_timer is not None
     server._tick_timer.cancel()

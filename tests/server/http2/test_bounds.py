@@ -131,13 +131,42 @@ async def test_calls_whose_answers_have_not_left_count_as_open() -> None:
         assert frame.error_code == h2.ErrorCode.REFUSED_STREAM
 
 
-async def test_connections_above_their_number_are_closed_at_once() -> None:
+async def test_at_the_bound_the_connection_that_is_idle_the_longest_makes_room() -> None:
     async with serving(options=Http2Options(connections_max=2)) as served:
         first, second = await served.peer(), await served.peer()
-        await (await served.raw()).closed()
-        assert served.server.statistics().connections_refused == 1
+        await second.echo(b"everything before it has arrived")
+        served.pass_time(1.0)
         await first.echo(b"1")
-        await second.echo(b"2")
+        third = await served.raw()
+        third.send(h2.PREFACE, h2.settings_frame({}))
+        served.pass_time(0.0)
+        await second.closed()
+        await third.frame_of(h2.SETTINGS)
+        await first.echo(b"2")
+        assert served.server.statistics().connections_evicted == 1
+
+
+async def test_a_connection_whose_call_is_being_worked_on_is_not_closed_for_another_one() -> None:
+    release = asyncio.Event()
+
+    async def slow(data: bytes) -> bytes:
+        await release.wait()
+        return data
+
+    async with serving([Method("/test.Test/Slow", slow)], Http2Options(connections_max=1)) as served:
+        busy = await served.peer()
+        await busy.echo(b"")
+        stream_id = busy.next_id()
+        busy.send(busy.call_frames(stream_id, b"s", path="/test.Test/Slow"))
+        await until(lambda: any(each._streams for each in served.server.connections))
+        waiting = await served.raw()
+        waiting.send(h2.PREFACE, h2.settings_frame({}))
+        served.pass_time(1.0)
+        assert served.server.statistics().connections == 1
+        release.set()
+        assert (await busy.reply(stream_id)).body == message(b"s")
+        served.pass_time(1.0)
+        await waiting.frame_of(h2.SETTINGS)
 
 
 async def test_a_peer_cannot_make_us_hold_more_than_the_window() -> None:

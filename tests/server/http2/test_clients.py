@@ -48,7 +48,7 @@ async def served(certificate: tuple[Path, Path] | None) -> AsyncIterator[int]:
     methods = [Method(ECHO, lambda data: data), Method("/t/Refuse", refuse), Method("/t/Slow", slow)]
     server = Http2Server(methods, tls=context)
     bound = bound_socket()
-    await server.start(bound)
+    server.start(bound)
     try:
         yield bound.getsockname()[1]
     finally:

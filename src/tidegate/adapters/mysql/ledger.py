@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from tidegate.adapters.ledger_cursor import ChangeReader, Heads, LivePlace, Place
-from tidegate.adapters.ledger_rows import SLICE_ROWS, RowReader, StoredRow, beats_of, decode_name
+from tidegate.adapters.ledger_rows import SLICE_ROWS, RowReader, StoredRow, beats_of, shown_name
 from tidegate.adapters.mysql.connection import MySQLConnection, MySQLSession
 from tidegate.adapters.sql_ledger import SqlLedger
 from tidegate.errors import TidegateError
@@ -190,7 +190,7 @@ class MySQLLedger(SqlLedger[MySQLSession]):
         await rows.add(hottest.rows)
         return LedgerOverview(
             regions=beats_of(beats.rows),
-            rows={decode_name(region): count for region, count in live.rows},
+            rows={shown_name(region): count for region, count in live.rows},
             expired_rows=expired.rows[0][0],
             hottest=rows.rows,
             clock_ms=clock.rows[0][0],

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from tidegate.adapters.ledger_cursor import ChangeReader, Heads, LivePlace, Place
-from tidegate.adapters.ledger_rows import RowReader, StoredRow, beats_of, decode_name
+from tidegate.adapters.ledger_rows import RowReader, StoredRow, beats_of, shown_name
 from tidegate.adapters.postgres.connection import PostgresConnection, PostgresSession
 from tidegate.adapters.sql_ledger import SqlLedger
 from tidegate.ports import LedgerOverview, RegionBeat
@@ -186,7 +186,7 @@ class PostgresLedger(SqlLedger[PostgresSession]):
         )
         return LedgerOverview(
             regions=beats_of(beats),
-            rows={decode_name(region): count for region, count in live},
+            rows={shown_name(region): count for region, count in live},
             expired_rows=expired,
             hottest=rows.rows,
             clock_ms=clock_ms,

@@ -24,8 +24,8 @@ from tidegate.adapters.ledger_rows import (
     RowReader,
     StoredRow,
     beats_of,
-    decode_name,
     encode_name,
+    shown_name,
     stored_rows,
 )
 from tidegate.adapters.migrations import sqlite_schema_version
@@ -296,7 +296,7 @@ class SQLiteLedger:
             hottest.add_nowait(_records(connection, HOTTEST, {"now_ms": now_ms, "limit": hottest_max}))
             return LedgerOverview(
                 regions=beats_of(connection.execute(BEATS).fetchall()),
-                rows={decode_name(region): count for region, count in live},
+                rows={shown_name(region): count for region, count in live},
                 expired_rows=expired,
                 hottest=hottest.rows,
                 clock_ms=self._clock.now_ms(),

@@ -36,6 +36,7 @@ from tidegate.server.api.problems import (
     Refusal,
     error_answer,
 )
+from tidegate.server.api.schema import Doubt
 from tidegate.server.catalog.sync import CatalogFull, CatalogSync
 from tidegate.server.catalog.view import Caller, Callers, NamespaceView, WorkspaceView
 from tidegate.server.messages import Answer, Handler, Head
@@ -133,6 +134,25 @@ class Admission:
         if caller.workspace.quota is not None:
             yield from self._use_quota(call, caller.workspace)
         return caller
+
+    def body(self, call: Call, decode: Callable[[bytes], T], data: bytes) -> Steps[T]:
+        """`decode(data)`, with a second look where that is needed and the caller is known."""
+        try:
+            return decode(data)
+        except Doubt as doubt:
+            settled: T = yield from self.settle(call, doubt)
+            return settled
+
+    def settle(self, call: Call, doubt: Doubt[T]) -> Steps[T]:
+        """The body, if a second look finds it valid. For a caller who is not known it would cost more than reading
+        the body did: the answer is the first reason, or that the caller is not known."""
+        caller = self.recall(call.head.authorization)
+        if caller is None:
+            try:
+                yield from self._find(call)
+            except Refusal as refusal:
+                raise doubt.refusal or refusal from None
+        return doubt.settle()
 
     def _find(self, call: Call) -> Steps[Caller]:
         credentials = call.head.authorization

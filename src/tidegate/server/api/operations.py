@@ -1,7 +1,8 @@
 """`limit`, `multiLimit` and `liveness`: what they check, in which order, and what they answer.
 
-Order of checks: size (by the connection), schema, caller, quota of the workspace, namespace, permission. A warm request
-reads nothing but memory; a step that memory cannot answer waits, and the operation continues there (see `admission`).
+Order of checks: size (by the connection), schema, caller, quota of the workspace, namespace, permission. Where the
+schema needs a second, slower look at the body, the caller comes first (`Admission.settle`). A warm request reads
+nothing but memory; a step that memory cannot answer waits, and the operation continues there (see `admission`).
 
 An answer of `limit` is written as text: every value is a number, a truth value or an id of ours, so that nothing needs
 escaping. What does not change from request to request is put together once per `Plan`, and once per window.
@@ -29,7 +30,7 @@ from tidegate.server.api.problems import (
     Meta,
     Refusal,
 )
-from tidegate.server.api.schema import LimitBody, decode_limit, decode_multi_limit
+from tidegate.server.api.schema import Doubt, LimitBody, decode_limit, decode_multi_limit
 from tidegate.server.catalog.overrides import Override
 from tidegate.server.catalog.sync import CatalogSync
 from tidegate.server.catalog.view import Caller, NamespaceView
@@ -223,7 +224,10 @@ class LimitOperations:
         return 200, JSON_LINE, message.encode("ascii")
 
     def limit(self, call: Call, body: bytes) -> Steps[None]:
-        item = decode_limit(body)
+        try:
+            item = decode_limit(body)
+        except Doubt as doubt:
+            item = yield from self._admission.settle(call, doubt)
         head = call.head
         test_time_ms = self._test_time_ms(head) if self._test_mode else None
         caller = self._recall(head.authorization)
@@ -255,7 +259,10 @@ class LimitOperations:
         call.answer = plan.answer(call.request_id, decision, now_ms, call.lines)
 
     def multi_limit(self, call: Call, body: bytes) -> Steps[None]:
-        items = decode_multi_limit(body)
+        try:
+            items = decode_multi_limit(body)
+        except Doubt as doubt:
+            items = yield from self._admission.settle(call, doubt)
         test_time_ms = self._test_time_ms(call.head) if self._test_mode else None
         caller = self._recall(call.head.authorization)
         if caller is None or caller.is_metered:

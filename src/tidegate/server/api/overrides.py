@@ -13,9 +13,11 @@ from msgspec import UNSET, UnsetType
 
 from tidegate.server.api.admission import Admission, Call, Steps, missing_permission, wait
 from tidegate.server.api.problems import (
+    INVALID_INPUT,
     JSON_LINE,
     NAMESPACE_NOT_FOUND,
     OVERRIDE_NOT_FOUND,
+    FieldError,
     Meta,
     Refusal,
 )
@@ -27,7 +29,7 @@ from tidegate.server.api.schema import (
     decode_set_override,
 )
 from tidegate.server.catalog.keys import override_urn
-from tidegate.server.catalog.overrides import Override
+from tidegate.server.catalog.overrides import PARTS_MAX, Override, parts_of
 from tidegate.server.catalog.sync import CatalogSync
 from tidegate.server.catalog.view import Caller, NamespaceView
 from tidegate.server.messages import Route
@@ -35,6 +37,11 @@ from tidegate.server.messages import Route
 __all__ = ["OverrideOperations"]
 
 ENCODE: Final = msgspec.json.Encoder().encode
+TOO_MANY_PARTS: Final = FieldError(
+    "/properties/identifier",
+    f"'identifier' must have at most {PARTS_MAX} texts between two `*`",
+    "Use a shorter pattern, or several patterns.",
+)
 
 
 class OverrideData(msgspec.Struct, rename="camel"):
@@ -77,7 +84,9 @@ class OverrideOperations:
         ]
 
     def set_override(self, call: Call, body: bytes) -> Steps[None]:
-        wanted = decode_set_override(body)
+        wanted = yield from self._admission.body(call, decode_set_override, body)
+        if parts_of(wanted.identifier) > PARTS_MAX:
+            raise Refusal(INVALID_INPUT, "The pattern has too many parts", errors=[TOO_MANY_PARTS])
         caller = yield from self._admission.admit(call)
         namespace = yield from self._namespace(caller, wanted.namespace)
         if not caller.may("set_override", namespace.id):
@@ -88,7 +97,7 @@ class OverrideOperations:
         _answer(call, {"overrideId": stored.id})
 
     def get_override(self, call: Call, body: bytes) -> Steps[None]:
-        wanted = decode_get_override(body)
+        wanted = yield from self._admission.body(call, decode_get_override, body)
         caller = yield from self._admission.admit(call)
         namespace = yield from self._namespace(caller, wanted.namespace)
         found = _readable(caller, namespace, wanted.identifier)
@@ -101,7 +110,7 @@ class OverrideOperations:
         _answer(call, _data(found))
 
     def list_overrides(self, call: Call, body: bytes) -> Steps[None]:
-        wanted = decode_list_overrides(body)
+        wanted = yield from self._admission.body(call, decode_list_overrides, body)
         caller = yield from self._admission.admit(call)
         namespace = yield from self._namespace(caller, wanted.namespace, deleted_too=True)
         if not caller.may("read_override", namespace.id):
@@ -112,7 +121,7 @@ class OverrideOperations:
         _answer(call, [_data(override) for override in page], pagination)
 
     def delete_override(self, call: Call, body: bytes) -> Steps[None]:
-        wanted = decode_delete_override(body)
+        wanted = yield from self._admission.body(call, decode_delete_override, body)
         caller = yield from self._admission.admit(call)
         namespace = yield from self._namespace(caller, wanted.namespace)
         if not caller.may("delete_override", namespace.id):

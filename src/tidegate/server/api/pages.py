@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
 from functools import cache, partial
+from hmac import compare_digest
 from html import escape
 from typing import Any, Final
 
@@ -20,7 +21,7 @@ import msgspec
 from tidegate.runtime.statistics import Health
 from tidegate.server.api import openapi
 from tidegate.server.api.problems import JSON_LINE, Problem, problems_by_suffix
-from tidegate.server.messages import Answer, Head, Route
+from tidegate.server.messages import Answer, Head, Refuse, Route
 from tidegate.telemetry.metrics import Snapshot
 from tidegate.telemetry.prometheus import CONTENT_TYPE, render
 
@@ -36,6 +37,7 @@ HTML_LINES: Final = (
 )
 
 TEXT_LINES: Final = b"content-type: text/plain; charset=utf-8\r\ncache-control: no-store\r\n"
+BEARER_LINE: Final = b"www-authenticate: Bearer\r\n"
 METRICS_LINES: Final = f"content-type: {CONTENT_TYPE}\r\ncache-control: no-store\r\n".encode("ascii")
 
 STYLE: Final = """
@@ -50,13 +52,14 @@ padding: 0.4rem 0.75rem 0.4rem 0; border-bottom: 1px solid var(--line); }
 """
 
 
-def ready_lines(is_ready: bool, dependencies: Sequence[Health]) -> str:
-    """One line for the node and one for each dependency: its name, its state, the reason."""
+def ready_lines(is_ready: bool, dependencies: Sequence[Health], *, is_public: bool = False) -> str:
+    """One line for the node and one for each dependency: its name, its state, and unless `is_public` the reason."""
     degraded = [dependency for dependency in dependencies if not dependency.ok]
     state = "not ready" if not is_ready else "degraded" if degraded else "ready"
     lines = [f"{state}: tidegate"]
     for name, ok, detail in ((each.name, each.ok, each.detail) for each in dependencies):
-        lines.append(f"{'ok' if ok else 'degraded'}: {name}: {' '.join(detail.split())}")
+        reason = "" if is_public else f": {' '.join(detail.split())}"
+        lines.append(f"{'ok' if ok else 'degraded'}: {name}{reason}")
     return "\n".join(lines) + "\n"
 
 
@@ -68,10 +71,18 @@ class Pages:
         is_ready: Callable[[], bool],
         dependencies: Callable[[], Sequence[Health]],
         snapshots: Callable[[], Awaitable[Sequence[Snapshot]]],
+        refuse: Refuse,
+        metrics_token: str | None = None,
     ) -> None:
         self._is_ready = is_ready
         self._dependencies = dependencies
         self._snapshots = snapshots
+        self._refuse = refuse
+        self._credentials = None if metrics_token is None else f"Bearer {metrics_token}".encode()
+
+    def _is_operator(self, head: Head) -> bool:
+        """Whether the request has the token: what follows may name users of a database and identifiers of callers."""
+        return self._credentials is not None and compare_digest(self._credentials, head.authorization or b"")
 
     def routes(self) -> list[Route]:
         problems = problems_by_suffix()
@@ -80,24 +91,30 @@ class Pages:
             path = f"{ERRORS_PATH}/{suffix}"
             errors[path] = partial(render_errors, rows[0].title, {suffix: rows}, path)
         return [
-            Route("GET", "/livez", "livez", lambda _head, _body: (200, TEXT_LINES, b"ok\n")),
-            Route("GET", "/readyz", "readyz", self.readyz),
+            Route("GET", "/livez", "livez", self.livez, is_probe=True),
+            Route("GET", "/readyz", "readyz", self.readyz, is_probe=True),
             Route("GET", "/metrics", "metrics", self.metrics),
             Route(
                 "GET", "/openapi.json", "openapi", lambda _head, _body: (200, JSON_LINE, openapi_document())
             ),
             Route("GET", "/docs", "docs", lambda _head, _body: (200, HTML_LINES, docs_document())),
-            *(Route("GET", path, "docs", partial(self.errors, page)) for path, page in errors.items()),
+            *(Route("GET", path, "docs", partial(self.errors, cache(page))) for path, page in errors.items()),
         ]
 
-    def readyz(self, _head: Head, _body: bytes) -> Answer:
+    def livez(self, _head: Head, _body: bytes) -> Answer:
+        return 200, TEXT_LINES, b"ok\n"
+
+    def readyz(self, head: Head, _body: bytes) -> Answer:
         is_ready = self._is_ready()
-        text = ready_lines(is_ready, self._dependencies())
+        text = ready_lines(is_ready, self._dependencies(), is_public=not self._is_operator(head))
         return 200 if is_ready else 503, TEXT_LINES, text.encode()
 
-    def metrics(self, _head: Head, _body: bytes) -> Coroutine[Any, Any, Answer]:
+    def metrics(self, head: Head, _body: bytes) -> Answer | Coroutine[Any, Any, Answer]:
+        if self._credentials is not None and not self._is_operator(head):
+            return self._refuse(401, "The token of metrics_token is needed.", head.accept, lines=BEARER_LINE)
+
         async def work() -> Answer:
-            return 200, METRICS_LINES, render(await self._snapshots())
+            return 200, METRICS_LINES, render(await self._snapshots(), is_public=self._credentials is None)
 
         return work()
 

@@ -53,7 +53,7 @@ INVALID_INPUT: Final = Problem(
     "unkey/application/invalid_input",
     "The body violates the schema of the operation; or there is no `Authorization` header at all; or, in test mode, "
     "`X-Test-Time` is not a time. Each item of `errors` has a `location` in the schema, a `message`, and sometimes a "
-    "`fix`. The body is checked before the key: a wrong body with a wrong key is this error.",
+    "`fix`. The body is checked before the key: a wrong body with a wrong key is this error, with fewer details.",
     "Fix the fields listed in `errors`; `/openapi.json` has the schemas. Sending the same again gives the same answer.",
 )
 MALFORMED_AUTHORIZATION: Final = Problem(
@@ -75,7 +75,8 @@ KEY_NOT_FOUND: Final = Problem(
     401,
     "Unauthorized",
     "unkey/authentication/key_not_found",
-    "The server has no root key like the one that was sent, or the key has been revoked.",
+    "The server has no root key like the one that was sent, or the key has been revoked. At `/metrics`: the token of "
+    "the setting `metrics_token` was not sent.",
     "`tidegate keys list --all` shows the first characters of each key and its state. Check the server too: a key "
     "belongs to one database.",
 )
@@ -206,19 +207,21 @@ SERVICE_UNAVAILABLE: Final = Problem(
     "unkey/application/service_unavailable",
     "The database is down, and this call needs it: it changes an override, creates a namespace when thousands of new "
     "ones are waiting already, or comes before the server has read its keys for the first time. All other checks work.",
-    "Try again. `/readyz` and `tidegate doctor` show what is down.",
+    "Try again. `/readyz` shows what is down, `tidegate doctor` why.",
 )
 OVERLOADED: Final = Problem(
     503,
     "Service Unavailable",
     "unkey/application/service_unavailable",
-    "The server is receiving too many large bodies at once. Bodies of ordinary calls are still accepted.",
+    "The server is receiving too many large bodies at once (bodies of ordinary calls are still accepted), or all its "
+    "connections wait for an answer; then the connection is closed, and only `/livez` and `/readyz` are answered.",
     "Try again, or use another node.",
 )
 
 # The problem that a connection means when it refuses a request with this status, before an operation has seen it.
 BY_STATUS: Final = {
     400: MALFORMED_REQUEST,
+    401: KEY_NOT_FOUND,
     404: ROUTE_NOT_FOUND,
     405: METHOD_NOT_ALLOWED,
     408: REQUEST_TIMEOUT,
@@ -290,12 +293,14 @@ class ErrorEnvelope(msgspec.Struct):
 
 
 ENCODER: Final = msgspec.json.Encoder()
+# Media types of an Accept header, and parameters of each, that are looked at. Browsers send about ten types.
+ACCEPT_ITEMS_MAX: Final = 32
 
 
 def accepts_problem_json(accept: bytes) -> bool:
-    """Whether an Accept header has `application/problem+json`, `application/*` or `*/*`."""
-    for item in accept.split(b","):
-        media, *parameters = item.split(b";")
+    """Whether an Accept header has `application/problem+json`, `application/*` or `*/*` among its first types."""
+    for item in accept.split(b",", ACCEPT_ITEMS_MAX)[:ACCEPT_ITEMS_MAX]:
+        media, *parameters = item.split(b";", ACCEPT_ITEMS_MAX)[:ACCEPT_ITEMS_MAX]
         if media.strip().lower() in {b"application/problem+json", b"application/*", b"*/*"}:
             weights = [p.strip().lower() for p in parameters if p.strip().lower().startswith(b"q=")]
             if not weights or weights[0][2:].strip(b"0.") != b"":

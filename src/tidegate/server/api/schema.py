@@ -1,7 +1,8 @@
 """The bodies of the six operations: their types, their bounds, and explanations of what is wrong with a body.
 
 The structs are the only source: msgspec decodes with them, /openapi.json shows the schemas made from them, and the
-explanations are found by reading the same schemas. Decoding is the hot path; explaining is slower, and bounded.
+explanations are found by reading the same schemas. Decoding is the hot path. What it cannot settle is a `Doubt`: a
+second, slower look, which is bounded and only for callers that are known.
 """
 
 from __future__ import annotations
@@ -15,11 +16,13 @@ from typing import Annotated, Any, Final, Generic, TypeVar
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
+from tidegate.core.model import DURATION_MS_MAX as OVERRIDE_DURATION_MS_MAX
 from tidegate.server.api.problems import INVALID_INPUT, FieldError, Refusal
 
 __all__ = [
     "SCHEMAS",
     "BodyDecoder",
+    "Doubt",
     "LimitBody",
     "ListOverridesBody",
     "OverrideBody",
@@ -42,6 +45,9 @@ PAGE_DEFAULT: Final = 10
 # A body that msgspec refuses is parsed again with the slower parser of the standard library, up to this size. A larger
 # one gets msgspec's one-line reason.
 REPARSED_BYTES_MAX: Final = 65_536
+# Objects and numbers with a point or an exponent, each of which calls Python code, in a body that is parsed again. A
+# valid one has at most 101 and 300.
+REPARSED_PARTS_MAX: Final = 500
 # Two names of 512 characters hold at most this many quotation marks, besides those around keys and values.
 NAME_QUOTES_MAX: Final = 1_024
 # msgspec's reason may quote a key of the body, and a key may be as long as a body.
@@ -102,7 +108,12 @@ class SetOverrideBody(msgspec.Struct, gc=False, forbid_unknown_fields=True):
     ]
     limit: Annotated[int, Meta(ge=0, le=INT64_MAX, description="The limit to apply; 0 blocks.")]
     duration: Annotated[
-        int, Meta(ge=DURATION_MS_MIN, le=INT64_MAX, description="Length of the window in milliseconds.")
+        int,
+        Meta(
+            ge=DURATION_MS_MIN,
+            le=OVERRIDE_DURATION_MS_MAX,
+            description="Length of the window in milliseconds, up to a hundred years.",
+        ),
     ]
 
 
@@ -171,8 +182,18 @@ def quotes_of_batch(items: list[LimitBody]) -> int:
 T = TypeVar("T")
 
 
+class Doubt(Exception, Generic[T]):
+    """msgspec alone cannot say whether a body is valid. `settle` can, in several times the time."""
+
+    def __init__(self, refusal: Refusal | None, settle: Callable[[], T]) -> None:
+        """`refusal`: for a caller who is not known; None if the body is valid as far as msgspec can see."""
+        super().__init__()
+        self.refusal = refusal
+        self.settle = settle
+
+
 class BodyDecoder(Generic[T]):
-    """From bytes to the checked body of one operation, or a `Refusal` that explains."""
+    """From bytes to the checked body of one operation, or a `Refusal`, or a `Doubt`."""
 
     __slots__ = ("_decode", "_path", "_quotes", "_quotes_max", "_schema", "_type")
 
@@ -196,26 +217,46 @@ class BodyDecoder(Generic[T]):
         try:
             body = self._decode(data)
         except (msgspec.MsgspecError, ValueError) as error:
-            return self.decode_again(data, str(error))
+            raise self.doubt(data, str(error)) from None
         # JSON does not define what a key that comes twice means, and parsers differ: the value that a proxy has checked
         # may not be the one that is used here. So it is refused. Counting quotation marks is enough for ordinary
         # bodies, at the price of one memchr; only a body whose strings hold one is parsed again.
         excess = data.count(b'"') - self._quotes(body)
-        if excess != 0 and has_duplicate_key(data, excess, len(body) if isinstance(body, list) else 1):
+        if excess == 0:
+            return body
+        objects = len(body) if isinstance(body, list) else 1
+        # If the names cannot hold so many, a key comes twice: no large body is parsed again.
+        if excess > NAME_QUOTES_MAX * objects:
             raise self._refusal([TWICE])
+        raise Doubt(None, lambda: self._without_duplicates(data, body))
+
+    def _without_duplicates(self, data: bytes, body: T) -> T:
+        try:
+            json.loads(data, object_pairs_hook=_unique)
+        except _Duplicate:
+            raise self._refusal([TWICE]) from None
         return body
 
-    def decode_again(self, data: bytes, reason: str) -> T:
-        """For bodies that msgspec refuses: `5.0` is an integer in JSON Schema. Or a `Refusal` that explains."""
+    def doubt(self, data: bytes, reason: str) -> Doubt[T] | Refusal:
+        """About a body that msgspec refuses: `5.0` is an integer in JSON Schema."""
         if len(reason) > REASON_LENGTH_MAX:
             reason = reason[: REASON_LENGTH_MAX - 3] + "..."
+        refusal = self._refusal([FieldError("/", reason)])
         if len(data) > REPARSED_BYTES_MAX:
-            raise self._refusal([FieldError("/", reason)])
+            return refusal
+        return Doubt(refusal, lambda: self._decode_again(data, reason))
+
+    def _decode_again(self, data: bytes, reason: str) -> T:
+        parts = _Parts()
         try:
-            document = json.loads(data.decode("utf-8"), parse_float=_number, object_pairs_hook=_unique)
+            document = json.loads(
+                data.decode("utf-8"), parse_float=parts.number, object_pairs_hook=parts.unique
+            )
             json.dumps(document, ensure_ascii=False).encode("utf-8")  # no lone surrogates in it
         except _Duplicate:
             raise self._refusal([TWICE]) from None
+        except _TooMany:
+            raise self._refusal([FieldError("/", reason)]) from None
         except (ValueError, RecursionError):
             error = FieldError(
                 "/", f"the body is not valid JSON: {reason}", "Send one JSON document in UTF-8."
@@ -236,6 +277,32 @@ class _Duplicate(Exception):
     pass
 
 
+class _TooMany(Exception):
+    pass
+
+
+class _Parts:
+    """Bounds what one body calls of the functions below."""
+
+    __slots__ = ("_left",)
+
+    def __init__(self) -> None:
+        self._left = REPARSED_PARTS_MAX
+
+    def _spend(self) -> None:
+        self._left -= 1
+        if self._left < 0:
+            raise _TooMany
+
+    def number(self, text: str) -> int | float:
+        self._spend()
+        return _number(text)
+
+    def unique(self, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        self._spend()
+        return _unique(pairs)
+
+
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) != len(pairs):
@@ -253,21 +320,6 @@ def _number(text: str) -> int | float:
     if not exact or (abs(exact.adjusted()) < 30 and exact == exact.to_integral_value()):
         return int(exact)
     return float(exact)
-
-
-def has_duplicate_key(data: bytes, excess: int, objects: int) -> bool:
-    """Whether a key comes twice in an object of this JSON text, which msgspec has decoded.
-
-    `excess` is the number of quotation marks beyond those of the keys and values. If the names cannot hold so many, a
-    key comes twice: no large body is parsed again.
-    """
-    if excess > NAME_QUOTES_MAX * objects:
-        return True
-    try:
-        json.loads(data, object_pairs_hook=_unique)
-    except _Duplicate:
-        return True
-    return False
 
 
 def explain(schema: Mapping[str, Any], document: Any, reason: str) -> list[FieldError]:
@@ -349,7 +401,7 @@ def decode_limit(data: bytes) -> LimitBody:
     try:
         body = _decode_plain_limit(data)
     except (msgspec.MsgspecError, ValueError) as error:
-        return _limit_decoder.decode_again(data, str(error))
+        raise _limit_decoder.doubt(data, str(error)) from None
     if data.count(b'"') != (12 if body.cost is UNSET else 14):
         return _limit_decoder(data)
     return body
@@ -374,7 +426,7 @@ def decode_multi_limit(data: bytes) -> list[LimitBody]:
     try:
         items = _decode_plain_multi_limit(data)
     except (msgspec.MsgspecError, ValueError) as error:
-        return _multi_limit_decoder.decode_again(data, str(error))
+        raise _multi_limit_decoder.doubt(data, str(error)) from None
     # Each item has at least 12. With no more than that in all, no item has a cost and no key comes twice.
     marks = data.count(b'"')
     if marks == 12 * len(items) or marks == quotes_of_batch(items):

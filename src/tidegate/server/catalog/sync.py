@@ -27,6 +27,7 @@ import msgspec
 from tidegate.errors import DependencyError, InvalidInput, TidegateError
 from tidegate.ports import Catalog, CatalogChanges, NamespaceRow, OverrideRow
 from tidegate.server.catalog.keys import IdSource, namespace_id
+from tidegate.server.catalog.overrides import SCANNED_MAX, is_indexed
 from tidegate.server.catalog.view import CatalogView, NamespaceView, WorkspaceView
 
 __all__ = ["CatalogFull", "CatalogSync", "SnapshotFile"]
@@ -156,6 +157,8 @@ class CatalogSync:
         self._is_unsaved = False
         # Namespaces that were created here while the database was down, by (workspace, name).
         self._pending: dict[tuple[str, str], NamespaceRow] = {}
+        # Overrides that are being written, by namespace id: they count towards its bounds.
+        self._setting: dict[str, int] = {}
         self.reloads = 0
 
     # Reading.
@@ -359,11 +362,26 @@ class CatalogSync:
     async def set_override(
         self, namespace: NamespaceView, identifier: str, limit: int, duration_ms: int
     ) -> OverrideRow:
-        if len(namespace.matcher) >= OVERRIDES_MAX and namespace.matcher.get(identifier) is None:
-            raise CatalogFull(f"The namespace has reached its bound of {OVERRIDES_MAX} overrides.")
+        matcher = namespace.matcher
+        in_flight = self._setting.get(namespace.id, 0)
+        if matcher.get(identifier) is None:
+            if len(matcher) + in_flight >= OVERRIDES_MAX:
+                raise CatalogFull(f"The namespace has reached its bound of {OVERRIDES_MAX} overrides.")
+            is_scanned = "*" in identifier and not is_indexed(identifier)
+            if is_scanned and matcher.scanned + in_flight >= SCANNED_MAX:
+                raise CatalogFull(
+                    f"The namespace has reached its bound of {SCANNED_MAX} patterns with a `*` elsewhere than only at "
+                    "their beginning or only at their end."
+                )
         row = OverrideRow("rlor_" + self._ids.take(), namespace.id, identifier, limit, duration_ms, None)
-        stored = await self._catalog.set_override(row, timeout_s=WRITE_TIMEOUT_S)
-        self.view.put_override(stored)
+        self._setting[namespace.id] = in_flight + 1
+        try:
+            stored = await self._catalog.set_override(row, timeout_s=WRITE_TIMEOUT_S)
+            self.view.put_override(stored)
+        finally:
+            self._setting[namespace.id] -= 1
+            if not self._setting[namespace.id]:
+                del self._setting[namespace.id]
         self._is_unsaved = True
         return stored
 

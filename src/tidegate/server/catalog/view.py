@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from operator import attrgetter
 from typing import Final
 
-from tidegate.core.model import Limit, make_limit
+from tidegate.core.model import DURATION_MS_MAX, Limit, make_limit
 from tidegate.ports import CatalogChanges, KeyRow, NamespaceRow, OverrideRow, WorkspaceRow
 from tidegate.server.catalog.keys import digest_of
 from tidegate.server.catalog.overrides import Override, OverrideMatcher
@@ -22,8 +22,10 @@ __all__ = ["Caller", "Callers", "CatalogView", "NamespaceView", "WorkspaceView"]
 # The namespace in which calls of the API itself are counted. Namespaces of callers are counted by their ids, which
 # begin with rlns_, so that none of them can ever be this one.
 QUOTA_NAMESPACE: Final = "tidegate.api"
-# Callers that are remembered by their credentials. Only valid keys get in; this bounds spellings of one header.
+# Callers that are remembered by their credentials. Only valid keys get in; this bounds spellings of one header, which
+# may have spaces before the key.
 FOUND_MAX: Final = 10_000
+FOUND_BYTES_MAX: Final = 256
 # Digests of keys that are known not to exist. Two generations of this many: an attacker who tries many keys replaces
 # entries of the same attack, at a cost of 3 MB.
 MISSING_MAX: Final = 10_000
@@ -71,7 +73,9 @@ class NamespaceView:
         self._sorted = None
         self.token = object()
         if row.deleted_at_ms is None:
-            self.matcher.add(Override(row.id, row.identifier, row.limit, row.duration_ms))
+            # Older versions accepted longer ones; nobody waits for the end of either.
+            duration_ms = min(row.duration_ms, DURATION_MS_MAX)
+            self.matcher.add(Override(row.id, row.identifier, row.limit, duration_ms))
         else:
             self.matcher.discard(row.identifier)
         self.has_overrides = len(self.matcher) > 0
@@ -114,7 +118,8 @@ class WorkspaceView:
         self.is_enabled = row.enabled
         self.quota: Limit | None = None
         if row.quota is not None and row.quota_duration_ms is not None:
-            self.quota = make_limit(row.quota, row.quota_duration_ms, QUOTA_NAMESPACE, row.id)
+            duration_ms = min(row.quota_duration_ms, DURATION_MS_MAX)
+            self.quota = make_limit(row.quota, duration_ms, QUOTA_NAMESPACE, row.id)
 
     def add(self, namespace: NamespaceView) -> NamespaceView | None:
         """Add `namespace`; returns another one of the same name, which it replaces."""
@@ -320,7 +325,7 @@ class Callers:
         if row is None or workspace is None:
             return None
         caller = Caller(row, workspace)
-        if caller.is_enabled and workspace.is_enabled:
+        if caller.is_enabled and workspace.is_enabled and len(credentials) <= FOUND_BYTES_MAX:
             if self._epoch != self._view.epoch or len(self._found) >= FOUND_MAX:
                 self._start_over()
             self._found[credentials] = caller

@@ -47,7 +47,11 @@ class HttpConfig(msgspec.Struct, frozen=True, kw_only=True):
     ] = 100
     connections_max: Annotated[
         int,
-        Meta(ge=1, le=1_000_000, description="Most open connections in one worker; above it new ones wait."),
+        Meta(
+            ge=1,
+            le=1_000_000,
+            description="Most open connections in one worker; above it the longest idle one is closed for a new one.",
+        ),
     ] = 10_000
     header_timeout_s: Annotated[
         Seconds, Meta(description="Longest time from the first byte of a request to the end of its headers.")

@@ -46,14 +46,16 @@ __all__ = ["TRANSITIONS", "HttpConnection", "State", "TransitionError"]
 
 logger = logging.getLogger(__name__)
 
-# Parsed in one go before other connections get a turn: at most about 300 pipelined requests.
-FEED_BYTES: Final = 32_768
+# Parsed in one go before other connections get a turn: at most about 300 of the shortest pipelined requests. Of a body
+# whose length is known more is taken at once: nothing else can be in it.
+FEED_BYTES: Final = 8_192
+BODY_FEED_BYTES: Final = 65_536
 # Heads that one connection remembers. Usually they differ in Content-Length only.
 HEADS_MAX: Final = 32
 # Heads that all connections together remember: ten thousand connections could otherwise fill the memory.
 REMEMBERED_BYTES_MAX: Final = 33_554_432
 # A rejected client may still be sending, and would get a reset instead of the answer. What it sends is read and dropped
-# for this long and up to this much.
+# for this long and up to this much. A connection that is being closed has as long to take its last bytes.
 LINGER_S: Final = 10.0
 LINGER_BYTES: Final = 67_108_864
 # The status that is counted when a client goes before its answer. It is never sent.
@@ -107,12 +109,16 @@ class HttpConnection(asyncio.Protocol):
         "_is_eof",
         "_is_last",
         "_is_paused",
+        "_is_scheduled",
+        "_is_spare",
         "_last_bytes",
         "_last_head",
         "_lingered_bytes",
+        "_put_bytes",
         "_queue",
         "_reader",
         "_server",
+        "_since",
         "_started",
         "_task",
         "_transport",
@@ -122,8 +128,10 @@ class HttpConnection(asyncio.Protocol):
         "state",
     )
 
-    def __init__(self, server: HttpServer) -> None:
+    def __init__(self, server: HttpServer, *, is_spare: bool = False) -> None:
         self._server = server
+        # All places are taken: this connection may only ask for probes.
+        self._is_spare = is_spare
         self._transport: asyncio.Transport = None  # type: ignore[assignment] # set by connection_made
         self._reader = RequestReader(server.intake, server.router, self)
         # Changed by _enter only.
@@ -136,14 +144,19 @@ class HttpConnection(asyncio.Protocol):
         self._unsent: list[bytes] = []
         self.expires = 0
         self.scheduled = 0
-        # The tick at which the request that is being received began.
+        # The tick at which the request that is being received began, and that of the last transition.
         self._started = 0
+        self._since = server.wheel.now
         # The request that an operation works on, the requests behind it (None stands for "100 Continue"), and bytes
         # that are not parsed yet.
         self._task: asyncio.Task[Answer] | None = None
         self._queue: deque[tuple[RequestHead, bytes] | Rejection | None] = deque()
         self._held: deque[bytes] = deque()
         self._is_paused = False
+        # `_continue` runs in the next turn of the loop.
+        self._is_scheduled = False
+        # Bytes of answers in this turn.
+        self._put_bytes = 0
         # The client has sent its last byte.
         self._is_eof = False
         # No further request is taken from this connection.
@@ -154,6 +167,13 @@ class HttpConnection(asyncio.Protocol):
         if state not in TRANSITIONS[self.state]:
             raise TransitionError(f"a connection cannot go from {self.state.name} to {state.name}")
         self.state = state
+        self._since = self._server.wheel.now
+
+    def idle_since(self) -> int | None:
+        """The tick since which this server waits for the client; None: the client waits for this server."""
+        if self.state is IDLE:
+            return max(self._since, self.expires - self._server.idle_ticks)
+        return None if self.state is WAITING else self._since
 
     # Callbacks of the transport.
 
@@ -161,8 +181,8 @@ class HttpConnection(asyncio.Protocol):
         # uvloop's transports do not inherit from asyncio's.
         self._transport = cast(asyncio.Transport, transport)
         self._transport.set_write_buffer_limits(high=self._server.write_bytes_max)
-        self._server.connections.add(self)
-        self._server.wheel.watch(self, self._server.header_ticks)
+        self._server.connected(self)
+        self._server.wheel.watch(self, min(self._server.header_ticks, self._server.idle_ticks))
 
     def data_received(self, data: bytes) -> None:
         if self.state is IDLE:
@@ -203,7 +223,7 @@ class HttpConnection(asyncio.Protocol):
         self._is_eof = True
         self.flush()
         # A client may end its side and still wait for its answers. TLS cannot express that.
-        is_awaited = self._task is not None or bool(self._held) or self.state is BLOCKED
+        is_awaited = self._task is not None or bool(self._queue) or bool(self._held) or self.state is BLOCKED
         return is_awaited and self._transport.can_write_eof()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -254,10 +274,12 @@ class HttpConnection(asyncio.Protocol):
         """Parse one portion of what is held. The rest waits for another turn of the loop."""
         if self._is_last or not self._held or self.state not in (IDLE, READING):
             return
+        self._put_bytes = 0
         data = self._held.popleft()
-        if len(data) > FEED_BYTES:
-            self._held.appendleft(data[FEED_BYTES:])
-            data = data[:FEED_BYTES]
+        portion = max(FEED_BYTES, min(BODY_FEED_BYTES, self._reader.body_bytes_missing))
+        if len(data) > portion:
+            self._held.appendleft(data[portion:])
+            data = data[:portion]
         was_idle = self.state is IDLE
         if was_idle:
             self._enter(READING)
@@ -298,12 +320,26 @@ class HttpConnection(asyncio.Protocol):
             self._put((CONTINUE,))
 
     def on_request(self, head: RequestHead, body: bytes) -> None:
+        if self._is_last:
+            return
+        if self._is_spare and not head.operation.is_probe:
+            self.on_rejected(Rejection(503, "All connections of this server are in use. Try again."))
+            return
         if not head.keep_alive:
             self._is_last = True
-        if self._task is not None or self._queue:
+        if self._must_queue():
             self._queue.append((head, body))
         else:
             self._serve(head, body)
+
+    def _must_queue(self) -> bool:
+        """Whether a request has to wait: for an earlier one, for the client to read, or for other connections."""
+        return (
+            self._task is not None
+            or bool(self._queue)
+            or self.state is BLOCKED
+            or self._put_bytes >= self._server.write_bytes_max
+        )
 
     def on_rejected(self, rejection: Rejection) -> None:
         """The request that is being received cannot be served, and what follows it cannot be parsed."""
@@ -320,6 +356,7 @@ class HttpConnection(asyncio.Protocol):
         """Send this after everything that was put before: soon, and before the connection is closed."""
         is_first = not self._unsent
         self._unsent += parts
+        self._put_bytes += sum(map(len, parts))
         if is_first:
             self._server.outbox.add(self)
 
@@ -334,6 +371,8 @@ class HttpConnection(asyncio.Protocol):
     def _close(self) -> None:
         self._enter(CLOSING)
         self.flush()
+        # The transport waits for the client to take what is unsent, for ever.
+        self._server.wheel.watch(self, self._server.wheel.ticks(LINGER_S))
         self._transport.close()
 
     def _serve(self, head: RequestHead, body: bytes) -> None:
@@ -371,7 +410,8 @@ class HttpConnection(asyncio.Protocol):
 
     def _advance(self) -> None:
         """Continue after a wait: first with requests that are already parsed, then with bytes that are not."""
-        while self._queue and self.state is READING:
+        self._put_bytes = 0
+        while self._queue and self.state is READING and self._put_bytes < self._server.write_bytes_max:
             item = self._queue.popleft()
             if item is None:
                 self._put((CONTINUE,))
@@ -431,9 +471,11 @@ class HttpConnection(asyncio.Protocol):
             return
         server = self._server
         phase = self._reader.phase
-        if self._held:
+        if self._queue or self._held:
             self._pause()
-            server.loop.call_soon(self._feed_held)
+            if not self._is_scheduled:
+                self._is_scheduled = True
+                server.loop.call_soon(self._continue)
         elif self._is_last or self._is_eof:
             self._close()
         elif phase == REST:
@@ -445,6 +487,14 @@ class HttpConnection(asyncio.Protocol):
             self._resume()
             ticks = server.header_ticks if phase == HEADERS else server.request_ticks
             server.wheel.watch(self, max(1, self._started + ticks - server.wheel.now))
+
+    def _continue(self) -> None:
+        """In a new turn of the loop: more of what the client has sent already."""
+        self._is_scheduled = False
+        if self._queue:
+            self._advance()
+        else:
+            self._feed_held()
 
     def on_deadline(self) -> None:
         """Called by the wheel: what the connection waited for has not come."""
@@ -461,7 +511,7 @@ class HttpConnection(asyncio.Protocol):
         else:
             self.on_rejected(Rejection(408, "The request did not arrive in time."))
 
-    def close_if_idle(self) -> None:
+    def drain(self) -> None:
         """Part of a graceful stop: close, unless a request is under way."""
         if self.state is LINGERING:
             self._transport.abort()
@@ -470,7 +520,7 @@ class HttpConnection(asyncio.Protocol):
             self._close()
 
     def abort(self) -> None:
-        """The deadline of a graceful stop has passed."""
+        """Close at once: the deadline of a graceful stop has passed, or another connection needs the place."""
         self._transport.abort()
 
     def _pause(self) -> None:

@@ -19,6 +19,7 @@ from tidegate.server.http2.sender import Sender
 from tidegate.server.http2.stream import Stream
 
 if TYPE_CHECKING:
+    from tidegate.server.http2.connection import Http2Connection
     from tidegate.server.http2.listener import Http2Server
 
 __all__ = ["CLOSED_MAX", "LINGERING", "NEW", "OPEN", "PREFACED", "ConnectionLifecycle"]
@@ -37,12 +38,13 @@ class ConnectionLifecycle(asyncio.Protocol):
 
     __slots__ = (
         "_block_stream", "_held", "_is_draining", "_is_write_paused", "_last_id", "_last_served_id",
-        "_partial_since", "_reset", "_sender", "_server", "_state", "_streams", "_tail", "_transport", "_waiting",
-        "calls", "expires", "scheduled",
+        "_made_at", "_partial_since", "_reset", "_sender", "_server", "_state", "_streams", "_tail", "_transport",
+        "_waiting", "calls", "expires", "scheduled",
     )  # fmt: skip
 
     def __init__(self, server: Http2Server) -> None:
         self._server = server
+        self._made_at = server.wheel.now
         self._transport: asyncio.Transport = None  # type: ignore[assignment] # set before anything else happens
         self._sender = Sender()
         self._state = NEW
@@ -76,8 +78,12 @@ class ConnectionLifecycle(asyncio.Protocol):
         # uvloop's transports do not inherit from asyncio's.
         self._transport = cast(asyncio.Transport, transport)
         server = self._server
-        if not server.admit(self, self._transport):
-            self._state = CLOSED
+        server.connected(cast("Http2Connection", self))
+        tls = transport.get_extra_info("ssl_object")
+        if tls is not None and tls.selected_alpn_protocol() != "h2":
+            # A TLS client that did not offer h2 (ALPN) speaks another protocol.
+            server.connections_failed += 1
+            self._state = LINGERING
             self._transport.abort()
             return
         self._transport.set_write_buffer_limits(high=server.options.write_bytes_max)
@@ -96,12 +102,22 @@ class ConnectionLifecycle(asyncio.Protocol):
         self._sender.blocked.clear()
         self._sender.out.clear()
         self._tail = b""
-        self._server.lost(self)
+        self._server.lost(cast("Http2Connection", self))
 
     def pause_writing(self) -> None:
         self._is_write_paused = True
         self._transport.pause_reading()
         self._server.wheel.watch(self, self._server.request_ticks)
+
+    def idle_since(self) -> int | None:
+        """The tick since which this server waits for the client; None: the client waits for this server."""
+        if self._is_write_paused:
+            return self.expires - self._server.request_ticks
+        if any(stream.task is not None for stream in self._streams.values()):
+            return None
+        if self._streams:
+            return next(iter(self._streams.values())).started
+        return self._partial_since or max(self._made_at, self.expires - self._server.idle_ticks)
 
     def resume_writing(self) -> None:
         self._is_write_paused = False

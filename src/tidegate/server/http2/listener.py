@@ -1,38 +1,24 @@
-"""The listening socket of the gRPC port: connections in, deadlines, drain.
-
-`Http2Server` serves methods on one socket, within one event loop. It owns what all connections share: the wheel that
-keeps their deadlines, the outbox that sends their answers together, and the bounds.
-"""
+"""The HTTP/2 server of the gRPC port: its bounds, and what its connections share beside the listening socket."""
 
 from __future__ import annotations
 
 import asyncio
-import logging
 import socket
 import ssl
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
-from tidegate.server.http1.schedule import Outbox, Wheel
 from tidegate.server.http2.connection import Http2Connection
 from tidegate.server.http2.frames import DEFAULT_WINDOW, Setting, settings_frame, window_frame
 from tidegate.server.http2.grpc import PREFIX_BYTES, Method
 from tidegate.server.http2.headers import HEADER_LIST_BYTES_MAX
-from tidegate.server.http2.lifecycle import ConnectionLifecycle
+from tidegate.server.listener import Listener
 
 __all__ = ["Http2Options", "Http2Server", "Http2Statistics"]
 
-logger = logging.getLogger(__name__)
-
-TICK_S: Final = 0.25
-BACKLOG: Final = 1_024
 # After a GOAWAY the peer may still be sending, and would meet a reset before it has read why.
 LINGER_S: Final = 2.0
-# Between the two GOAWAY of a drain: calls that were on their way when the first one left are served.
-DRAIN_LINGER_S: Final = 0.25
-TLS_HANDSHAKE_TIMEOUT_S: Final = 10.0
-TLS_SHUTDOWN_TIMEOUT_S: Final = 1.0
 
 
 @dataclass(frozen=True)
@@ -63,15 +49,15 @@ class Http2Statistics:
 
     connections: int
     connections_total: int
-    connections_refused: int
+    connections_evicted: int
     connections_failed: int
     streams_reset: int
     calls: dict[str, dict[int, int]]
     """By path and gRPC status."""
 
 
-class Http2Server:
-    """Serves `methods` on one listening socket. Made, started and drained in one event loop."""
+class Http2Server(Listener[Http2Connection]):
+    """Serves `methods` on one listening socket."""
 
     def __init__(
         self,
@@ -80,11 +66,9 @@ class Http2Server:
         *,
         tls: ssl.SSLContext | None = None,
     ) -> None:
-        self.loop = asyncio.get_running_loop()
         self.options = options = options or Http2Options()
+        super().__init__(options.connections_max, tls)
         self.methods = {method.path.encode("ascii"): method for method in methods}
-        self.wheel = Wheel(TICK_S)
-        self.outbox = Outbox(self.loop)
         self.header_ticks = self.wheel.ticks(options.header_timeout_s)
         self.request_ticks = self.wheel.ticks(options.request_timeout_s)
         self.idle_ticks = self.wheel.ticks(options.idle_timeout_s)
@@ -99,106 +83,28 @@ class Http2Server:
                 Setting.MAX_HEADER_LIST_SIZE: HEADER_LIST_BYTES_MAX,
             }
         ) + window_frame(0, options.window_bytes - DEFAULT_WINDOW)
-        self.connections: set[ConnectionLifecycle] = set()
-        self.connections_total = 0
-        self.connections_refused = 0
         # Ended because the client broke the protocol or a bound; and single streams of others. Written by connections.
         self.connections_failed = 0
         self.streams_reset = 0
-        self.is_draining = False
-        self._tls = tls
-        self._listening: asyncio.Server | None = None
-        self._ticked_at = 0.0
-        self._tick_timer: asyncio.TimerHandle | None = None
-        self._emptied = asyncio.Event()
 
-    async def start(self, bound: socket.socket) -> None:
-        """Listen on `bound`, and own it from now on."""
-        tls = self._tls
-        if tls is not None:
-            tls.set_alpn_protocols(["h2"])
-        self._listening = await self.loop.create_server(
-            lambda: Http2Connection(self),
-            sock=bound,
-            backlog=BACKLOG,
-            ssl=tls,
-            ssl_handshake_timeout=TLS_HANDSHAKE_TIMEOUT_S if tls is not None else None,
-            ssl_shutdown_timeout=TLS_SHUTDOWN_TIMEOUT_S if tls is not None else None,
-        )
-        self._ticked_at = self.loop.time()
-        self._tick()
+    def start(self, bound: socket.socket) -> None:
+        if self._tls is not None:
+            self._tls.set_alpn_protocols(["h2"])
+        super().start(bound)
 
-    def admit(self, connection: ConnectionLifecycle, transport: asyncio.Transport) -> bool:
-        """Whether a new connection is served. It is closed otherwise."""
-        tls = transport.get_extra_info("ssl_object")
-        if tls is not None and tls.selected_alpn_protocol() != "h2":
-            logger.debug("a TLS client did not offer h2 (ALPN)")
-        elif self.is_draining or len(self.connections) >= self.options.connections_max:
-            logger.debug("connection refused: %d are open", len(self.connections))
-        else:
-            self.connections.add(connection)
-            self.connections_total += 1
-            accepted = transport.get_extra_info("socket")
-            if accepted is not None and accepted.family != socket.AF_UNIX:
-                accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            return True
-        self.connections_refused += 1
-        return False
+    def new_connection(self, *, is_spare: bool) -> asyncio.Protocol:
+        return Http2Connection(self)
 
-    def lost(self, connection: ConnectionLifecycle) -> None:
-        """Called once by each connection that was admitted or refused, when it is gone."""
-        self.connections.discard(connection)
-        if self.is_draining and not self.connections:
-            self._emptied.set()
-
-    def _tick(self) -> None:
-        now = self.loop.time()
-        while self._ticked_at + TICK_S <= now:
-            self._ticked_at += TICK_S
-            self.wheel.run_once()
-        self._tick_timer = self.loop.call_at(self._ticked_at + TICK_S, self._tick)
-
-    def stop_accepting(self) -> None:
-        """Close the listening socket. What is connected is served on."""
-        if self._listening is not None:
-            self._listening.close()
-            self._listening = None
-
-    async def drain(self, timeout_s: float) -> bool:
-        """Accept nothing more, finish what is under way, close all connections. False if time ran out."""
-        deadline = self.loop.time() + timeout_s
-        self.is_draining = True
-        self.stop_accepting()
+    def announce_drain(self) -> None:
         for connection in list(self.connections):
             connection.announce_drain()
-        is_empty = await self._wait_until_empty(min(DRAIN_LINGER_S, timeout_s))
-        for connection in list(self.connections):
-            connection.drain()
-        if not is_empty:
-            is_empty = await self._wait_until_empty(deadline - self.loop.time())
-        for connection in list(self.connections):
-            connection.abort()
-        await self._wait_until_empty(1.0)
-        if self._tick_timer is not None:
-            self._tick_timer.cancel()
-        return is_empty
-
-    async def _wait_until_empty(self, timeout_s: float) -> bool:
-        if not self.connections:
-            return True
-        try:
-            async with asyncio.timeout(max(0.0, timeout_s)):
-                await self._emptied.wait()
-        except TimeoutError:
-            return False
-        return True
 
     def statistics(self) -> Http2Statistics:
         """Counters and gauges, as of now."""
         return Http2Statistics(
             connections=len(self.connections),
             connections_total=self.connections_total,
-            connections_refused=self.connections_refused,
+            connections_evicted=self.connections_evicted,
             connections_failed=self.connections_failed,
             streams_reset=self.streams_reset,
             calls={method.path: dict(method.statuses) for method in self.methods.values()},

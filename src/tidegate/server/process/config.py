@@ -19,7 +19,7 @@ from urllib.parse import quote
 import msgspec
 from msgspec import Meta
 
-from tidegate.adapters.secrets import mask, url_password
+from tidegate.adapters.secrets import MASK, mask_url, url_password
 from tidegate.adapters.urls import MYSQL_SCHEMES, POSTGRES_SCHEMES, REDIS_SCHEMES
 from tidegate.core.model import REGION_EXPECTED
 from tidegate.errors import ConfigurationError
@@ -166,6 +166,15 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
             "the database is down; 0 never uses it.",
         ),
     ] = 86_400
+    metrics_token: Annotated[
+        Annotated[str, Meta(min_length=16, max_length=512)] | None,
+        Meta(
+            description="Secret that a scrape sends as `Authorization: Bearer TOKEN`. With it /metrics shows more, "
+            "and only to those who send it; /readyz shows why a dependency is degraded. Unset: /metrics is shown "
+            "to everyone, without the series that identify workspaces and identifiers.",
+            extra={"shown": "secret"},
+        ),
+    ] = None
     test_mode: Annotated[
         bool, Meta(description="Let a request set its own time with X-Test-Time. Never in production.")
     ] = False
@@ -202,8 +211,8 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def secrets(self) -> tuple[str, ...]:
         """The secrets in this configuration, which the log masks."""
-        passwords = (url_password(url) for url in (self.origin, self.ledger) if url)
-        return tuple(password for password in passwords if password)
+        passwords = [url_password(url) for url in (self.origin, self.ledger) if url]
+        return tuple(secret for secret in [*passwords, self.metrics_token] if secret)
 
 
 class Setting(NamedTuple):
@@ -217,7 +226,7 @@ class Setting(NamedTuple):
     expected: str
     """What a valid value looks like."""
     shown: str
-    """`url` hides the password, `path` and `plain` are shown as they are."""
+    """`secret` hides all, `url` the password; `path` and `plain` are shown as they are."""
 
     @property
     def env(self) -> str:
@@ -234,9 +243,15 @@ class Setting(NamedTuple):
         """True for a flag that takes no value."""
         return isinstance(self.default, bool)
 
+    def masked(self, value: Any) -> Any:
+        """`value` without its secret."""
+        if value is None or self.shown not in {"secret", "url"}:
+            return value
+        return mask_url(value) if self.shown == "url" and isinstance(value, str) else MASK
+
     def show(self, value: object) -> str:
         """`value` for people, without its secret."""
-        return mask(repr(value)) if self.shown == "url" else repr(value)
+        return repr(self.masked(value))
 
 
 class Fault(NamedTuple):
@@ -291,7 +306,10 @@ def _expected(info: Any) -> str:
     if isinstance(info, msgspec.inspect.FloatType):
         return f"a number of seconds above {info.gt:g}, at most {info.le:g}"
     if isinstance(info, msgspec.inspect.StrType):
-        return "text" if info.max_length is None else f"text of at most {info.max_length} characters"
+        if info.max_length is None:
+            return "text"
+        least = f"{info.min_length} to " if info.min_length and info.min_length > 1 else "at most "
+        return f"text of {least}{info.max_length} characters"
     raise AssertionError(f"no words for {info!r}")
 
 

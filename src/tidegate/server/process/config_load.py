@@ -106,7 +106,9 @@ class _Reading:
 
     def read_environment(self, environ: Mapping[str, str]) -> None:
         by_env = {setting.env: setting for setting in SETTINGS}
-        from_file = {f"{env}_FILE": setting for env, setting in by_env.items() if setting.shown == "url"}
+        from_file = {
+            f"{env}_FILE": setting for env, setting in by_env.items() if setting.shown in {"url", "secret"}
+        }
         # An empty variable counts as unset, as in compose files and shells.
         for name in sorted(name for name, value in environ.items() if name.startswith("TIDEGATE_") and value):
             if name in by_env:
@@ -138,10 +140,10 @@ class _Reading:
         try:
             self.put(setting.path, Path(environ[name]).read_text(encoding="utf-8").strip(), source)
         except (OSError, UnicodeDecodeError) as error:
-            step = f"make {name} name a readable file that holds the URL"
+            step = f"make {name} name a readable file that holds the value"
             reason = error.strerror if isinstance(error, OSError) else "not UTF-8"
-            # The value may be the URL itself instead of the name of its file.
-            shown = mask(repr(environ[name]))
+            # The value may be the secret itself instead of the name of its file.
+            shown = setting.show(environ[name])
             self.faults.append(Fault(setting.path, shown, source, f"a text file ({reason})", step))
 
     def convert(self) -> dict[str, Any]:

@@ -76,6 +76,6 @@ class Gateways:
         return rls_values(self._rls.statistics())
 
     @property
-    def http_connections(self) -> int:
-        """Open connections of the private listener."""
-        return 0 if self._http is None else len(self._http.connections)
+    def http_servers(self) -> list[HttpServer]:
+        """The private listener, if there is one."""
+        return [] if self._http is None else [self._http]

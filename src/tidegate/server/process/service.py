@@ -114,9 +114,9 @@ class Service:
         admission = Admission(self._limiter, self._sync, ids.take, now_ms)
         self._limits = LimitOperations(self._limiter, self._sync, admission, test_mode=config.test_mode)
         overrides = OverrideOperations(self._sync, admission)
-        pages = Pages(self._is_ready, self._dependencies, self._snapshots)
         self.new_id = ids.take
         self.refuse = refuser(ids.take)
+        pages = Pages(self._is_ready, self._dependencies, self._snapshots, self.refuse, config.metrics_token)
         self._gateways = _gateways(config, self._limiter, admission, self.refuse)
         checks = [] if self._gateways is None else self._gateways.routes
         self.router = Router(
@@ -185,10 +185,12 @@ class Service:
             for status, count in operation.statuses.items():
                 key = ("http_requests_total", (operation.name, str(status)))
                 values[key] = values.get(key, 0) + count
-        values["http_connections", ()] = 0 if self._http is None else len(self._http.connections)
+        servers = [] if self._http is None else [self._http]
         if self._gateways is not None:
-            values["http_connections", ()] += self._gateways.http_connections
+            servers += self._gateways.http_servers
             values |= self._gateways.values()
+        values["http_connections", ()] = sum(len(server.connections) for server in servers)
+        values["http_connections_evicted_total", ()] = sum(server.connections_evicted for server in servers)
         for workspace_id, decisions in nlargest(TOP_MAX, self._limits.decisions.items(), key=itemgetter(1)):
             values["top_workspace_decisions", (workspace_id,)] = decisions
         for heavy in self._limits.top_denials.top(TOP_MAX):
@@ -216,6 +218,7 @@ def _limiter(config: ServerConfig) -> AsyncLimiter:
     if config.origin is None and config.workers == 1:
         # No other process counts in the file: it is only there for the next start.
         tuning = Tuning(
+            credit=False,
             replay_cells_max=EMBEDDED_CELLS_MAX,
             replay_interval_ms=EMBEDDED_INTERVAL_MS,
             replay_timeout_ms=EMBEDDED_TIMEOUT_MS,

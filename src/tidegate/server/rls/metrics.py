@@ -35,7 +35,7 @@ def rls_values(statistics: RlsStatistics) -> dict[Key, float]:
     values |= dict(nlargest(shown, series, key=itemgetter(1)))
     if http2 is not None:
         values["rls_connections", ()] = http2.connections
-        values["rls_connections_ended_total", ("refused",)] = http2.connections_refused
+        values["rls_connections_ended_total", ("evicted",)] = http2.connections_evicted
         values["rls_connections_ended_total", ("protocol",)] = http2.connections_failed
         for path, statuses in http2.calls.items():
             method = path.rpartition("/")[2]

@@ -67,7 +67,7 @@ class RlsServer:
         ]
         self.server = server = Http2Server(methods, self._options, tls=tls)
         self.port = bound.getsockname()[1]
-        await server.start(bound)
+        server.start(bound)
         logger.info("rate limit service listens on port %d, rules from %s", self.port, self.rules.place)
 
     async def stop(self, timeout_s: float = 10.0) -> bool:

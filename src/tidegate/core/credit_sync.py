@@ -1,0 +1,580 @@
+"""Credit of a node: which messages go to Redis (the origin), how its answers merge, and what they decide.
+
+Pure: `plan_*` returns what should be sent, `apply` merges the answers and decides what waits, `fail` takes back what
+may not have arrived; `runtime/exchange.py` sends. The rules of one subject are in `credit.py` and `grants.py`.
+
+Laws:
+- Requests that wait for a subject are decided here, in their order, in the step that merges the answer. If each caller
+  decided after it was woken, a newcomer could spend a waiting request's grant in between.
+- A batch takes nothing before all its subjects are covered. When one of them has to wait for other nodes, it gives back
+  what it was granted on the others before it asks again: two batches never wait for each other.
+- A caller that went away consumes nothing. Every ticket is decided within the time that the driver allows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final, cast, final
+
+from tidegate.core.cells import PINNED, Cell, Subject
+from tidegate.core.credit import ACCEPT, ASK_AGAIN, DENY, DENY_HELD, WAIT, Credit, Waiter, retry_held_ms
+from tidegate.core.engine import FITS, HELD, Engine
+from tidegate.core.grants import CellPart, CreditReply, CreditRequest, GrantRules
+from tidegate.core.model import LOCAL, ORIGIN, Tuning
+from tidegate.core.origin_sync import OriginSync
+from tidegate.core.pending import Pending
+from tidegate.core.subjects import Subjects
+from tidegate.core.tickets import Part, Ticket
+from tidegate.core.windows import effective
+
+__all__ = ["CreditSync", "Exchange", "Served"]
+
+# Cells of one message: the two that a decision needs, and those that a clock which jumped has left behind.
+CELLS_MAX: Final = 16
+# Messages that only give credit back, in one exchange. What is left out ends by itself.
+RELEASES_MAX: Final = 1_000
+# Holders whose credit has ended, removed with each message: more than one, so that they never pile up.
+PRUNED_PER_MESSAGE: Final = 2
+
+
+@final
+class Exchange:
+    """Messages on their way to the origin. `subjects` has None for those that only give credit back."""
+
+    __slots__ = ("acked", "requests", "subjects")
+
+    def __init__(self) -> None:
+        self.requests: Final[list[CreditRequest]] = []
+        self.subjects: Final[list[Subject | None]] = []
+        # What the origin had acknowledged of each cell when it was sent. An answer with less shows a loss.
+        self.acked: Final[list[list[int]]] = []
+
+    def add(self, request: CreditRequest, subject: Subject | None, acked: list[int]) -> None:
+        self.requests.append(request)
+        self.subjects.append(subject)
+        self.acked.append(acked)
+
+
+@final
+class Served:
+    """What an answer decided, and what must ask again in a moment."""
+
+    __slots__ = ("joint", "paused_subjects", "paused_tickets", "settled")
+
+    def __init__(self) -> None:
+        self.settled: Final[list[Ticket]] = []
+        # Other nodes were asked for what these need: queue them again in half a round trip.
+        self.paused_subjects: Final[list[Subject]] = []
+        # Batches that gave everything back: the same, after a random time on top.
+        self.paused_tickets: Final[list[Ticket]] = []
+        # Batches that the answer was about.
+        self.joint: Final[list[Ticket]] = []
+
+
+@final
+class CreditSync:
+    """Asks and reports for one engine."""
+
+    __slots__ = (
+        "_engine",
+        "_holders",
+        "_origin_sync",
+        "_releases",
+        "_retry_ms",
+        "_rules",
+        "_subjects",
+        "cells_reported",
+        "denied_held",
+        "messages",
+        "pending",
+        "recalls",
+        "releases",
+        "spent_after_wait",
+    )
+
+    def __init__(self, engine: Engine, origin_sync: OriginSync, tuning: Tuning, rules: GrantRules) -> None:
+        self._engine: Final[Engine] = engine
+        self._origin_sync: Final[OriginSync] = origin_sync
+        self._subjects: Final[Subjects] = engine.subjects
+        self._rules: Final[GrantRules] = rules
+        self._retry_ms: Final[int] = tuning.read_retry_ms
+        self.pending: Final[Pending] = engine.pending
+        # By digest: subjects that may hold credit, those with the oldest message first. A recall names the digest.
+        self._holders: dict[bytes, Subject] = {}
+        # Holds of this node that belong to no subject any more: (digest, writer).
+        self._releases: dict[tuple[bytes, str], None] = {}
+        # Cells whose counts the origin acknowledged; messages sent; units accepted for requests that waited; denials
+        # because other nodes held the room; recalls received; messages that only gave credit back.
+        self.cells_reported: int = 0
+        self.messages: int = 0
+        self.spent_after_wait: int = 0
+        self.denied_held: int = 0
+        self.recalls: int = 0
+        self.releases: int = 0
+        for subject in self._subjects.slots:
+            if subject is not None and subject.credit is not None:
+                self._take_over(subject, subject.credit)
+
+    def _take_over(self, subject: Subject, credit: Credit) -> None:
+        """A subject of a node whose event loop was closed: its message is not answered, and no caller waits."""
+        credit.fail_message(credit.number)
+        credit.waiting = None
+        self._holders[subject.digest_of(self._subjects.key_of(subject))] = subject
+
+    # -- waiting
+
+    def queue(self, ticket: Ticket, clock_ms: int) -> bool:
+        """Let a ticket wait for the origin. True when it is decided at once: things have changed meanwhile."""
+        engine = self._engine
+        if ticket.decisions is not None:
+            return True
+        items = engine.evaluate(ticket.items, ticket.now_ms, LOCAL, ticket.wall_ms)
+        verdict = engine.judge_all(items)
+        lacking = engine.lacking(items, clock_ms) if verdict == FITS else []
+        if not lacking:
+            ticket.decisions = engine.answer_all(items, verdict, clock_ms)
+            return True
+        ticket.parts = []
+        for subject, cost, quota in lacking:
+            part = Part(ticket, subject, cost, quota)
+            ticket.parts.append(part)
+            engine.credit_of(subject).wait(part)
+            self.pending.queue_ask(subject)
+            if subject.queue != PINNED:
+                self._subjects.move(subject, PINNED, ticket.wall_ms)
+        return False
+
+    def give_up(self, ticket: Ticket, clock_ms: int) -> None:
+        """Decide a ticket from memory: the origin has not answered in time."""
+        if ticket.decisions is not None:
+            return
+        for part in ticket.parts:
+            self._engine.credit_of(part.subject).failed_until_ms = clock_ms + self._retry_ms
+        self._withdraw(ticket)
+        ticket.decisions = self._engine.decide_degraded(ticket.items, ticket.now_ms, clock_ms, ticket.wall_ms)
+
+    def ask_again(self, subject: Subject) -> None:
+        """A moment has passed since other nodes were asked for what the requests of this subject need."""
+        credit = subject.credit
+        if credit is not None and credit.waiting is not None and not credit.in_flight:
+            self.pending.queue_ask(subject)
+
+    def cancel(self, ticket: Ticket) -> None:
+        """The caller went away: nothing is counted, and what was granted for it stays as credit."""
+        if ticket.decisions is None:
+            ticket.is_cancelled = True
+            self._withdraw(ticket)
+
+    def _withdraw(self, ticket: Ticket) -> None:
+        for part in ticket.parts:
+            credit = part.subject.credit
+            if credit is not None and credit.waiting is not None:
+                credit.keep_waiting([waiter for waiter in credit.waiting if waiter is not part])
+        ticket.parts = []
+
+    # -- messages
+
+    def plan_asks(
+        self, now_ms: int, clock_ms: int, messages_max: int, can_be_recalled: bool
+    ) -> Exchange | None:
+        """The messages that should leave at once; None when there are none. Each must be applied or failed."""
+        exchange = Exchange()
+        for subject in self.pending.take_asking(messages_max):
+            if subject.table >= 0 and not self._engine.credit_of(subject).in_flight:
+                self._plan(exchange, subject, now_ms, clock_ms, can_be_recalled)
+        self._plan_releases(exchange)
+        return exchange if exchange.requests else None
+
+    def plan_reports(
+        self, now_ms: int, clock_ms: int, messages_max: int, subjects_max: int, can_be_recalled: bool
+    ) -> Exchange | None:
+        """The next messages about counts to report, oldest first; None when there are none.
+
+        Checks the first `subjects_max` in the queue at most: some have been reported by a message that asked.
+        """
+        exchange = Exchange()
+        taken = 0
+        for subject in self.pending.dirty:
+            if len(exchange.requests) >= messages_max or taken >= subjects_max:
+                break
+            taken += 1
+            if subject.table >= 0 and self._must_report(subject):
+                self._plan(exchange, subject, now_ms, clock_ms, can_be_recalled)
+        for subject in self.pending.take_dirty(taken):
+            self._origin_sync.unpin(subject, now_ms)
+        return exchange if exchange.requests else None
+
+    def _must_report(self, subject: Subject) -> bool:
+        credit = self._engine.credit_of(subject)
+        if credit.in_flight:
+            return False  # its answer queues the subject again
+        if credit.is_dirty:
+            return True
+        return any(cell.is_unreplayed() for cell in subject.cells())
+
+    def _plan(
+        self, exchange: Exchange, subject: Subject, now_ms: int, clock_ms: int, can_be_recalled: bool
+    ) -> None:
+        engine = self._engine
+        key = self._subjects.key_of(subject)
+        duration_ms = key[2]
+        credit = engine.credit_of(subject)
+        sequence = credit.sequence_of(now_ms, duration_ms)
+        parts: list[CellPart] = []
+        acked: list[int] = []
+        self._add_cell(parts, acked, sequence, subject.cell(sequence))
+        self._add_cell(parts, acked, sequence - 1, subject.cell(sequence - 1))
+        sequence_min = now_ms // duration_ms - 2
+        if subject.oldest is not None or subject.rest is not None or subject.sequence != sequence:
+            for cell in subject.cells():
+                behind = sequence - cell.sequence
+                if not 0 <= behind <= 1 and cell.sequence >= sequence_min and cell.is_unreplayed():
+                    self._add_cell(parts, acked, cell.sequence, cell)
+                    if len(parts) == CELLS_MAX:
+                        break
+        digest = subject.digest_of(key)
+        engine.message_number += 1
+        request = credit.plan_message(
+            digest,
+            engine.writer_of(subject.incarnation),
+            engine.message_number,
+            duration_ms,
+            tuple(parts),
+            now_ms,
+            clock_ms,
+            self._rules,
+            can_be_recalled,
+        )
+        exchange.add(request, subject, acked)
+        self.messages += 1
+        self._holders.pop(digest, None)
+        self._holders[digest] = subject
+        self._prune_holders(clock_ms)
+
+    def _add_cell(self, parts: list[CellPart], acked: list[int], sequence: int, cell: Cell | None) -> None:
+        if cell is None:
+            parts.append(CellPart(sequence, 0, 0, 0))
+            acked.append(0)
+        else:
+            parts.append(CellPart(sequence, cell.own, cell.own + cell.others, cell.foreign))
+            acked.append(0 if cell.origin is None else cell.origin.acked)
+
+    def _prune_holders(self, clock_ms: int) -> None:
+        for _ in range(PRUNED_PER_MESSAGE):
+            digest = next(iter(self._holders))
+            subject = self._holders[digest]
+            credit = subject.credit
+            if (
+                subject.table >= 0
+                and credit is not None
+                and (credit.in_flight or clock_ms < credit.until_ms or credit.waiting is not None)
+            ):
+                return
+            del self._holders[digest]
+
+    def apply(
+        self,
+        exchange: Exchange,
+        replies: Sequence[CreditReply],
+        now_ms: int,
+        clock_ms: int,
+        patience_ms: int,
+    ) -> Served:
+        """The origin answered: merge the counts, and decide what waits."""
+        served = Served()
+        for i, reply in enumerate(replies):
+            subject = exchange.subjects[i]
+            request = exchange.requests[i]
+            if subject is None:
+                continue
+            if subject.table < 0:
+                if reply.granted > 0:
+                    self._release(request.digest, request.writer)
+                continue
+            self._merge(subject, request, reply, exchange.acked[i], now_ms)
+            credit = self._engine.credit_of(subject)
+            if credit.apply_reply(request, reply):
+                credit.failed_until_ms = -1
+                self._serve(subject, credit, reply, clock_ms, patience_ms, served)
+            self._origin_sync.unpin(subject, now_ms)
+        for ticket in served.joint:
+            self._serve_batch(ticket, clock_ms, patience_ms, served)
+        return served
+
+    def fail(self, exchange: Exchange, clock_ms: int) -> Served:
+        """They may not have arrived. What waits for them is decided from memory, and the counts are sent again."""
+        served = Served()
+        for i, subject in enumerate(exchange.subjects):
+            request = exchange.requests[i]
+            if subject is None:
+                self._release(request.digest, request.writer)
+                continue
+            credit = self._engine.credit_of(subject)
+            if not credit.fail_message(request.number):
+                continue
+            credit.failed_until_ms = clock_ms + self._retry_ms
+            for waiter in list(credit.waiting or ()):
+                ticket = cast("Part", waiter).ticket
+                if ticket.decisions is None:
+                    self.give_up(ticket, clock_ms)
+                    served.settled.append(ticket)
+            self.pending.queue_replay(subject, subject.touched_ms)
+        return served
+
+    def _merge(
+        self, subject: Subject, request: CreditRequest, reply: CreditReply, acked: list[int], now_ms: int
+    ) -> None:
+        duration_ms = request.duration_ms
+        for i, totals in enumerate(reply.cells):
+            part = request.cells[i]
+            cell = subject.cell(part.sequence)
+            if cell is None:
+                if totals.total == 0:
+                    continue
+                cell = self._subjects.blank_cell(part.sequence, duration_ms)
+                sequence_min = now_ms // duration_ms - 2
+                self._subjects.insert(subject, cell, min(part.sequence, sequence_min))
+            if part.own > acked[i]:
+                self.cells_reported += 1
+            self._origin_sync.apply_report(
+                subject, cell, part.own, acked[i], totals.total, totals.component, now_ms
+            )
+
+    # -- serving
+
+    def _serve(
+        self,
+        subject: Subject,
+        credit: Credit,
+        reply: CreditReply,
+        clock_ms: int,
+        patience_ms: int,
+        served: Served,
+    ) -> None:
+        """Decide what waits for this subject, in order."""
+        kept: list[Waiter] = []
+        reserved = 0
+        is_paused = False
+        asks_again = False
+        for waiter in credit.waiting or ():
+            part = cast("Part", waiter)
+            ticket = part.ticket
+            is_patient = clock_ms - part.since_ms < patience_ms
+            verdict = self._judge(subject, credit, part, reply, clock_ms, is_patient)
+            is_joint = len(ticket.subjects) > 1
+            if verdict == ASK_AGAIN:
+                part.is_ready = False
+                part.verdict = ASK_AGAIN
+                asks_again = True
+                kept.append(part)
+            elif is_joint:
+                part.is_ready = verdict == ACCEPT
+                part.verdict = verdict
+                part.reply = reply
+                served.joint.append(ticket)
+                kept.append(part)
+                if verdict == ACCEPT:
+                    # Not for those behind it; and still unspent, should a message leave before the batch is decided.
+                    credit.spare -= part.cost
+                    reserved += part.cost
+            elif verdict == WAIT:
+                is_paused = True
+                kept.append(part)
+            else:
+                ticket.parts = []
+                if verdict == ACCEPT:
+                    self._accept(ticket, clock_ms)
+                else:
+                    self._deny(ticket, part, verdict, reply, clock_ms, patience_ms)
+                served.settled.append(ticket)
+        credit.spare += reserved
+        credit.keep_waiting(kept)
+        self._queue_next(subject, credit, is_paused, asks_again, served)
+
+    def _judge(
+        self,
+        subject: Subject,
+        credit: Credit,
+        part: Part,
+        reply: CreditReply,
+        clock_ms: int,
+        is_patient: bool,
+    ) -> int:
+        duration_ms = self._subjects.key_of(subject)[2]
+        sequence = part.at_ms // duration_ms
+        cell = subject.cell(sequence)
+        previous = subject.cell(sequence - 1)
+        current = 0 if cell is None else cell.total()
+        before = 0 if previous is None else previous.total()
+        used = effective(current, before, part.at_ms - sequence * duration_ms, duration_ms)
+        if part.cost == 0:
+            if used > part.quota:
+                return DENY
+            return ACCEPT if part.asked == credit.number else ASK_AGAIN
+        return credit.judge(part, used + part.cost, reply, clock_ms, is_patient)
+
+    def _queue_next(
+        self, subject: Subject, credit: Credit, is_paused: bool, asks_again: bool, served: Served
+    ) -> None:
+        """Queue the next message of a subject whose last one was answered."""
+        if credit.is_recalled:
+            self.pending.queue_ask(subject)
+        elif is_paused:
+            served.paused_subjects.append(subject)
+        elif asks_again:
+            self.pending.queue_ask(subject)
+        elif credit.is_dirty:
+            if credit.is_low():
+                self.pending.queue_ask(subject)
+            self.pending.queue_replay(subject, subject.touched_ms)
+
+    def _accept(self, ticket: Ticket, clock_ms: int) -> None:
+        """Decide a ticket that credit covers. What is known of other regions may still deny it."""
+        engine = self._engine
+        items = engine.evaluate(ticket.items, ticket.now_ms, ORIGIN, ticket.wall_ms)
+        verdict = engine.judge_all(items)
+        if verdict == FITS:
+            for item in items:
+                self.spent_after_wait += item.cost
+        ticket.decisions = engine.answer_all(items, verdict, clock_ms)
+
+    def _deny(
+        self, ticket: Ticket, part: Part, verdict: int, reply: CreditReply, clock_ms: int, patience_ms: int
+    ) -> None:
+        """Deny a ticket because of one subject: its window is full, or others hold what is left of it."""
+        engine = self._engine
+        items = engine.evaluate(ticket.items, ticket.now_ms, ORIGIN, ticket.wall_ms)
+        highest = engine.judge_all(items)
+        if highest == FITS:
+            highest = HELD
+            for item in items:
+                if item.subject is part.subject:
+                    item.verdict = HELD
+                    item.beside = reply.firm
+                    if verdict == DENY_HELD:
+                        item.retry_ms = retry_held_ms(reply, self._rules, patience_ms)
+        if verdict == DENY_HELD:
+            self.denied_held += 1
+        ticket.decisions = engine.answer_all(items, highest, clock_ms)
+
+    def _serve_batch(self, ticket: Ticket, clock_ms: int, patience_ms: int, served: Served) -> None:
+        """Decide a batch if all its subjects are covered, or if one is not and cannot be."""
+        if ticket.decisions is not None or not ticket.parts:
+            return
+        worst: Part | None = None
+        are_ready = True
+        for part in ticket.parts:
+            if part.is_ready:
+                continue
+            are_ready = False
+            if part.verdict in (DENY, DENY_HELD, WAIT) and (worst is None or part.verdict < worst.verdict):
+                worst = part
+        if worst is not None:
+            self._give_back(ticket)
+            if worst.verdict == WAIT:
+                served.paused_tickets.append(ticket)
+            else:
+                assert worst.reply is not None
+                self._deny(ticket, worst, worst.verdict, worst.reply, clock_ms, patience_ms)
+                served.settled.append(ticket)
+        elif are_ready:
+            covered = True
+            for part in ticket.parts:
+                credit = self._engine.credit_of(part.subject)
+                if part.cost > 0 and (credit.spare < part.cost or clock_ms >= credit.until_ms):
+                    covered = False
+            parts = ticket.parts
+            self._withdraw(ticket)
+            if covered and self._covers_rest(ticket, parts, clock_ms):
+                self._accept(ticket, clock_ms)
+                served.settled.append(ticket)
+            elif self.queue(ticket, clock_ms):
+                served.settled.append(ticket)
+
+    def _covers_rest(self, ticket: Ticket, parts: list[Part], clock_ms: int) -> bool:
+        """Whether credit covers the subjects of a batch that did not wait: it did when the batch came."""
+        waited = {part.subject for part in parts}
+        items = self._engine.evaluate(ticket.items, ticket.now_ms, LOCAL, ticket.wall_ms)
+        rest = [item for item in items if item.subject not in waited]
+        return not rest or not self._engine.lacking(rest, clock_ms)
+
+    def _give_back(self, ticket: Ticket) -> None:
+        """Return what a batch was granted and cannot use now."""
+        parts = ticket.parts
+        self._withdraw(ticket)
+        for part in parts:
+            if part.is_ready:
+                credit = self._engine.credit_of(part.subject)
+                credit.recall()
+                if not credit.in_flight:
+                    self.pending.queue_ask(part.subject)
+
+    # -- recalls
+
+    def recall(self, digest: bytes, writer: str) -> None:
+        """The origin asks for credit that is not needed at once."""
+        if writer.partition("~")[0] != self._engine.node_id:
+            return
+        self.recalls += 1
+        subject = self._holders.get(digest)
+        if (
+            subject is not None
+            and subject.table >= 0
+            and writer == self._engine.writer_of(subject.incarnation)
+        ):
+            credit = self._engine.credit_of(subject)
+            credit.recall()
+            if not credit.in_flight:
+                self.pending.queue_ask(subject)
+        else:
+            self._release(digest, writer)
+
+    def recall_all(self) -> None:
+        """Give back all credit: the node stops."""
+        for subject in self._holders.values():
+            credit = subject.credit
+            if subject.table >= 0 and credit is not None and credit.spare > 0:
+                credit.recall()
+                self.pending.queue_ask(subject)
+
+    def _release(self, digest: bytes, writer: str) -> None:
+        if len(self._releases) < RELEASES_MAX:
+            self._releases[digest, writer] = None
+            self.pending.is_urgent = True
+
+    @property
+    def has_releases(self) -> bool:
+        """Credit must be given back that belongs to no subject any more."""
+        return bool(self._releases) or bool(self._subjects.released)
+
+    def _plan_releases(self, exchange: Exchange) -> None:
+        engine = self._engine
+        for digest, incarnation in self._subjects.released[:RELEASES_MAX]:
+            self._releases[digest, engine.writer_of(incarnation)] = None
+        del self._subjects.released[:RELEASES_MAX]
+        for digest, writer in self._releases:
+            engine.message_number += 1
+            self.releases += 1
+            exchange.add(
+                CreditRequest(
+                    digest,
+                    writer,
+                    engine.message_number,
+                    1_000,
+                    (CellPart(0, 0), CellPart(-1, 0)),
+                    0,
+                    0,
+                    (),
+                    0,
+                    0,
+                    0,
+                ),
+                None,
+                [],
+            )
+        self._releases.clear()
+
+    @property
+    def holders(self) -> int:
+        """Subjects that may hold credit."""
+        return len(self._holders)

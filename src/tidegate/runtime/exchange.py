@@ -1,0 +1,442 @@
+"""Messages to Redis (the origin): they ask for credit, report counts, and answer recalls.
+
+Two ways lead to the origin. What a request waits for, what was recalled and what runs low leaves at the end of the
+present turn of the event loop, all subjects in one round trip. Counts that only have to be reported are a group commit:
+sent command after command, at most every `report_interval_ms`, so that a busy subject costs few messages. A subject has
+one message in flight at a time, on either way.
+
+A message that nobody waits for any more goes on: a caller that is cancelled cancels no message and trips no breaker. In
+any case a caller is answered after `read_timeout_ms`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from random import Random
+from typing import Final
+
+from tidegate.core.cells import Subject
+from tidegate.core.credit_sync import CreditSync, Exchange, Served
+from tidegate.core.gate import Gate
+from tidegate.core.model import Decision, Tuning
+from tidegate.core.sweep import Sweep
+from tidegate.core.tickets import Ticket
+from tidegate.errors import Closed, DependencyError
+from tidegate.ports import Origin
+from tidegate.runtime.calls import Calls
+from tidegate.runtime.latency import Histogram
+from tidegate.runtime.loops import Refusals, loop_backoff, wait_for_event
+
+__all__ = ["Exchanges"]
+
+# Messages of one command: about two milliseconds of a Redis server's time.
+MESSAGES_MAX: Final = 100
+# Subjects looked at for the reports of one command: some have been reported by a message that asked.
+SUBJECTS_MAX: Final = 400
+# Slots looked at in one slice of a sweep: well below a millisecond.
+SWEEP_SLOTS: Final = 1_000
+# Turns of the event loop between two full commands of reports: they then take about a quarter of a busy loop.
+YIELDS: Final = 80
+# A request waits for other nodes to give credit back no longer than this, or than so many round trips, and never so
+# long that it would be decided as if the origin did not answer.
+PATIENCE_MS: Final = 5
+PATIENCE_ROUND_TRIPS: Final = 4
+# What a round trip is taken for before the first, and the weight of a new one in the average.
+ROUND_TRIP_S: Final = 0.001
+ROUND_TRIP_WEIGHT: Final = 1 / 8
+# Never ask again sooner than this after the answer that other nodes were asked.
+PAUSE_MIN_S: Final = 0.00005
+
+
+class Exchanges:
+    """One node's messages. `wake` starts a turn; `run_once` is one turn of reports."""
+
+    def __init__(
+        self,
+        origin: Origin,
+        gate: Gate,
+        sync: CreditSync,
+        sweep: Sweep,
+        tuning: Tuning,
+        random: Random,
+        *,
+        is_usable: Callable[[], bool],
+        on_work: Callable[[], object],
+    ) -> None:
+        self._origin = origin
+        self._gate = gate
+        self._sync = sync
+        self._sweep = sweep
+        self._random = random
+        self._timeout_s = tuning.read_timeout_ms / 1000
+        self._interval_s = tuning.report_interval_ms / 1000
+        self._backoff = loop_backoff(tuning, random)
+        # Called when an answer has left work for other loops (cells to publish).
+        self._on_work = on_work
+        self.calls: Final[Calls] = Calls("origin", tuning, is_usable)
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._timers: set[asyncio.TimerHandle] = set()
+        # True while `_send_asks` is about to run.
+        self._is_asking = False
+        # Tickets that wait, with the loop time at which they are decided without an answer. In order.
+        self._waiting: deque[tuple[float, Ticket]] = deque()
+        self._deadline: asyncio.TimerHandle | None = None
+        self._woken = asyncio.Event()
+        self._retry_now = asyncio.Event()
+        # False only while the report loop sleeps with nothing to do: a decision that makes a cell dirty must wake it.
+        self._is_reporting = True
+        self._round_trip_s = ROUND_TRIP_S
+        # Since when there have been unacknowledged counts; None when there are none.
+        self.behind_since_s: float | None = None
+        self._refusals = Refusals()
+        self.waits: int = 0
+        self.wait_latency: Final[Histogram] = Histogram()
+
+    @property
+    def is_failing(self) -> bool:
+        """Counts wait, and the last message failed. The origin may answer the pulse all the same."""
+        return self.calls.is_failing and self.behind_since_s is not None
+
+    # -- requests
+
+    async def wait(self, ticket: Ticket) -> list[Decision]:
+        """The decisions on a ticket: when the origin has answered, or without it when that takes too long."""
+        loop = asyncio.get_running_loop()
+        with self._gate:
+            is_decided = self._sync.queue(ticket, self._gate.clock_ms())
+        if not is_decided:
+            began_s = loop.time()
+            future: asyncio.Future[None] = loop.create_future()
+            ticket.owner = future
+            self.waits += 1
+            self._expect(ticket, began_s + self._timeout_s)
+            self.wake()
+            try:
+                await future
+            except asyncio.CancelledError:
+                with suppress(Closed), self._gate:
+                    self._sync.cancel(ticket)
+                raise
+            finally:
+                ticket.owner = None
+                self.wait_latency.observe(loop.time() - began_s)
+        assert ticket.decisions is not None
+        return ticket.decisions
+
+    def give_up(self, ticket: Ticket) -> None:
+        """Decide a ticket without the origin; from any thread."""
+        with self._gate:
+            self._sync.give_up(ticket, self._gate.clock_ms())
+
+    def _expect(self, ticket: Ticket, deadline_s: float) -> None:
+        self._waiting.append((deadline_s, ticket))
+        if self._deadline is None:
+            self._deadline = asyncio.get_running_loop().call_at(deadline_s, self._end_waits)
+
+    def _end_waits(self) -> None:
+        """Decide what has waited for too long; wait for the next."""
+        loop = asyncio.get_running_loop()
+        self._deadline = None
+        now_s = loop.time()
+        while self._waiting:
+            deadline_s, ticket = self._waiting[0]
+            if ticket.decisions is None and not ticket.is_cancelled:
+                if deadline_s > now_s:
+                    self._deadline = loop.call_at(deadline_s, self._end_waits)
+                    break
+                self.give_up(ticket)
+            self._waiting.popleft()
+            _answer(ticket)
+        self.wake()
+
+    # -- messages that should leave at once
+
+    def wake(self) -> None:
+        """There may be something to ask or to report. On the node's own event loop."""
+        pending = self._sync.pending
+        if (pending.asking or self._sync.has_releases) and not self._is_asking:
+            self._is_asking = True
+            asyncio.get_running_loop().call_soon(self._send_asks)
+        if pending.dirty or self._sweep.is_active:
+            self._is_reporting = True
+            self._woken.set()
+
+    @property
+    def is_awake(self) -> bool:
+        """New work will be seen without `wake`."""
+        return self._is_reporting and (self._is_asking or not self._sync.pending.asking)
+
+    def _send_asks(self) -> None:
+        """Send everything that was queued in this turn of the event loop."""
+        self._is_asking = False
+        while True:
+            with self._gate:
+                exchange = self._sync.plan_asks(
+                    self._gate.now_ms(), self._gate.clock_ms(), MESSAGES_MAX, self._origin.can_be_recalled
+                )
+                is_empty = not self._sync.pending.asking
+            if exchange is not None:
+                self._spawn(exchange)
+            if is_empty:
+                return
+
+    def _spawn(self, exchange: Exchange) -> None:
+        turn = _Turn(self, exchange)
+        task = asyncio.get_running_loop().create_task(turn.run())
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        # A task that is cancelled before its first step runs no line of it: its requests must not wait for ever.
+        task.add_done_callback(turn.end)
+
+    async def send(self, exchange: Exchange) -> None:
+        """One round trip, and what its answers decide. Raises a `DependencyError`; the caller then calls `fail`."""
+        loop = asyncio.get_running_loop()
+        began_s = loop.time()
+        replies = await self.calls.call(
+            ["exchange"],
+            lambda timeout_s: self._origin.exchange(exchange.requests, timeout_s=timeout_s),
+            self._timeout_s,
+        )
+        # A slower one counts at once: what other nodes are asked for takes as long.
+        took_s = loop.time() - began_s
+        faster_s = max(0.0, self._round_trip_s - took_s)
+        self._round_trip_s = took_s + faster_s * (1 - ROUND_TRIP_WEIGHT)
+        patience_s = min(PATIENCE_ROUND_TRIPS * self._round_trip_s, self._timeout_s / 2)
+        patience_ms = max(PATIENCE_MS, int(patience_s * 1000))
+        with self._gate:
+            served = self._sync.apply(
+                exchange, replies, self._gate.now_ms(), self._gate.clock_ms(), patience_ms
+            )
+        self._finish(served)
+
+    def fail(self, exchange: Exchange) -> None:
+        """No answer will come."""
+        with self._gate:
+            served = self._sync.fail(exchange, self._gate.clock_ms())
+        self._finish(served)
+
+    def _finish(self, served: Served) -> None:
+        for ticket in served.settled:
+            _answer(ticket)
+        if served.paused_subjects or served.paused_tickets:
+            pause_s = max(PAUSE_MIN_S, self._round_trip_s / 2)
+            if served.paused_subjects:
+                self._later(pause_s, lambda: self._resume(served.paused_subjects))
+            for ticket in served.paused_tickets:
+                self._requeue(ticket, pause_s + self._random.random() * self._round_trip_s)
+        self._on_work()
+
+    def _later(self, delay_s: float, callback: Callable[[], object]) -> None:
+        def run() -> None:
+            self._timers.discard(handle)
+            callback()
+
+        handle = asyncio.get_running_loop().call_later(delay_s, run)
+        self._timers.add(handle)
+
+    def _resume(self, subjects: list[Subject]) -> None:
+        with self._gate:
+            for subject in subjects:
+                self._sync.ask_again(subject)
+        self.wake()
+
+    def _requeue(self, ticket: Ticket, delay_s: float) -> None:
+        def queue() -> None:
+            if ticket.decisions is None and not ticket.is_cancelled:
+                with self._gate:
+                    is_decided = self._sync.queue(ticket, self._gate.clock_ms())
+                if is_decided:
+                    _answer(ticket)
+                self.wake()
+
+        self._later(delay_s, queue)
+
+    def on_recall(self, digest: bytes, writer: str) -> None:
+        """The origin asks for credit that is not needed at once."""
+        with self._gate:
+            self._sync.recall(digest, writer)
+        self.wake()
+
+    # -- reports
+
+    def retry_now(self) -> None:
+        """The origin answers again: do not wait for the end of a backoff."""
+        self._retry_now.set()
+
+    async def run_once(self) -> int:
+        """Report what is dirty now, command by command; what becomes dirty meanwhile is for the next turn. Returns how
+        many messages were answered; raises a `DependencyError`."""
+        sent = 0
+        healing = True
+        while healing:
+            await self._run_sweep()
+            began_s = asyncio.get_running_loop().time()
+            waiting = len(self._sync.pending.dirty)
+            if waiting and self.behind_since_s is None:
+                self.behind_since_s = began_s
+            while waiting > 0:
+                taken, messages = await self._report(waiting)
+                waiting -= taken
+                sent += messages
+                if messages >= MESSAGES_MAX:
+                    for _ in range(YIELDS):
+                        await asyncio.sleep(0)
+            # All that was dirty then is acknowledged; what is dirty now came later.
+            self.behind_since_s = began_s if self._sync.pending.dirty else None
+            # An answer showed a wipe: what that makes dirty belongs to this turn.
+            healing = self._sweep.is_active
+        return sent
+
+    async def _run_sweep(self) -> None:
+        while self._sweep.is_active:
+            with self._gate:
+                self._sweep.run(SWEEP_SLOTS)
+            await asyncio.sleep(0)
+
+    async def _report(self, waiting: int) -> tuple[int, int]:
+        """One command: how many of the waiting subjects were looked at, and how many messages it carried."""
+        with self._gate:
+            dirty = len(self._sync.pending.dirty)
+            exchange = self._sync.plan_reports(
+                self._gate.now_ms(),
+                self._gate.clock_ms(),
+                MESSAGES_MAX,
+                min(waiting, SUBJECTS_MAX),
+                self._origin.can_be_recalled,
+            )
+            taken = dirty - len(self._sync.pending.dirty)
+        if exchange is None:
+            return taken or waiting, 0
+        is_answered = False
+        try:
+            await self.send(exchange)
+            is_answered = True
+        finally:
+            if not is_answered:
+                self.fail(exchange)
+        return taken, len(exchange.requests)
+
+    async def run(self) -> None:
+        """The report loop, until cancelled."""
+        loop = asyncio.get_running_loop()
+        while True:
+            began_s = loop.time()
+            try:
+                sent = await self.run_once()
+                self._backoff.succeeded()
+                self._refusals.note(None)
+            except DependencyError as error:
+                self._refusals.note(error)
+                self._retry_now.clear()
+                await wait_for_event(self._retry_now, self._backoff.pause_s())
+                continue
+            if sent and self._interval_s > 0:
+                await asyncio.sleep(max(0.0, began_s + self._interval_s - loop.time()))
+            await self._sleep()
+
+    async def _sleep(self) -> None:
+        self._woken.clear()
+        self._is_reporting = False
+        with self._gate:
+            # What became dirty before that has woken nothing.
+            is_idle = not self._sync.pending.dirty and not self._sweep.is_active
+        if is_idle:
+            await self._woken.wait()
+        self._is_reporting = True
+
+    # -- the end
+
+    async def close(self) -> None:
+        """Decide what waits, and cancel what is in flight."""
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        for timer in self._timers:
+            timer.cancel()
+        self._timers.clear()
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
+        while self._waiting:
+            _, ticket = self._waiting.popleft()
+            if ticket.decisions is None and not ticket.is_cancelled:
+                self.give_up(ticket)
+                _answer(ticket)
+
+    async def flush(self) -> None:
+        """Report all counts and give back all credit. Raises a `DependencyError`."""
+        with self._gate:
+            self._sync.recall_all()
+        while True:
+            with self._gate:
+                exchange = self._sync.plan_asks(
+                    self._gate.now_ms(), self._gate.clock_ms(), MESSAGES_MAX, can_be_recalled=False
+                )
+                is_empty = not self._sync.pending.asking
+            if exchange is not None:
+                is_answered = False
+                try:
+                    await self.send(exchange)
+                    is_answered = True
+                finally:
+                    if not is_answered:
+                        self.fail(exchange)
+            if is_empty:
+                break
+        await self.run_once()
+
+    def statistics(self, now_s: float) -> dict[str, object]:
+        """What it knows, as fields of `Statistics`."""
+        sync = self._sync
+        return {
+            "origin_operations": dict(self.calls.operations),
+            "origin_errors": dict(self.calls.errors),
+            "origin_latency": {name: one.snapshot() for name, one in self.calls.latency.items()},
+            "origin_dirty_subjects": len(sync.pending.dirty),
+            "origin_cells_merged": sync.cells_reported,
+            "replay_lag_s": 0.0 if self.behind_since_s is None else now_s - self.behind_since_s,
+            "credit_messages": sync.messages,
+            "credit_waits": self.waits,
+            "credit_wait": self.wait_latency.snapshot(),
+            "credit_spent_after_wait": sync.spent_after_wait,
+            "credit_denied_held": sync.denied_held,
+            "credit_recalls": sync.recalls,
+            "credit_releases": sync.releases,
+            "credit_subjects": sync.holders,
+            "credit_is_listening": self._origin.can_be_recalled,
+        }
+
+
+class _Turn:
+    """One exchange that leaves at once: answered, or failed exactly once."""
+
+    def __init__(self, exchanges: Exchanges, exchange: Exchange) -> None:
+        self._exchanges = exchanges
+        self._exchange: Exchange | None = exchange
+
+    async def run(self) -> None:
+        assert self._exchange is not None
+        try:
+            await self._exchanges.send(self._exchange)
+            self._exchange = None
+        except DependencyError:
+            self._fail()
+
+    def end(self, _task: asyncio.Task[None]) -> None:
+        self._fail()
+
+    def _fail(self) -> None:
+        exchange, self._exchange = self._exchange, None
+        if exchange is not None:
+            self._exchanges.fail(exchange)
+
+
+def _answer(ticket: Ticket) -> None:
+    """Wake the caller of a ticket that is decided."""
+    future = ticket.owner
+    if isinstance(future, asyncio.Future) and not future.done():
+        future.set_result(None)

@@ -1,0 +1,142 @@
+"""The pages of the documentation site: prepared from the repository, and all in its navigation."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import tomllib
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import yaml
+
+import check_words
+import docs_site
+from tidegate.server.api.problems import DOCUMENTATION, problems_by_suffix
+
+ROOT = Path(__file__).parent.parent
+
+
+class Loader(yaml.SafeLoader):
+    """Reads mkdocs.yml, whose footer comes from the environment."""
+
+
+Loader.add_constructor("!ENV", lambda _loader, _node: "from the environment")
+
+
+def site() -> Any:
+    return yaml.load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"), Loader)
+
+
+def pages_in(nav: object) -> list[str]:
+    if isinstance(nav, str):
+        return [nav]
+    items = nav.values() if isinstance(nav, dict) else nav
+    assert not isinstance(items, str)
+    return [page for item in items for page in pages_in(item)]  # type: ignore[attr-defined]  # a list or a dict view
+
+
+def test_every_page_is_in_the_navigation_once() -> None:
+    shown = pages_in(site()["nav"])
+    assert len(set(shown)) == len(shown)
+    written = {path.relative_to(ROOT / "docs").as_posix() for path in (ROOT / "docs").rglob("*.md")}
+    decisions = {name for name in written if name.startswith("adr/")}
+    assert set(shown) == (written - decisions) | set(docs_site.MOUNTED.values())
+    assert site()["not_in_nav"].split() == ["/adr/*.md", "/errors/**"], (
+        "listed in the index and in the reference"
+    )
+
+
+def test_the_type_of_every_error_is_an_address_of_the_site() -> None:
+    reference = (ROOT / "docs" / "reference" / "errors.md").read_text(encoding="utf-8")
+    pages = dict(docs_site.error_pages(reference))
+    assert f"{site()['site_url']}errors/" == DOCUMENTATION
+    assert set(pages) == {f"errors/{suffix}.md" for suffix in problems_by_suffix()}
+    for path, page in pages.items():
+        assert "What to do: " in page
+        (back,) = re.findall(r"\[All errors\]\((.*)\)", page)
+        assert os.path.normpath(PurePosixPath(path).parent / back) == "reference/errors.md"
+
+
+def test_links_stay_on_the_site_or_lead_to_the_repository() -> None:
+    page = "[a](../tutorial.md#one-region) [b](../../bench/RESULTS.md) [c](../../src/tidegate/core/windows.py) [d](https://x.y/z)"
+    assert docs_site.prepared(PurePosixPath("docs/how-to/serve.md"), page) == (
+        "[a](../tutorial.md#one-region) [b](../results.md) "
+        f"[c]({docs_site.repository()}/blob/main/src/tidegate/core/windows.py) [d](https://x.y/z)"
+    )
+    results = "![plot](../docs/pictures/fleet.svg)"
+    assert docs_site.prepared(PurePosixPath("bench/RESULTS.md"), results) == "![plot](pictures/fleet.svg)"
+
+
+def test_code_is_left_alone_and_its_mark_is_shown() -> None:
+    page = "```python no-run: needs Redis\nx = [f](../y.md)\n```\n\n```js sdk\nf();\n```\n"
+    assert docs_site.prepared(PurePosixPath("docs/faq.md"), page) == (
+        '```python title="Not run by the tests: needs Redis"\nx = [f](../y.md)\n```\n\n```js\nf();\n```\n'
+    )
+
+
+def test_what_a_browser_would_load_from_elsewhere_is_found(tmp_path: Path) -> None:
+    (tmp_path / "good.html").write_text(
+        '<a href="https://x.y"><img src="a.svg"><script src="assets/b.js"></script>'
+    )
+    assert docs_site.external_assets(tmp_path) == []
+    (tmp_path / "bad.html").write_text(
+        '<script src="https://cdn.example/a.js"></script><link rel="stylesheet" href="//b/c.css">'
+    )
+    assert len(docs_site.external_assets(tmp_path)) == 2
+
+
+def test_the_addresses_of_the_project_are_the_same_everywhere() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    source, documentation = project["urls"]["Source"], project["urls"]["Documentation"]
+    assert (site()["repo_url"], site()["site_url"]) == (source, documentation)
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
+    assert (citation["repository-code"], citation["url"]) == (source, documentation)
+    owner = re.escape(source.rpartition("/")[2])
+    for file in [*(ROOT / ".github").rglob("*.yml"), *ROOT.glob("*.md")]:
+        for found in re.findall(rf"https://github\.com/[^/\s)]+/{owner}\b", file.read_text(encoding="utf-8")):
+            assert found == source, file
+
+
+def test_readme_and_the_page_have_the_same_comparison() -> None:
+    def table(name: str) -> list[str]:
+        return re.findall(
+            r"^\| \| algorithm.*(?:\n\|.*)*", (ROOT / name).read_text(encoding="utf-8"), re.MULTILINE
+        )
+
+    assert len(table("README.md")) == 1
+    assert table("README.md") == table("docs/compare.md")
+
+
+def test_an_avoided_word_is_found_with_its_place_and_a_better_one() -> None:
+    (found,) = check_words.problems("page.md", "Fine.\nWhat nobody reads.\n")  # words: ok
+    assert found.startswith("page.md:2: 'nobody': name who or what")  # words: ok
+    assert check_words.problems("page.md", "mendacious, recommended, breathalyser, 'nobody'  words: ok") == []
+
+
+def test_workflows_are_valid_yaml_and_name_their_permissions() -> None:
+    workflows = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
+    assert len(workflows) == 4
+    for workflow in workflows:
+        document = yaml.safe_load(workflow.read_text(encoding="utf-8"))
+        assert document["permissions"] == {"contents": "read"}, workflow.name
+
+
+def test_the_version_is_written_once() -> None:
+    import tidegate
+
+    listed = subprocess.run(
+        ["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout.split()
+    holders = [
+        name
+        for name in listed
+        if Path(name).suffix in {".toml", ".py", ".cff", ".cfg"}
+        and not name.startswith("tests/")
+        and re.search(
+            rf'version(?:__)?["\']?\s*[:=]\s*["\']?{re.escape(tidegate.__version__)}\b',
+            (ROOT / name).read_text(),
+        )
+    ]
+    assert holders == ["src/tidegate/__init__.py"]
