@@ -231,6 +231,15 @@ def test_rows_take_the_place_of_subjects_that_have_aged_out() -> None:
     assert node.decide(LIMIT, "a", 0, T).effective == 5
 
 
+def test_a_full_read_that_fails_is_wanted_again() -> None:
+    node = small_region(2)
+    for number in range(5):
+        node.decide(LIMIT, f"spray{number}", 1, T + number)
+    node.ledger_sync.begin_full_import()
+    node.ledger_sync.fail_full_import()
+    assert node.ledger_sync.wants_full_import
+
+
 # -- anticipation
 
 

@@ -307,7 +307,7 @@ class CreditSync:
         for i, subject in enumerate(exchange.subjects):
             request = exchange.requests[i]
             if subject is None:
-                self._release(request.digest, request.writer)
+                # Not again: the origin lets it end by itself, and one that is down would be asked without a pause.
                 continue
             credit = self._engine.credit_of(subject)
             if not credit.fail_message(request.number):
@@ -451,7 +451,8 @@ class CreditSync:
                 if item.subject is part.subject:
                     item.verdict = HELD
                     item.beside = reply.firm
-                    if verdict == DENY_HELD:
+                    needed = item.used + item.demand + reply.firm
+                    if verdict == DENY_HELD or needed <= item.limit.quota:
                         item.retry_ms = retry_held_ms(reply, self._rules, patience_ms)
         if verdict == DENY_HELD:
             self.denied_held += 1

@@ -181,6 +181,11 @@ class LedgerSync:
         self._global_view.is_full_import_wanted = False
         self._subjects.has_lost_foreign = False
 
+    def fail_full_import(self) -> None:
+        """A full read did not come to its end: what it should have brought back is still missing."""
+        self._subjects.has_lost_foreign = True
+        self._global_view.is_full_import_wanted = True
+
     def apply_import(
         self,
         rows: Sequence[LedgerRow],

@@ -112,6 +112,8 @@ class ImportLoop:
                 lost = lost or changes.lost
                 unreadable += changes.unreadable
         except DependencyError as error:
+            if full:
+                self._sync.fail_full_import()
             if not self._is_down:
                 self._is_down = True
                 logger.warning("the ledger does not answer, regions drift apart: %s", error)

@@ -1,7 +1,7 @@
 """Checks every field of a decision against formulas of its own, from the counts that the node held in the same step.
 
-It shares no arithmetic with the engine. A guess is a denial of what fits by the counts: only anticipation may cause
-one; the auditor decides whether that was possible.
+It shares no arithmetic with the engine. A guess is a denial of what fits by the counts: anticipation may cause one, and
+credit that other nodes hold; the auditor decides whether that was possible.
 """
 
 from __future__ import annotations
@@ -43,10 +43,9 @@ def is_guess(decision: Decision) -> bool:
     return not decision.allowed and decision.effective <= decision.limit.quota
 
 
-def single_findings(
-    limit: Limit, cost: int, decision: Decision, totals: Totals, at_ms: int
-) -> Iterator[Finding]:
-    """What is wrong with the answer to one request. `totals` contain its cost if it was allowed."""
+def single_findings(item: Item, decision: Decision, at_ms: int) -> Iterator[Finding]:
+    """What is wrong with the answer to one request. Its totals contain its cost if it was allowed."""
+    limit, _, cost, totals = item
     used = used_at(totals, at_ms, limit.duration_ms)
     needed = used if decision.allowed else used + cost
     if decision.effective != needed:

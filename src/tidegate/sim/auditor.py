@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from tidegate.sim.node_process import NodeProcess
     from tidegate.sim.truth_check import TruthCheck
 
-__all__ = ["WORKSPACE", "Auditor", "Violation"]
+__all__ = ["WORKSPACE", "Answer", "Auditor", "Violation"]
 
 WORKSPACE = "world"
 
@@ -37,6 +37,14 @@ class Violation(NamedTuple):
 
     def __str__(self) -> str:
         return f"invariant {self.invariant}, at {self.at_us / 1e6:.6f} s: {self.text}"
+
+
+class Answer(NamedTuple):
+    """The decisions on a request or a batch."""
+
+    items: Sequence[tuple[Limit, str, int]]
+    decisions: Sequence[Decision]
+    at_ms: int
 
 
 class CellView(NamedTuple):
@@ -102,27 +110,41 @@ class Auditor:
         decisions: Sequence[Decision],
         at_ms: int,
     ) -> None:
-        """A caller got these decisions in this step."""
+        """A node made these decisions in this step."""
+        self.all_decided(process, [Answer(items, decisions, at_ms)])
+
+    def all_decided(self, process: NodeProcess, answers: Sequence[Answer]) -> None:
+        """A node made these decisions in this step, one after the other."""
+        for items, decisions, at_ms in answers:
+            self._record(process, items, decisions, at_ms)
+            self.truth_check.note_denials(process, items, decisions, at_ms)
+        # Backwards: what was accepted later in this step did not count for the earlier ones.
+        later: dict[CellId, int] = {}
+        for items, decisions, at_ms in reversed(answers):
+            self._check_answer(process, items, decisions, at_ms, later)
+            if all(decision.allowed for decision in decisions):
+                for limit, identifier, cost in items:
+                    cell_id = CellId(key_of(limit), identifier, at_ms // limit.duration_ms)
+                    later[cell_id] = later.get(cell_id, 0) + cost
+        for items, decisions, at_ms in answers:
+            self.truth_check.decided(process, items, decisions, at_ms)
+
+    def _record(
+        self,
+        process: NodeProcess,
+        items: Sequence[tuple[Limit, str, int]],
+        decisions: Sequence[Decision],
+        at_ms: int,
+    ) -> None:
         self.decisions += 1
         allowed = all(decision.allowed for decision in decisions)
         self.note("decided", process.node_id, at_ms, [(d.allowed, d.effective, d.source) for d in decisions])
-        touched: dict[int, tuple[CellId, Cell]] = {}
-        subjects: list[Subject | None] = []
         for limit, identifier, cost in items:
             cell_id = CellId(key_of(limit), identifier, at_ms // limit.duration_ms)
             subject = process.engine.subjects.find(cell_id.key, identifier)
-            subjects.append(subject)
             cell = None if subject is None else subject.cell(cell_id.sequence)
             if allowed:
                 self._accept(process, cell_id, cell, cost)
-            if cell is not None:
-                touched[id(cell)] = (cell_id, cell)
-        if None not in subjects:
-            # A batch may evict its own subjects, once it is done.
-            self._check_answer(process, items, decisions, subjects, at_ms)
-        for cell_id, cell in touched.values():
-            self.check_cell(process, cell_id, cell)
-        self.truth_check.decided(process, items, decisions, at_ms)
 
     def _accept(self, process: NodeProcess, cell_id: CellId, cell: Cell | None, cost: int) -> None:
         self.truth.accept(cell_id, process.node_id, cost, self.now_us())
@@ -138,15 +160,25 @@ class Auditor:
         process: NodeProcess,
         items: Sequence[tuple[Limit, str, int]],
         decisions: Sequence[Decision],
-        subjects: Sequence[Subject | None],
         at_ms: int,
+        later: Mapping[CellId, int],
     ) -> None:
         """Compare decisions with formulas on the cells of the same step (6, 7), and on no other cells (10)."""
-        if len(items) == 1:
-            limit, _, cost = items[0]
-            findings = single_findings(limit, cost, decisions[0], totals_of(subjects[0]), at_ms)
+        judged: list[Item] = []
+        for limit, identifier, cost in items:
+            subject = process.engine.subjects.find(key_of(limit), identifier)
+            if subject is None:
+                # A batch may evict its own subjects, once it is done.
+                return
+            totals = totals_of(subject)
+            for cell in subject.cells():
+                cell_id = CellId(key_of(limit), identifier, cell.sequence)
+                self.check_cell(process, cell_id, cell)
+                totals[cell.sequence] -= later.get(cell_id, 0)
+            judged.append(Item(limit, identifier, cost, totals))
+        if len(judged) == 1:
+            findings = single_findings(judged[0], decisions[0], at_ms)
         else:
-            judged = [Item(*item, totals_of(subject)) for item, subject in zip(items, subjects, strict=True)]
             findings = batch_findings(judged, decisions, at_ms)
         for finding in findings:
             self.fail(finding.invariant, f"{process.node_id}: {finding.text}")
@@ -170,7 +202,8 @@ class Auditor:
                 )
             if one.expires_at_ms != (one.sequence + 3) * duration_ms:
                 self.fail(10, f"{process.node_id}: {cell_id} would expire at {one.expires_at_ms}")
-            elif one.expires_at_ms <= now_ms:
+            elif one.expires_at_ms <= now_ms and not self._tuning.credit:
+                # A message that asks for credit names the cells of the request, which may be of another time.
                 self.fail(10, f"{process.node_id} replayed {cell_id}, which has aged out")
 
     def replied(self, process: NodeProcess, components: Sequence[Component], merged: bool) -> None:

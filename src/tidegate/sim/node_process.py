@@ -8,13 +8,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextvars import ContextVar
 
+from tidegate.core.credit_sync import Served
 from tidegate.core.engine import Engine
-from tidegate.core.model import Component, LedgerRow, OriginReply
+from tidegate.core.model import Component, Decision, LedgerRow, OriginReply
+from tidegate.core.tickets import Ticket
+from tidegate.runtime.exchange import Exchanges
 from tidegate.runtime.fleet import Parts
 from tidegate.runtime.limiter import AsyncLimiter
 from tidegate.runtime.node import Node
 from tidegate.runtime.stalls import StallMonitor
-from tidegate.sim.auditor import Auditor
+from tidegate.sim.auditor import Answer, Auditor
 from tidegate.sim.network import Link
 from tidegate.sim.virtual_time import VirtualClock, VirtualLoop, owned_context
 
@@ -61,6 +64,8 @@ class NodeProcess:
         self.acknowledged: dict[tuple[bytes, int], int] = {}
         # Accepted requests: (loop time, digest, sequence, cost).
         self.accepted: list[tuple[float, bytes, int, int]] = []
+        # Decisions that were reported when they were made, by id. The reference keeps the id from being reused.
+        self.reported: dict[int, Decision] = {}
         self.origin_link: Link
         self.ledger_link: Link
         self._loop = loop
@@ -70,6 +75,32 @@ class NodeProcess:
     def bind(self, limiter: AsyncLimiter) -> None:
         self._limiter = limiter
         self.node.stalls = QuietStalls()
+        if self.node.exchanges is not None:
+            self._watch(self.node.exchanges)
+
+    def _watch(self, exchanges: Exchanges) -> None:
+        """Report decisions in the step in which they are made: with credit, callers get theirs a turn later."""
+        finish, give_up = exchanges._finish, exchanges.give_up  # noqa: SLF001 - as above
+
+        def finished(served: Served) -> None:
+            self._settled(served.settled)
+            finish(served)
+
+        def given_up(ticket: Ticket) -> None:
+            give_up(ticket)
+            self._settled([ticket])
+
+        exchanges._finish = finished  # type: ignore[method-assign]  # noqa: SLF001
+        exchanges.give_up = given_up  # type: ignore[method-assign]
+
+    def _settled(self, tickets: Sequence[Ticket]) -> None:
+        answers: list[Answer] = []
+        for ticket in tickets:
+            assert ticket.decisions is not None
+            if id(ticket.decisions[0]) not in self.reported:
+                self.reported[id(ticket.decisions[0])] = ticket.decisions[0]
+                answers.append(Answer(ticket.items, ticket.decisions, ticket.now_ms))
+        self._auditor.all_decided(self, answers)
 
     @property
     def limiter(self) -> AsyncLimiter:

@@ -200,8 +200,7 @@ def _tuning(random: Random) -> dict[str, int | bool]:
     }
     if random.random() < 0.15:
         tuning["subjects_max"] = random.choice((3, 5, 8))
-    if "credit" in Tuning.__dataclass_fields__:
-        tuning["credit"] = random.random() < 0.5
+    tuning["credit"] = random.random() < 0.6
     return tuning
 
 

@@ -8,12 +8,13 @@ simulation runs on one virtual event loop; the same plan gives the same trace.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from random import Random
 
 from tidegate.adapters.memory import OriginSnapshot
-from tidegate.core.model import Limit, Request
+from tidegate.core.model import Decision, Limit, Request
+from tidegate.runtime.importer import LOSS_INTERVALS
 from tidegate.sim.auditor import WORKSPACE, Auditor, Violation
 from tidegate.sim.convergence_check import ConvergenceCheck
 from tidegate.sim.network import Link, Network
@@ -151,7 +152,7 @@ class Simulation:
         at_ms = process.clock.now_ms()
         at_ms += what.get("own_time_ms", 0)
         decision = await process.limiter.limit(limit, identifier, what["cost"], now_ms=at_ms)
-        self.auditor.decided(process, [(limit, identifier, what["cost"])], [decision], at_ms)
+        self._answered(process, [(limit, identifier, what["cost"])], [decision], at_ms)
         self._check_wait(process, started_s)
 
     async def _serve_batch(self, process: NodeProcess, event: Event) -> None:
@@ -162,8 +163,19 @@ class Simulation:
         started_s = self.loop.time()
         at_ms = process.clock.now_ms()
         decisions = await process.limiter.limit_many([Request(*item) for item in items], now_ms=at_ms)
-        self.auditor.decided(process, items, decisions, at_ms)
+        self._answered(process, items, decisions, at_ms)
         self._check_wait(process, started_s)
+
+    def _answered(
+        self,
+        process: NodeProcess,
+        items: Sequence[tuple[Limit, str, int]],
+        decisions: Sequence[Decision],
+        at_ms: int,
+    ) -> None:
+        """A caller got these decisions; those that waited for credit were reported when they were made."""
+        if id(decisions[0]) not in process.reported:
+            self.auditor.decided(process, items, decisions, at_ms)
 
     def _check_wait(self, process: NodeProcess, started_s: float) -> None:
         """No request waits longer than one read, whatever has failed."""
@@ -194,7 +206,7 @@ class Simulation:
     async def _serve_one(self, process: NodeProcess, limit: Limit, identifier: str, cost: int) -> None:
         at_ms = process.clock.now_ms()
         decision = await process.limiter.limit(limit, identifier, cost, now_ms=at_ms)
-        self.auditor.decided(process, [(limit, identifier, cost)], [decision], at_ms)
+        self._answered(process, [(limit, identifier, cost)], [decision], at_ms)
 
     # -- faults: each starts, and is undone after `lasts_ms`
 
@@ -288,7 +300,7 @@ class Simulation:
         self.convergence.record_loss(event.who, lambda: memory.restore(left))
 
     def _mark_ledger_disturbed(self) -> None:
-        self.ledger_disturbed_s = self.loop.time()
+        self.ledger_disturbed_s = max(self.loop.time(), self.ledger_disturbed_s)
 
     def _ledger_down(self, event: Event) -> None:
         self.ledger.is_down = True
@@ -314,7 +326,15 @@ class Simulation:
 
     def _ledger_wipe(self, _event: Event) -> None:
         self.ledger.wipe()
-        self._mark_ledger_disturbed()
+        for delay_ms in {0, self.ledger.lag_ms}:
+            self.loop.call_later(delay_ms / 1000, self._forget_rows)
+
+    def _forget_rows(self) -> None:
+        self.auditor.truth.ledger_wiped(self.loop.now_us())
+        # A full import shows what is missing, and comes no sooner than this.
+        self.ledger_disturbed_s = (
+            self.loop.time() + (LOSS_INTERVALS + 1) * self.tuning.import_interval_ms / 1000
+        )
 
     def _ledger_rejects(self, event: Event) -> None:
         identifier = self.plan.subjects[event.what["subject"]].identifier

@@ -126,6 +126,10 @@ class Truth:
         history = self._rows.setdefault((cell_id, region), History())
         history.note(at_us, max(count, history.last))
 
+    def ledger_wiped(self, at_us: int) -> None:
+        for history in self._rows.values():
+            history.note(at_us, 0)
+
     def row(self, cell_id: CellId, region: str) -> History:
         return self._rows.get((cell_id, region)) or History()
 
@@ -141,6 +145,7 @@ class Knowledge:
         # What it acknowledged of this process, and how often a component was sent again without need.
         self.acknowledged: dict[CellKey, int] = {}
         self.repeats = 0
+        self.sent = 0
         # When it was first asked about a cell after the origin had lost it, without any other sign of it.
         self.noticed_us: dict[CellKey, int] = {}
         # The latest time that the process has seen on its clock: older cells may be dropped.

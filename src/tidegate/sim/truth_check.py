@@ -30,6 +30,11 @@ __all__ = ["TruthCheck"]
 DRIFT_PERCENT = 1
 ROUNDING_MS = 3
 
+# The origin forgets a node's credit this long after its last message.
+CREDIT_LIFE_MS = 6_000
+# With credit: components that a node sends for each answer in its region, all included.
+MESSAGES_PER_ANSWER_MAX = 4
+
 
 class TruthCheck:
     """The truth of one simulation, and the checks against it."""
@@ -43,6 +48,7 @@ class TruthCheck:
         self._denials: dict[tuple[str, tuple[str, str, int], str], tuple[int, Subject]] = {}
         # (process, key, identifier) -> the subject, and when it first answered.
         self._created_s: dict[tuple[str, tuple[str, str, int], str], tuple[Subject, float]] = {}
+        self._answers: Counter[str] = Counter()
         # How often an origin lost counts, by region; of which cells; and whose loss shows only when they are read.
         self.losses: Counter[str] = Counter()
         self._lost: set[tuple[str, CellKey]] = set()
@@ -120,6 +126,7 @@ class TruthCheck:
 
     def sent(self, process: NodeProcess, components: Sequence[Component]) -> None:
         knowledge = self.knowledge(process)
+        knowledge.sent += len(components)
         for one in components:
             if one.own <= knowledge.acknowledged.get((one.digest, one.sequence), -1):
                 knowledge.repeats += 1
@@ -149,10 +156,9 @@ class TruthCheck:
         decisions: Sequence[Decision],
         at_ms: int,
     ) -> None:
-        """A caller got these decisions in this step."""
+        """A node made these decisions in this step."""
         knowledge = self.knowledge(process)
         allowed = all(decision.allowed for decision in decisions)
-        self._note_denials(process, items, decisions, at_ms)
         for (limit, identifier, cost), decision in zip(items, decisions, strict=True):
             cell_id = CellId(key_of(limit), identifier, at_ms // limit.duration_ms)
             if allowed and cost:
@@ -161,6 +167,7 @@ class TruthCheck:
             if subject is None:
                 continue
             self.judged += 1
+            self._answers[process.region] += 1
             for one in (cell_id, cell_id._replace(sequence=cell_id.sequence - 1)):
                 self._check_counts(process, knowledge, decision.source, allowed, one, subject)
                 self._check_foreign(process, knowledge, one, subject)
@@ -254,6 +261,13 @@ class TruthCheck:
         """Only growth that was seen twice, a short time ago, may be expected to go on; more is known soon (7)."""
         tuning = self._tuning
         name = f"{process.node_id}: {cell_id} denied with {decision.effective} of {decision.limit.quota}"
+        if tuning.credit:
+            # Others hold what is left. They give it back, spend it, or lose it when its time is over.
+            if not decision.retry_after_ms or decision.retry_after_ms > max(
+                CREDIT_LIFE_MS, 2 * cell_id.key[2]
+            ):
+                self._fail(7, f"{name}, retry after {decision.retry_after_ms} ms")
+            return
         if not tuning.anticipation:
             self._fail(7, name)
             return
@@ -297,13 +311,14 @@ class TruthCheck:
         if used_at(totals, at_ms, limit.duration_ms) + demand <= limit.quota:
             self._fail(7, f"{process.node_id}: {cell_id} denied with {decision!r}, accepted in all: {totals}")
 
-    def _note_denials(
+    def note_denials(
         self,
         process: NodeProcess,
         items: Sequence[tuple[Limit, str, int]],
         decisions: Sequence[Decision],
         at_ms: int,
     ) -> None:
+        """Denials because of counts, of all decisions of a step: they set strict deadlines."""
         for (limit, identifier, _), decision in zip(items, decisions, strict=True):
             subject = process.engine.subjects.find(key_of(limit), identifier)
             if subject is not None and not decision.allowed and not is_guess(decision):
@@ -333,7 +348,7 @@ class TruthCheck:
         subject: Subject,
     ) -> None:
         """An answer from memory: both cells are fresh, and the last denial is a window ago (2)."""
-        if decision.source != "local" or getattr(self._tuning, "credit", False):
+        if decision.source != "local" or self._tuning.credit:
             return
         duration_ms = cell_id.key[2]
         denied_ms, denied = self._denials.get(
@@ -404,7 +419,7 @@ class TruthCheck:
         self, process: NodeProcess, limit: Limit, decision: Decision, cell_id: CellId, at_ms: int
     ) -> None:
         """With credit: a region that works accepts what a single counter would accept (11)."""
-        if not getattr(self._tuning, "credit", False) or decision.source == "degraded":
+        if not self._tuning.credit or decision.source == "degraded":
             return
         region = self._region(process.region)
         if any(self._calm_s(one) < self._recovery_s() for one in region):
@@ -499,13 +514,20 @@ class TruthCheck:
                         knowledge.publishable.append((now_us, cell_id, regional))
 
     def _check_volume(self, process: NodeProcess, knowledge: Knowledge) -> None:
-        """A component is sent again when its origin lost it, and now and then to refresh the previous cell (8)."""
+        """A component is sent again when its origin lost it, and now and then to refresh the previous cell (8).
+
+        With credit a message carries both cells, and is sent for requests that wait, recalls and reports.
+        """
         cells = len(knowledge.acknowledged)
         lived_s = self._simulation.loop.time() - process.started_s
         refreshes = lived_s * 2_000 / self._tuning.fresh_ms * len(self._simulation.plan.subjects)
         steps = 2 if process.has_stepped else 1
         budget = 20 + steps * cells * (2 + 2 * self.losses[process.region]) + refreshes
-        if knowledge.repeats > budget:
+        if self._tuning.credit:
+            budget += MESSAGES_PER_ANSWER_MAX * self._answers[process.region]
+            if knowledge.sent > budget:
+                self._fail(8, f"{process.node_id} sent {knowledge.sent} components, {cells} cells")
+        elif knowledge.repeats > budget:
             self._fail(8, f"{process.node_id} sent {knowledge.repeats} components again, {cells} cells")
 
     def _check_health(self, process: NodeProcess) -> None:

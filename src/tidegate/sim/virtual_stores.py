@@ -92,7 +92,7 @@ class OriginPort:
         return answers
 
     async def exchange(self, requests: Sequence[CreditRequest], *, timeout_s: float) -> list[CreditReply]:
-        components = [
+        asked = [
             Component(
                 request.digest,
                 part.sequence,
@@ -102,8 +102,9 @@ class OriginPort:
             )
             for request in requests
             for part in request.cells
-            if part.own > 0
+            if part.sequence > 0
         ]
+        components = [one for one in asked if one.own > 0]
 
         def apply() -> list[CreditReply]:
             if self._origin.refuses_writes:
@@ -119,7 +120,7 @@ class OriginPort:
 
         self._observer.on_merge_sent(components)
         replies = await self._link.call(apply, timeout_s)
-        self._observer.on_reply(components, True)
+        self._observer.on_reply(asked, True)
         return replies
 
     async def listen(self, node_id: str, on_recall: Callable[[bytes, str], None]) -> None:
@@ -167,7 +168,8 @@ class VirtualLedger(Server):
         self.memory = MemoryLedger(clock=clock)
         self._replica = MemoryLedger(clock=clock) if lag_ms else self.memory
         self._network = network
-        self._behind: list[list[LedgerRow]] = []
+        # What the replica has not done yet; None for a wipe.
+        self._behind: list[list[LedgerRow] | None] = []
         self.lag_ms = lag_ms
         # How many of the next publishes fail.
         self.failing_chunks = 0
@@ -192,14 +194,18 @@ class VirtualLedger(Server):
 
     def _catch_up(self) -> None:
         rows = self._behind.pop(0)
-        self._replica.publish_nowait(rows)
-        self.on_visible(rows)
+        if rows is None:
+            self._replica.wipe()
+        else:
+            self._replica.publish_nowait(rows)
+            self.on_visible(rows)
 
     def wipe(self) -> None:
-        """Lose every row, in the replica too."""
+        """Lose every row; the replica follows."""
         self.memory.wipe()
         if self._replica is not self.memory:
-            self._replica.wipe()
+            self._behind.append(None)
+            self._network.loop.call_later(self.lag_ms / 1000, self._catch_up)
 
     def changes(self, cursor: str | None, now_ms: int) -> Changes:
         return self._replica.changes_nowait(cursor, now_ms=now_ms)
