@@ -10,6 +10,7 @@ PYTHON ?= $(shell scripts/pythons --preferred)# the Python of .venv
 DATA_DIR ?= ./tidegate-data#                    make serve: the data directory of the embedded server
 LISTEN ?= 127.0.0.1:8080#                       make serve: host and port
 SERVE_ARGS ?=#                                  make serve: more options of `tidegate serve`
+DEMO_ARGS ?=#                                   make demo: options of `tidegate demo`, e.g. "--redis --mysql"
 PYTEST_ARGS ?= -n 4 --dist loadfile#            make test: options of the full run; loadfile shares the servers of a file
 BENCH_ARGS ?=#                                  make bench: which benchmarks; all by default
 SEEDS ?= 1..100000#                             make soak: which seeds
@@ -17,13 +18,19 @@ SEEDS ?= 1..100000#                             make soak: which seeds
 .PHONY: help
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-17s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
-	@echo "  Settings: PYTHON DATA_DIR LISTEN SERVE_ARGS PYTEST_ARGS BENCH_ARGS SEEDS (see the top of the Makefile)"
+	@echo "  Settings: PYTHON DATA_DIR LISTEN SERVE_ARGS DEMO_ARGS PYTEST_ARGS BENCH_ARGS SEEDS (see the top of the Makefile)"
 
 .PHONY: serve
 serve: python ## Run a rate limit server without other services
 	@scripts/system-packages compiler || echo "make serve: continuing without a compiler: the core will run interpreted" >&2
 	@$(ENVIRONMENT) --extra all --package
 	exec $(BIN)/tidegate serve --data-dir $(DATA_DIR) --listen $(LISTEN) $(SERVE_ARGS)
+
+.PHONY: demo
+demo: python ## Run a fleet of three regions on this machine, with traffic and faults to try
+	@scripts/system-packages compiler || echo "make demo: continuing without a compiler: the core will run interpreted" >&2
+	@$(ENVIRONMENT) --extra all --package
+	exec $(BIN)/tidegate demo $(DEMO_ARGS)
 
 .PHONY: test
 test: python ## Run all tests: compiled, interpreted, and on every Python of this machine
@@ -64,8 +71,9 @@ docs-serve: python ## Show the documentation site on 127.0.0.1:8000, following e
 	@$(BIN)/python scripts/docs_site.py serve
 
 .PHONY: docs-reference
-docs-reference: tools ## Generate docs/reference from the tables in the code
+docs-reference: tools ## Generate docs/reference, alert rules and dashboard from the tables in the code
 	PYTHONPATH=src $(BIN)/python scripts/reference.py
+	PYTHONPATH=src $(BIN)/python scripts/monitoring.py
 
 .PHONY: pictures
 pictures: tools ## Draw the pictures of the documentation from the data in docs/pictures

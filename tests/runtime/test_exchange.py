@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+from random import Random
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from tests.runtime.credit_fleet import CreditFleet
 from tests.runtime.world import on_virtual_time
+from tidegate import Decision
+from tidegate.sim.node_process import parts_of
 
 
 @pytest.mark.parametrize(
@@ -44,4 +49,393 @@ async def test_a_busy_node_far_from_its_limit_does_not_wait() -> None:
         await asyncio.sleep(0.0005)
     assert sources[1_000:] == ["local"] * 1_000
     assert fleet.limiters[0].statistics().credit_waits < 50
+    await fleet.stop()
+
+
+# -- what can be asked for
+
+
+@given(
+    nodes=st.sampled_from([1, 2, 3, 5, 8]),
+    quotas=st.sampled_from([(1,), (3,), (10,), (57,), (10, 4), (100, 60, 30)]),
+    costs=st.sampled_from([(1,), (1, 2), (1, 5, 9)]),
+    duration_ms=st.sampled_from([1_000, 2_000, 60_000]),
+    load=st.sampled_from([0.5, 1.0, 3.0]),
+    seed=st.integers(0, 10**6),
+)
+@settings(max_examples=40, deadline=None)
+def test_invariant_11_no_workload_passes_more_than_a_single_counter_would(
+    nodes: int, quotas: tuple[int, ...], costs: tuple[int, ...], duration_ms: int, load: float, seed: int
+) -> None:
+    """Costs above 1, several limits on one counter, windows that roll over in the middle of it."""
+
+    @on_virtual_time
+    async def play() -> None:
+        fleet = CreditFleet(nodes, duration_ms=duration_ms, seed=seed)
+        await fleet.start()
+        random = Random(seed)
+        rate = load * max(quotas) / duration_ms * 1_000 / (sum(costs) / len(costs))
+        asked: list[asyncio.Task[Decision]] = []
+        end_s = 3 * duration_ms / 1_000
+        loop = asyncio.get_running_loop()
+        while loop.time() < end_s and len(asked) < 400:
+            await asyncio.sleep(random.expovariate(rate))
+            node, quota, cost = random.randrange(nodes), random.choice(quotas), random.choice(costs)
+            asked.append(loop.create_task(fleet.ask(node, quota, cost)))
+        await asyncio.gather(*asked)
+        assert fleet.over == 0
+        assert {decision.source for decision in fleet.decisions} <= {"local", "origin"}
+        # A second after the traffic nothing is held back that would fit.
+        await asyncio.sleep(1)
+        left = max(quotas) - fleet.judge().effective(fleet.clock.now_ms())
+        if left > 0:
+            assert await fleet.ask(0, max(quotas), left)
+        assert not await fleet.ask(nodes - 1, max(quotas), left + 1)
+        await fleet.stop()
+
+    play()
+
+
+@on_virtual_time
+async def test_a_look_counts_nothing_and_sees_what_other_nodes_accepted() -> None:
+    fleet = CreditFleet(2)
+    await fleet.start()
+    for _ in range(4):
+        await fleet.ask(0, 10)
+    await asyncio.sleep(0.1)
+    for _ in range(3):
+        look = await fleet.ask(1, 10, 0)
+        assert (look.effective, look.remaining, look.allowed) == (4, 6, True)
+    await fleet.stop()
+
+
+@on_virtual_time
+async def test_a_window_that_rolls_over_while_a_request_waits_is_judged_at_its_own_instant() -> None:
+    fleet = CreditFleet(4, duration_ms=1_000, latency_ms=(5, 20))
+    await fleet.start()
+    loop = asyncio.get_running_loop()
+    asked = []
+    for index in range(400):
+        await asyncio.sleep(0.01)
+        asked.append(loop.create_task(fleet.ask(index % 4, 20)))
+    await asyncio.gather(*asked)
+    assert fleet.over == 0
+    # A sliding window of 20 per second over 4 s of more than enough traffic.
+    assert 70 <= fleet.accepted() <= 100
+    await fleet.stop()
+
+
+# -- batches
+
+
+@on_virtual_time
+async def test_batches_of_several_nodes_take_all_or_nothing_and_never_exceed_a_limit() -> None:
+    fleet = CreditFleet(6)
+    await fleet.start()
+    random = Random(3)
+    batches = [
+        [(30, name, random.choice((1, 2))) for name in random.sample(["a", "b", "c", "d"], 3)]
+        for _ in range(300)
+    ]
+    loop = asyncio.get_running_loop()
+    asked = []
+    for index, items in enumerate(batches):
+        asked.append(loop.create_task(fleet.ask_batch(index % 6, items)))
+        if index % 10 == 0:
+            await asyncio.sleep(0.002)
+    answers = await asyncio.gather(*asked)
+    assert fleet.over == 0
+    allowed = [items for items, decisions in zip(batches, answers, strict=True) if all(decisions)]
+    await asyncio.sleep(6)  # longer than what was heard of a counter is good enough for a look
+    for name in "abcd":
+        counted = sum(cost for items in allowed for _, item, cost in items if item == name)
+        assert counted == fleet.accepted(name) <= 30
+        look = await fleet.ask(0, 30, 0, name)
+        assert look.effective == counted, "a refused batch counts nothing"
+    assert sum(fleet.accepted(name) for name in "abcd") > 80
+    await fleet.stop()
+
+
+@on_virtual_time
+async def test_two_batches_that_need_what_the_other_holds_do_not_wait_for_each_other() -> None:
+    fleet = CreditFleet(2)
+    await fleet.start()
+    await fleet.ask_batch(0, [(100, "a", 1)])
+    await fleet.ask_batch(1, [(100, "b", 1)])
+    first, second = await asyncio.gather(
+        fleet.ask_batch(0, [(100, "a", 60), (100, "b", 60)]),
+        fleet.ask_batch(1, [(100, "b", 60), (100, "a", 60)]),
+    )
+    assert all(first) != all(second), "one of them fits"
+    assert fleet.over == 0
+    await fleet.stop()
+
+
+@on_virtual_time
+async def test_a_batch_that_names_a_subject_twice_needs_credit_for_both() -> None:
+    fleet = CreditFleet(2)
+    await fleet.start()
+    assert all(await fleet.ask_batch(0, [(10, "a", 6), (10, "a", 4)]))
+    assert not any(await fleet.ask_batch(1, [(10, "a", 1), (10, "a", 1)]))
+    refused = await fleet.ask_batch(1, [(10, "a", 1), (10, "b", 1)])
+    assert [bool(decision) for decision in refused] == [False, True]
+    assert (await fleet.ask(1, 10, 0, "b")).effective == 0
+    await fleet.stop()
+
+
+@on_virtual_time
+async def test_a_batch_does_not_hold_up_others_on_a_subject_that_it_has_credit_for() -> None:
+    fleet = CreditFleet(1, latency_ms=(20, 20))
+    await fleet.start()
+    for _ in range(50):
+        await fleet.ask(0, 10_000, identifier="everyone")
+    loop = asyncio.get_running_loop()
+    batch = loop.create_task(fleet.ask_batch(0, [(10_000, "everyone", 1), (5, "newcomer", 1)]))
+    await asyncio.sleep(0.001)
+    began_s = loop.time()
+    assert (await fleet.ask(0, 10_000, identifier="everyone")).source == "local"
+    assert loop.time() == began_s
+    assert all(await batch)
+    await fleet.stop()
+
+
+# -- callers that go away, nodes that join, leave and crash
+
+
+@on_virtual_time
+async def test_a_caller_that_goes_away_consumes_nothing_and_cancels_no_message() -> None:
+    fleet = CreditFleet(2, latency_ms=(10, 10))
+    await fleet.start()
+    loop = asyncio.get_running_loop()
+    callers = [loop.create_task(fleet.ask(0, 10)) for _ in range(8)]
+    await asyncio.sleep(0.005)
+    for caller in callers[:7]:
+        caller.cancel()
+    assert await callers[7]
+    await asyncio.gather(*callers[:7], return_exceptions=True)
+    assert (await fleet.ask(1, 10, 0)).effective == 1
+    assert sum([bool(await fleet.ask(index % 2, 10)) for index in range(12)]) == 9
+    await fleet.stop()
+
+
+@on_virtual_time
+async def test_a_node_that_stops_gives_its_credit_back_and_reports_its_counts() -> None:
+    fleet = CreditFleet(2)
+    await fleet.start()
+    for _ in range(50):
+        await fleet.ask(0, 1_000)
+    assert fleet.spare(0) > 0
+    await fleet.limiters[0].stop()
+    assert fleet.held() == 0
+    assert await fleet.ask(1, 1_000, 950), "all that is left, at once"
+    assert fleet.over == 0
+    await fleet.stop()
+
+
+@on_virtual_time
+async def test_the_credit_of_a_node_that_crashed_is_back_after_its_life() -> None:
+    fleet = CreditFleet(2)
+    await fleet.start()
+    for _ in range(100):
+        await fleet.ask(0, 1_000)
+        await asyncio.sleep(0.001)
+    await asyncio.sleep(0.1)
+    assert fleet.spare(0) > 0
+    fleet.crash(0)
+    refused = await fleet.ask(1, 1_000, 900)
+    assert not refused
+    assert refused.source == "origin"
+    assert refused.retry_after_ms is not None and refused.retry_after_ms <= 6_000
+    await asyncio.sleep(6.1)
+    assert await fleet.ask(1, 1_000, 900)
+    assert fleet.over == 0
+    await fleet.stop()
+
+
+@on_virtual_time
+async def test_a_node_that_recalls_do_not_reach_holds_others_up_no_longer_than_the_life_of_credit() -> None:
+    fleet = CreditFleet(2)
+    await fleet.start()
+    fleet.origins[0].loses_recalls = True
+    for _ in range(100):
+        await fleet.ask(0, 1_000)
+        await asyncio.sleep(0.001)
+    await asyncio.sleep(0.1)
+    refused = await fleet.ask(1, 1_000, 900)
+    while not refused:
+        assert refused.retry_after_ms is not None and 0 < refused.retry_after_ms <= 6_000
+        await asyncio.sleep(refused.retry_after_ms / 1_000)
+        refused = await fleet.ask(1, 1_000, 900)
+    assert fleet.over == 0
+    await fleet.stop()
+
+
+@on_virtual_time
+async def test_a_node_that_joins_gets_its_share_at_once() -> None:
+    fleet = CreditFleet(2)
+    await fleet.limiters[0].start()
+    for _ in range(100):
+        await fleet.ask(0, 1_000)
+    await fleet.limiters[1].start()
+    loop = asyncio.get_running_loop()
+    began_s = loop.time()
+    assert await fleet.ask(1, 1_000, 100)
+    assert loop.time() - began_s < 0.02
+    assert fleet.over == 0
+    await fleet.stop()
+
+
+# -- an origin that does not answer, or forgets
+
+
+@on_virtual_time
+async def test_while_the_origin_is_down_decisions_come_from_memory_and_say_so() -> None:
+    fleet = CreditFleet(2)
+    await fleet.start()
+    for origin in fleet.origins:
+        origin.is_down = True
+    loop = asyncio.get_running_loop()
+    for index in range(30):
+        began_s = loop.time()
+        decision = await fleet.ask(index % 2, 10)
+        assert decision.source == "degraded" or not decision
+        assert loop.time() - began_s <= 0.301
+    assert fleet.accepted() == 20, "each node keeps the limit for itself"
+    for origin in fleet.origins:
+        origin.is_down = False
+    await asyncio.sleep(6)
+    assert [(await fleet.ask(node, 10, 0)).effective for node in (0, 1)] == [20, 20], (
+        "nothing is lost or doubled"
+    )
+    await fleet.stop()
+
+
+@on_virtual_time
+async def test_a_limit_that_denies_on_an_outage_denies_what_it_has_no_credit_for() -> None:
+    fleet = CreditFleet(1)
+    await fleet.start()
+    for _ in range(5):
+        assert await fleet.ask(0, 1_000, on_outage="deny")
+    spare = fleet.spare(0)
+    fleet.origins[0].is_down = True
+    decisions = [await fleet.ask(0, 1_000, on_outage="deny") for _ in range(spare + 20)]
+    assert [bool(decision) for decision in decisions[:spare]] == [True] * spare
+    for refused in decisions[spare + 5 :]:
+        assert not refused
+        assert refused.source == "degraded"
+        assert refused.retry_after_ms is not None and 0 < refused.retry_after_ms <= 300
+    assert (await fleet.ask(0, 1_000)).source == "degraded"
+    await fleet.stop()
+
+
+@on_virtual_time
+async def test_a_message_whose_answer_was_lost_is_neither_counted_twice_nor_forgotten() -> None:
+    fleet = CreditFleet(2)
+    await fleet.start()
+    for _ in range(10):
+        await fleet.ask(0, 100)
+    fleet.origins[0].loses_answers = True
+    for _ in range(10):
+        await fleet.ask(0, 100)
+    fleet.origins[0].loses_answers = False
+    accepted = fleet.accepted()
+    await asyncio.sleep(7)
+    assert (await fleet.ask(1, 100, 0)).effective == accepted
+    assert fleet.over == 0
+    await fleet.stop()
+
+
+@on_virtual_time
+async def test_a_wiped_origin_costs_at_most_what_was_out_and_what_the_asking_node_had_not_heard() -> None:
+    worst = 0
+    for seed in range(10):
+        fleet = CreditFleet(4, seed=seed)
+        await fleet.start()
+        random = Random(seed)
+        for _ in range(150):
+            await fleet.ask(random.randrange(4), 200)
+            await asyncio.sleep(0.002)
+        out = fleet.held()
+        fleet.store.wipe()
+        for _ in range(400):
+            await fleet.ask(random.randrange(4), 200)
+            await asyncio.sleep(0.002)
+        worst = max(worst, fleet.accepted() - 200 - out)
+        await asyncio.sleep(1)
+        totals = {(await fleet.ask(node, 200, 0)).effective for node in range(4)}
+        assert totals == {fleet.accepted()}, "every node reports again"
+        await fleet.stop()
+    assert worst <= 20
+
+
+@on_virtual_time
+async def test_an_origin_that_fails_over_to_an_older_copy_gets_back_what_it_lost() -> None:
+    fleet = CreditFleet(3)
+    await fleet.start()
+    for index in range(30):
+        await fleet.ask(index % 3, 100)
+        await asyncio.sleep(0.01)
+    older = fleet.store.snapshot()
+    for index in range(30):
+        await fleet.ask(index % 3, 100)
+        await asyncio.sleep(0.01)
+    fleet.store.restore(older)
+    for index in range(90):
+        await fleet.ask(index % 3, 100)
+        await asyncio.sleep(0.01)
+    assert 100 <= fleet.accepted() <= 100 + 30
+    await asyncio.sleep(1)
+    assert {(await fleet.ask(node, 100, 0)).effective for node in range(3)} == {fleet.accepted()}
+    await fleet.stop()
+
+
+# -- memory
+
+
+@on_virtual_time
+async def test_a_subject_that_is_evicted_gives_its_credit_back() -> None:
+    fleet = CreditFleet(1, subjects_max=2, touch_ms=1)
+    await fleet.start()
+    for name in ("a", "b", "c", "d"):
+        assert await fleet.ask(0, 100, identifier=name)
+        await asyncio.sleep(0.01)
+    await asyncio.sleep(0.1)
+    held = [
+        hold.spare
+        for record in fleet.store.snapshot().records.values()
+        for hold in record.holds.values()
+        if hold.spare > 0
+    ]
+    assert len(held) <= 2
+    assert fleet.limiters[0].statistics().credit_releases >= 2
+    for name in ("a", "b", "c", "d"):
+        assert (await fleet.ask(0, 100, 0, name)).effective == 1
+    await fleet.stop()
+
+
+@on_virtual_time
+async def test_a_recall_for_a_subject_that_was_forgotten_releases_its_hold() -> None:
+    fleet = CreditFleet(1)
+    await fleet.start()
+    node = parts_of(fleet.limiters[0]).node
+    assert node is not None and node.exchanges is not None
+    node_id = fleet.limiters[0].statistics().node_id
+    node.exchanges.on_recall(b"0123456789abcdef", f"{node_id}~7")
+    node.exchanges.on_recall(b"0123456789abcdef", "another node")
+    await asyncio.sleep(0.1)
+    released = [message for message in fleet.origins[0].messages if message.digest == b"0123456789abcdef"]
+    assert [(message.writer, message.held, message.want) for message in released] == [(f"{node_id}~7", 0, 0)]
+    await fleet.stop()
+
+
+@on_virtual_time
+async def test_credit_that_cannot_be_given_back_is_not_tried_again_and_again() -> None:
+    fleet = CreditFleet(1)
+    await fleet.start()
+    node = parts_of(fleet.limiters[0]).node
+    assert node is not None and node.exchanges is not None
+    fleet.origins[0].is_down = True
+    node.exchanges.on_recall(b"0123456789abcdef", fleet.limiters[0].statistics().node_id)
+    await asyncio.sleep(10)
+    assert fleet.origins[0].commands == 1
     await fleet.stop()

@@ -31,7 +31,6 @@ RIGHT: dict[str, tuple[str, str, str]] = {
     "snapshot_age_max_s": ("0", "1", "2"),
     "metrics_token": ("a" * 16, "b" * 512, "c d" * 10),
     "test_mode": ("true", "false", "true"),
-    "tracing": ("true", "false", "true"),
     "http.body_bytes_max": ("2000", "3000", "4000"),
     "http.header_bytes_max": ("2000", "3000", "4000"),
     "http.headers_max": ("10", "20", "30"),
@@ -46,8 +45,15 @@ RIGHT: dict[str, tuple[str, str, str]] = {
     "rls.config": ("a.yaml", "/b", "c d"),
     "check.address": ("0.0.0.0:21", "localhost:22", "[::1]:23"),
     "check.config": ("a.toml", "/b.toml", "c d.toml"),
+    "console.enabled": ("on", "off", "auto"),
     "log.level": ("debug", "warning", "error"),
     "log.format": ("json", "text", "json"),
+    "decisions.log_dir": ("a", "/b", "c d"),
+    "decisions.sample": ("0.5", "1", "0.001"),
+    "decisions.bytes_max": ("65536", "1000000", "2000000"),
+    "decisions.hash_key_file": ("a.key", "/b", "c d"),
+    "otel.traces": ("true", "false", "true"),
+    "otel.metrics": ("true", "false", "true"),
 }
 
 
@@ -149,7 +155,7 @@ WRONG: dict[str, tuple[str, ...]] = {
     "snapshot_age_max_s": ("-1", "1d", "2592001"),
     "metrics_token": ("", "short", "x" * 513),
     "test_mode": ("perhaps", "2", "on"),
-    "tracing": ("perhaps",),
+    "otel.traces": ("perhaps",),
     "http.body_bytes_max": ("0", "1023", "1073741825", "10MB"),
     "http.header_bytes_max": ("0", "1048577"),
     "http.headers_max": ("7", "10001"),
@@ -164,6 +170,7 @@ WRONG: dict[str, tuple[str, ...]] = {
     "rls.config": ("",),
     "check.address": ("", "8081", "localhost:70000"),
     "check.config": ("",),
+    "console.enabled": ("yes", "true"),
     "log.level": ("loud", "INFO"),
     "log.format": ("xml",),
 }
@@ -388,12 +395,36 @@ def test_every_setting_has_an_effect() -> None:
     by_property = {"listen": ("addresses",), "ledger": ("ledger", "catalog_url"), "origin": ("origin_url",)}
     by_property["region"] = ("region_name",)
     by_property |= {"rls.address": ("addresses",), "check.address": ("addresses",)}
+    by_property["console.enabled"] = ("serves_console",)
     for setting in SETTINGS:
         # The log's format is applied by `tidegate serve` before there is a server.
         if setting.path != "log.format":
             for name in by_property.get(setting.path, (setting.path,)):
                 last = name.rpartition(".")[2]
-                assert re.search(rf"\b(?:config|tls|log|http|rls|check)\.{last}\b", sources), setting.path
+                assert re.search(rf"\b(?:config|tls|log|http|rls|check|decisions|otel)\.{last}\b", sources), (
+                    setting.path
+                )
+
+
+@pytest.mark.parametrize(
+    ("listen", "is_served"),
+    [
+        ("127.0.0.1:8080", True),
+        ("127.9.9.9:8080", True),
+        ("[::1]:8080", True),
+        ("localhost:8080", True),
+        ("0.0.0.0:8080", False),
+        ("[::]:8080", False),
+        ("10.0.0.1:8080", False),
+        ("limits.example.com:8080", False),
+    ],
+)
+def test_the_console_is_served_by_default_only_where_this_machine_alone_can_reach_it(
+    listen: str, is_served: bool
+) -> None:
+    assert load(flags={"listen": listen}).config.serves_console is is_served
+    assert load(flags={"listen": listen, "console.enabled": "on"}).config.serves_console
+    assert not load(flags={"listen": listen, "console.enabled": "off"}).config.serves_console
 
 
 def test_there_is_no_setting_for_a_tuning_constant() -> None:

@@ -16,11 +16,12 @@ from tidegate.server.http1 import connection as module
 from tidegate.server.http1.bounds import HttpConfig
 from tidegate.server.http1.connection import TRANSITIONS, HttpConnection, State, TransitionError
 from tidegate.server.http1.listener import HttpServer
-from tidegate.server.messages import Answer, Head, Route, Router
+from tidegate.server.messages import Answer, Head, Route, Router, Stream, Subscriber
 
-IDLE, READING, WAITING, BLOCKED, LINGERING, CLOSING, CLOSED = State
+IDLE, READING, WAITING, BLOCKED, STREAMING, LINGERING, CLOSING, CLOSED = State
 PAGE = Path(__file__).parents[2] / "docs" / "architecture" / "request-path.md"
 SLOW = b"GET /slow HTTP/1.1\r\nHost: x\r\n\r\n"
+STREAM = b"GET /stream HTTP/1.1\r\nHost: x\r\n\r\n"
 HALF = REQUEST[:10]
 LAST = REQUEST.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n")
 
@@ -37,10 +38,12 @@ class Scene:
 
     def __init__(self) -> None:
         self.release = asyncio.Event()
+        self.subscribers: list[Subscriber] = []
         refuse = refuser(lambda: "x")
         routes = [
             Route("GET", "/echo", "echo", lambda _head, _body: (200, b"", b"")),
             Route("GET", "/slow", "slow", self._slow),
+            Route("GET", "/stream", "stream", lambda _head, _body: Stream(b"", self._subscribe)),
         ]
         self.server = HttpServer(
             Router(routes, refuse), HttpConfig(), refuse, lambda: "x", wall_time=lambda: 1.7e9
@@ -56,6 +59,13 @@ class Scene:
             return 200, b"", b"slow"
 
         return work()
+
+    def _subscribe(self, subscriber: Subscriber) -> Callable[[], object]:
+        self.subscribers.append(subscriber)
+        return lambda: self.subscribers.remove(subscriber)
+
+    async def end(self) -> None:
+        self.subscribers[0].end()
 
     async def play(self, *steps: str | bytes) -> State:
         for step in steps:
@@ -111,6 +121,9 @@ SCENES: dict[tuple[State, State], tuple[str | bytes, ...]] = {
     (BLOCKED, READING): (HALF, "block", "unblock"),
     (BLOCKED, WAITING): (SLOW, "block", "unblock"),
     (BLOCKED, CLOSED): ("block", "lost"),
+    (READING, STREAMING): (STREAM,),
+    (STREAMING, CLOSING): (STREAM, "end"),
+    (STREAMING, CLOSED): (STREAM, "lost"),
     (LINGERING, CLOSED): (NO_REQUEST, "lost"),
     (CLOSING, CLOSED): (LAST, "lost"),
 }
@@ -170,9 +183,55 @@ async def test_a_client_that_does_not_read_is_rejected_within_the_same_bytes(
     await scene.play("lost")
 
 
+async def test_a_stream_behind_answers_that_are_not_read_waits_for_its_client(
+    made: list[tuple[State, State]],
+) -> None:
+    scene = Scene()
+    scene.connection._transport = transport = Greedy()  # type: ignore[assignment] # as much of one as it needs
+    transport.connection = scene.connection
+    for _ in range(15):
+        scene.server.outbox.add(scene.connection)
+    await scene.play(REQUEST + STREAM)
+    assert made[-1] == (READING, BLOCKED)
+    assert not scene.subscribers
+    await scene.play("deadline")
+    assert "abort" in transport.done
+    await scene.play("lost")
+    assert not scene.subscribers
+
+
+async def test_a_stream_is_sent_part_by_part_and_nothing_is_queued_for_a_client_that_does_not_read() -> None:
+    scene = Scene()
+    await scene.play(STREAM)
+    (subscriber,) = scene.subscribers
+    assert subscriber.push(b"one")
+    await turn()
+    assert scene.transport.sent.endswith(b"\r\nconnection: close\r\n\r\none")
+    await scene.play("block")
+    assert not subscriber.push(b"two")
+    await scene.play("unblock")
+    assert subscriber.push(b"three")
+    await turn()
+    assert scene.transport.sent.endswith(b"onethree")
+    assert scene.connection.expires == 0, "a client that reads may stay"
+    await scene.play("lost")
+    assert not scene.subscribers and not subscriber.push(b"four")
+
+
+async def test_what_the_client_of_a_stream_sends_is_dropped_up_to_a_bound() -> None:
+    scene = Scene()
+    await scene.play(STREAM + REQUEST + NO_REQUEST)
+    await turn()
+    assert scene.transport.sent.count(b"HTTP/1.1") == 1, "no request behind a stream is answered"
+    for _ in range(module.LINGER_BYTES // 1_000_000 + 1):
+        scene.connection.data_received(bytes(1_000_000))
+    assert "abort" in scene.transport.done
+
+
 def test_the_scenes_are_the_whole_table() -> None:
     table = {(state, to) for state, targets in TRANSITIONS.items() for to in targets}
-    assert table - SCENES.keys() == {(BLOCKED, LINGERING), (BLOCKED, CLOSING)}  # in the test above
+    by_greedy = {(BLOCKED, LINGERING), (BLOCKED, CLOSING)}  # in the tests above
+    assert table - SCENES.keys() == by_greedy
     assert SCENES.keys() <= table
 
 
@@ -191,7 +250,13 @@ async def test_what_the_table_does_not_have_is_refused(state: State) -> None:
 
 
 async def test_a_connection_that_is_drained_in_each_state_ends(made: list[tuple[State, State]]) -> None:
-    for steps, ends in {(): CLOSING, (HALF,): READING, (SLOW,): WAITING, (NO_REQUEST,): LINGERING}.items():
+    for steps, ends in {
+        (): CLOSING,
+        (HALF,): READING,
+        (SLOW,): WAITING,
+        (STREAM,): CLOSING,
+        (NO_REQUEST,): LINGERING,
+    }.items():
         scene = Scene()
         assert await scene.play(*steps, "drain") is ends
         await scene.play("lost")

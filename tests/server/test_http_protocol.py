@@ -130,7 +130,6 @@ def test_a_target_is_found_in_all_its_forms(client: Client, target: bytes) -> No
 @pytest.mark.parametrize(
     "path",
     [
-        "/",
         "/v2",
         "/v2/ratelimit.limit/",
         "/v2/ratelimit.LIMIT",

@@ -167,7 +167,7 @@ def test_a_failing_seed_is_shrunk_and_written_as_a_scenario(
         return original(self, [one._replace(own=one.own // 2 * 2) for one in components])
 
     monkeypatch.setattr(MemoryOrigin, "merge_nowait", dropping)
-    plan = draw_plan(1, Options(regions=1, nodes=2, minutes=0.05))
+    plan = draw_plan(1, Options(regions=1, nodes=2, minutes=0.05)).with_tuning(credit=False)
     assert not run_plan(plan).ok
     small = shrink(plan, lambda candidate: not run_plan(candidate).ok)
     assert 0 < len(small.events) <= 3 < len(plan.events)

@@ -37,8 +37,11 @@ DESIGN = {
 LABEL_VALUES = {
     "decisions_total": (("allowed", "denied"), ("local", "origin")),
     "cells_created_total": (("traffic", "import"),),
-    "origin_operations_total": (("cold", "stale", "strict", "replay"),),
-    "origin_errors_total": (("cold", "stale", "strict", "replay"), ("timeout", "circuit_open", "other")),
+    "origin_operations_total": (("exchange", "cold", "stale", "strict", "replay"),),
+    "origin_errors_total": (
+        ("exchange", "cold", "stale", "strict", "replay"),
+        ("timeout", "circuit_open", "other"),
+    ),
 }
 
 

@@ -27,6 +27,9 @@ class Entry(NamedTuple):
 
 COMMANDS: Final[dict[str, Entry]] = {
     "serve": Entry("tidegate.cli.serve", "serve", "Run the rate limit server."),
+    "demo": Entry(
+        "tidegate.cli.demo", "demo", "Run a fleet of several regions on this machine, and break it."
+    ),
     "limit": Entry("tidegate.cli.limit", "limit", "Get a decision from a server; exits 1 if denied."),
     "multi-limit": Entry("tidegate.cli.multi_limit", "multi_limit", "Get several decisions, all or nothing."),
     "overrides": Entry("tidegate.cli.overrides", "overrides", "Set, get, list and delete overrides."),

@@ -89,7 +89,6 @@ class CreditSync:
         "pending",
         "recalls",
         "releases",
-        "spent_after_wait",
     )
 
     def __init__(self, engine: Engine, origin_sync: OriginSync, tuning: Tuning, rules: GrantRules) -> None:
@@ -103,11 +102,10 @@ class CreditSync:
         self._holders: dict[bytes, Subject] = {}
         # Holds of this node that belong to no subject any more: (digest, writer).
         self._releases: dict[tuple[bytes, str], None] = {}
-        # Cells whose counts the origin acknowledged; messages sent; units accepted for requests that waited; denials
-        # because other nodes held the room; recalls received; messages that only gave credit back.
+        # Cells whose counts the origin acknowledged; messages sent; denials because other nodes held the room; recalls
+        # received; messages that only gave credit back.
         self.cells_reported: int = 0
         self.messages: int = 0
-        self.spent_after_wait: int = 0
         self.denied_held: int = 0
         self.recalls: int = 0
         self.releases: int = 0
@@ -222,14 +220,14 @@ class CreditSync:
         sequence = credit.sequence_of(now_ms, duration_ms)
         parts: list[CellPart] = []
         acked: list[int] = []
-        self._add_cell(parts, acked, sequence, subject.cell(sequence))
-        self._add_cell(parts, acked, sequence - 1, subject.cell(sequence - 1))
         sequence_min = now_ms // duration_ms - 2
+        self._add_cell(parts, acked, sequence, sequence_min, subject.cell(sequence))
+        self._add_cell(parts, acked, sequence - 1, sequence_min, subject.cell(sequence - 1))
         if subject.oldest is not None or subject.rest is not None or subject.sequence != sequence:
             for cell in subject.cells():
                 behind = sequence - cell.sequence
                 if not 0 <= behind <= 1 and cell.sequence >= sequence_min and cell.is_unreplayed():
-                    self._add_cell(parts, acked, cell.sequence, cell)
+                    self._add_cell(parts, acked, cell.sequence, sequence_min, cell)
                     if len(parts) == CELLS_MAX:
                         break
         digest = subject.digest_of(key)
@@ -251,12 +249,16 @@ class CreditSync:
         self._holders[digest] = subject
         self._prune_holders(clock_ms)
 
-    def _add_cell(self, parts: list[CellPart], acked: list[int], sequence: int, cell: Cell | None) -> None:
+    def _add_cell(
+        self, parts: list[CellPart], acked: list[int], sequence: int, sequence_min: int, cell: Cell | None
+    ) -> None:
         if cell is None:
             parts.append(CellPart(sequence, 0, 0, 0))
             acked.append(0)
         else:
-            parts.append(CellPart(sequence, cell.own, cell.own + cell.others, cell.foreign))
+            # A request may bring a time whose cell has aged out: it is judged in it, and nothing is kept of that.
+            own = cell.own if sequence >= sequence_min else 0
+            parts.append(CellPart(sequence, own, cell.own + cell.others, cell.foreign))
             acked.append(0 if cell.origin is None else cell.origin.acked)
 
     def _prune_holders(self, clock_ms: int) -> None:
@@ -432,11 +434,7 @@ class CreditSync:
         """Decide a ticket that credit covers. What is known of other regions may still deny it."""
         engine = self._engine
         items = engine.evaluate(ticket.items, ticket.now_ms, ORIGIN, ticket.wall_ms)
-        verdict = engine.judge_all(items)
-        if verdict == FITS:
-            for item in items:
-                self.spent_after_wait += item.cost
-        ticket.decisions = engine.answer_all(items, verdict, clock_ms)
+        ticket.decisions = engine.answer_all(items, engine.judge_all(items), clock_ms)
 
     def _deny(
         self, ticket: Ticket, part: Part, verdict: int, reply: CreditReply, clock_ms: int, patience_ms: int

@@ -23,6 +23,7 @@ from tidegate.errors import Closed, ConfigurationError
 from tidegate.ports import Ledger, Origin
 from tidegate.runtime.environment import Environment
 from tidegate.runtime.fleet import Fleet, Parts
+from tidegate.runtime.inspection import Inspection
 from tidegate.runtime.states import StateMachine
 from tidegate.runtime.statistics import Health, Statistics
 
@@ -161,6 +162,16 @@ class Driver:
         """One line per dependency."""
         node = self._parts.node
         return [] if node is None else node.health(self._time_s())
+
+    @property
+    def inspection(self) -> Inspection:
+        """What is in memory, for reading."""
+        return Inspection(self._parts.engine)
+
+    @property
+    def subjects_max(self) -> int:
+        """The bound on subjects in memory."""
+        return self._fleet.tuning.subjects_max
 
     def statistics(self) -> Statistics:
         """Counters and gauges of every part, as of now."""

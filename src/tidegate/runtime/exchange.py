@@ -402,7 +402,6 @@ class Exchanges:
             "credit_messages": sync.messages,
             "credit_waits": self.waits,
             "credit_wait": self.wait_latency.snapshot(),
-            "credit_spent_after_wait": sync.spent_after_wait,
             "credit_denied_held": sync.denied_held,
             "credit_recalls": sync.recalls,
             "credit_releases": sync.releases,

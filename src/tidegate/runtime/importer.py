@@ -80,6 +80,8 @@ class ImportLoop:
         self.rows_total: int = 0
         self.lag_ms: dict[str, int] = {}
         self.beats: list[RegionBeat] = []
+        # When `beats` was read, by the clock of the event loop.
+        self._beats_at_s = 0.0
 
     def import_soon(self) -> None:
         """Cells are hot: do not wait for the slow tick."""
@@ -120,7 +122,7 @@ class ImportLoop:
             return Imported(False, rows, full)
         if self._is_down:
             self._is_down = False
-            logger.warning("the ledger answers again")
+            logger.info("the ledger answers again")
         self._cursor = cursor
         self._note_unreadable(unreadable, full)
         if full:
@@ -169,11 +171,20 @@ class ImportLoop:
             )
         except DependencyError:
             return False
+        self._beats_at_s = asyncio.get_running_loop().time()
         newest_ms = max(beat.beat_at_ms for beat in self.beats)
         live = sum(newest_ms - beat.beat_at_ms <= self._tuning.region_live_ms for beat in self.beats)
         with self._gate:
             self._sync.apply_regions(live)
         return True
+
+    def heartbeat_age_ms(self, now_s: float) -> dict[str, int]:
+        """How long ago each region last beat. The newest beat, usually our own, gives the ledger's clock."""
+        if not self.beats:
+            return {}
+        newest_ms = max(beat.beat_at_ms for beat in self.beats)
+        since_ms = max(0, int((now_s - self._beats_at_s) * 1000))
+        return {beat.region: newest_ms - beat.beat_at_ms + since_ms for beat in self.beats}
 
     def _interval_s(self) -> float:
         hot = self._gate.now_ms() < self._sync.hot_until_ms

@@ -456,5 +456,6 @@ class Node:
                 "import_errors": sum(self.importer.calls.errors.values()),
                 "global_lag_ms": dict(self.importer.lag_ms),
                 "regions": self._engine.global_view.regions,
+                "heartbeat_age_ms": self.importer.heartbeat_age_ms(now_s),
             }
         return known

@@ -97,7 +97,7 @@ class PulseLoop:
             self._on_wiped()
         if had_failed:
             if self.last_error is not None:
-                logger.warning("the origin answers again")
+                logger.info("the origin answers again")
             self._on_recovered()
 
     def _failed(self, error: Exception) -> None:

@@ -50,12 +50,11 @@ class Statistics:
     replay_lag_s: float = 0.0
     origin_heals: int = 0
     clock_offset_ms: int | None = None
-    # Credit: messages, requests that waited and how long, units accepted after a wait, denials because other nodes held
-    # the room, recalls received, holds given back, subjects that may hold credit, and whether recalls arrive.
+    # Credit: messages, requests that waited and how long, denials because other nodes held the room, recalls received,
+    # holds given back, subjects that may hold credit, and whether recalls arrive.
     credit_messages: int = 0
     credit_waits: int = 0
     credit_wait: HistogramSnapshot | None = None
-    credit_spent_after_wait: int = 0
     credit_denied_held: int = 0
     credit_recalls: int = 0
     credit_releases: int = 0
@@ -71,6 +70,8 @@ class Statistics:
     import_errors: int = 0
     global_lag_ms: Mapping[str, int] = field(default_factory=dict)
     regions: int = 0
+    # How long ago each region last wrote its heartbeat, by the clock of the ledger.
+    heartbeat_age_ms: Mapping[str, int] = field(default_factory=dict)
     # Breakers by name: 0 closed, 1 half open, 2 open.
     breaker_states: Mapping[str, int] = field(default_factory=dict)
     loop_stall: HistogramSnapshot | None = None

@@ -20,7 +20,7 @@ from tidegate.adapters.migrations import migrate
 from tidegate.errors import ConfigurationError
 from tidegate.runtime.limiter import AsyncLimiter
 from tidegate.server.http1.bounds import Intake, Rejection
-from tidegate.server.messages import Answer, Head, Operation
+from tidegate.server.messages import Answer, Head, Operation, Stream
 from tidegate.server.process.config import ServerConfig
 from tidegate.server.process.config_load import load
 from tidegate.server.process.first_start import TIMEOUT_S, make_private_directory
@@ -38,8 +38,9 @@ Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 SETTINGS: Final = frozenset(
     {
         *("data_dir", "region", "origin", "ledger", "workers", "snapshot_age_max_s"),
-        *("metrics_token", "test_mode", "tracing"),
+        *("metrics_token", "test_mode", "otel.traces", "otel.metrics"),
         *("http.body_bytes_max", "http.request_timeout_s", "http.stop_timeout_s"),
+        *("decisions.log_dir", "decisions.sample", "decisions.bytes_max", "decisions.hash_key_file"),
     }
 )
 # The header fields that the API reads. Only Accept may come more than once.
@@ -187,6 +188,7 @@ class Application:
             return body
         try:
             answer = operation.handler(head, body)
+            assert not isinstance(answer, Stream), "an application has no console, and no other stream"
             if isinstance(answer, tuple):
                 return answer
             work = asyncio.ensure_future(answer)

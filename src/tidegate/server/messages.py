@@ -12,7 +12,19 @@ from urllib.parse import unquote_to_bytes
 
 import msgspec
 
-__all__ = ["Answer", "Handler", "Head", "Operation", "Refuse", "Route", "Router", "Whole", "path_of"]
+__all__ = [
+    "Answer",
+    "Handler",
+    "Head",
+    "Operation",
+    "Refuse",
+    "Route",
+    "Router",
+    "Stream",
+    "Subscriber",
+    "Whole",
+    "path_of",
+]
 
 Answer = tuple[int, bytes, bytes]
 """(status, header lines each ended by CRLF, body). A plain tuple, because one is made for every request."""
@@ -42,7 +54,25 @@ class Head(msgspec.Struct, frozen=True, gc=False):
     """Only for an operation that `reads_whole`."""
 
 
-Handler = Callable[[Head, bytes], "Answer | Coroutine[Any, Any, Answer]"]
+class Subscriber(Protocol):
+    """The client of a stream."""
+
+    def push(self, data: bytes) -> bool:
+        """Send this part of the body. False: the client has not read the parts before, and this one is not sent."""
+
+    def end(self) -> None:
+        """There is no more to send."""
+
+
+class Stream(msgspec.Struct, frozen=True):
+    """An answer (200) whose body is sent part by part, until one side ends it. It is the last of its connection."""
+
+    lines: bytes
+    subscribe: Callable[[Subscriber], Callable[[], object]]
+    """Called once the head is on its way. Returns what is called when the client is gone."""
+
+
+Handler = Callable[[Head, bytes], "Answer | Stream | Coroutine[Any, Any, Answer]"]
 """Answers at once, or with a coroutine that must run in a task."""
 
 

@@ -1,6 +1,6 @@
 """`tidegate simulate`: runs scenario files and seeds, and measures accuracy and capacity.
 
-`simulate FILE…` and `simulate --seed N` are one command without a name; `accuracy` and `fleet` have one.
+`simulate FILE…` and `simulate --seed N` are one command without a name; `accuracy`, `fleet` and `replay` have one.
 Exit codes: 0 if everything passed, 1 if a scenario or a seed failed, 2 for an error.
 """
 
@@ -13,6 +13,7 @@ from typing import Any, Final, TypeVar
 
 import click
 
+from tidegate.core.quota import parse_quota
 from tidegate.sim import scenario_report
 from tidegate.sim.accuracy import GROUPS as ACCURACY_GROUPS
 from tidegate.sim.accuracy import cases, measure_all
@@ -20,11 +21,14 @@ from tidegate.sim.accuracy import table as accuracy_table
 from tidegate.sim.capacity import extrapolated, measure_fleet
 from tidegate.sim.capacity import table as fleet_table
 from tidegate.sim.plan import TRAFFIC, Options, draw_plan
-from tidegate.sim.plots import plot_accuracy, plot_fleet
+from tidegate.sim.plots import plot_accuracy, plot_fleet, plot_replay
 from tidegate.sim.scenario_files import load_file
 from tidegate.sim.scenario_runner import run_scenario
 from tidegate.sim.seeds import Summary, run_seeds, shrink, write_scenario
 from tidegate.sim.simulation import Report, run_plan
+from tidegate.telemetry.decisions import read_records
+from tidegate.telemetry.what_if import WhatIf
+from tidegate.telemetry.what_if import replay as replay_records
 
 __all__ = ["simulate"]
 
@@ -77,7 +81,7 @@ def _print_result(as_json: bool, document: object, text: str) -> None:
 
 @click.group(cls=Simulate)
 def simulate() -> None:
-    """Run scenario files and seeded simulations; measure accuracy and capacity."""
+    """Run scenario files and seeded simulations; measure accuracy and capacity; replay logs of decisions."""
 
 
 class SeedRange(click.ParamType[Sequence[int]]):
@@ -253,3 +257,66 @@ def fleet(seed: int, seconds: float, plot_to: Path | None, as_json: bool) -> Non
     if plot_to is not None:
         plot_fleet(costs, plot_to)
     _print_result(as_json, {"fleets": [one.document() for one in costs]}, "\n".join(fleet_table(costs)))
+
+
+@simulate.command()
+@click.argument("logs", nargs=-1, required=True, type=click.Path(path_type=Path, exists=True))
+@click.option("--limit", "quota", required=True, metavar="QUOTA", help="The other limit, e.g. 50/minute.")
+@click.option("--namespace", help="Whose limit to replace; needed if the log has several.")
+@click.option(
+    "--top", type=click.IntRange(0), default=20, show_default=True, help="How many identifiers to list."
+)
+@_plot_option
+@_json_option
+def replay(
+    logs: tuple[Path, ...], quota: str, namespace: str | None, top: int, plot_to: Path | None, as_json: bool
+) -> None:
+    """Replay recorded decisions against another limit: who would have been denied?
+
+    LOGS are files, or directories with *.jsonl files, that servers with decisions.log_dir have written; give those of
+    all nodes together. The new limit applies to every identifier of the namespace, also to those with an override.
+    The replay is one counter for all nodes, and assumes that clients would have sent the same requests.
+    """
+    result = replay_records(read_records(logs), *parse_quota(quota), namespace)
+    if plot_to is not None:
+        plot_replay(result, plot_to)
+    _print_result(as_json, result.document(top), "\n".join(_replay_lines(result, top)))
+
+
+def _replay_lines(result: WhatIf, top: int) -> Iterator[str]:
+    limits = ", ".join(f"{limit} ({count:,} requests)" for limit, count in list(result.limits.items())[:3])
+    yield f"namespace {result.namespace}: {limits}; replayed with {result.new_limit}"
+    yield (
+        f"{result.requests:,} requests of {len(result.callers):,} identifiers in {result.seconds:,.0f} s; the replay "
+        f"agrees with {result.agreed / result.requests:.2%} of the log under its own limits"
+    )
+    denied, would_be = result.requests - result.allowed, result.requests - result.would_be_allowed
+    yield ""
+    yield f"{'':<22}{'as logged':>12}{'would be':>12}"
+    yield f"{'allowed':<22}{result.allowed:>12,}{result.would_be_allowed:>12,}"
+    yield f"{'denied':<22}{denied:>12,}{would_be:>12,}"
+    yield ""
+    yield (
+        f"{result.newly_denied:,} requests of {result.callers_newly_denied:,} identifiers would have been denied; "
+        f"{result.newly_allowed:,} would have been allowed instead of denied"
+    )
+    shown = [caller for caller in result.callers[:top] if caller.newly_denied or caller.newly_allowed]
+    if not shown:
+        return
+    # Text of a client: nothing in it may move the cursor.
+    names = [name if name.isprintable() else repr(name) for name in (caller.identifier for caller in shown)]
+    width = min(40, max(map(len, ["identifier", *names])))
+    yield ""
+    yield (
+        f"{'identifier':<{width}}  {'requests':>9}  {'allowed':>9}  {'would be':>9}  {'newly denied':>12}  "
+        f"{'newly allowed':>13}"
+    )
+    for name, caller in zip(names, shown, strict=True):
+        cut = name if len(name) <= width else name[: width - 1] + "…"
+        yield (
+            f"{cut:<{width}}  {caller.requests:>9,}  {caller.allowed:>9,}  {caller.would_be_allowed:>9,}  "
+            f"{caller.newly_denied:>12,}  {caller.newly_allowed:>13,}"
+        )
+    left = result.callers_newly_denied - sum(caller.newly_denied > 0 for caller in shown)
+    if left > 0:
+        yield f"and {left:,} more identifiers (--top)"

@@ -99,6 +99,7 @@ class Fleet:
                     tuning=tuning,
                     node_id=f"{region}.{number}",
                     random=Random(f"node {seed} {region} {number}"),
+                    monotonic_ns=lambda: self.loop.now_us() * 1_000,
                 )
                 node = parts_of(limiter).node
                 assert node is not None

@@ -30,6 +30,9 @@ TRAFFIC: Final = ("even", "skewed", "bursts")
 # Simulations start here, give or take a random part of a minute.
 EPOCH_MS: Final = 1_799_971_200_000
 
+# One world in so many decides without credit, by the rules of freshness.
+NO_CREDIT_EVERY: Final = 4
+
 
 class Options(NamedTuple):
     """Options of the command line; those that are None are drawn from the seed."""
@@ -106,6 +109,9 @@ class Plan:
     def tuned(self) -> Tuning:
         return Tuning(**self.tuning)
 
+    def with_tuning(self, **tuning: Any) -> Plan:
+        return replace(self, tuning={**self.tuning, **tuning})
+
     def with_events(self, events: tuple[Event, ...]) -> Plan:
         return replace(self, events=events)
 
@@ -148,6 +154,8 @@ def draw_plan(seed: int, options: Options = Options()) -> Plan:  # noqa: B008 - 
     drawn_traffic = random.choice(TRAFFIC)
     traffic = options.traffic or drawn_traffic
     tuning = _tuning(random)
+    if seed % NO_CREDIT_EVERY == 0:
+        tuning["credit"] = False
     # In some simulations only whole parts fail: then a healthy region can be held to its exact counts.
     is_calm = random.random() < 0.2
     plan = Plan(
@@ -200,7 +208,6 @@ def _tuning(random: Random) -> dict[str, int | bool]:
     }
     if random.random() < 0.15:
         tuning["subjects_max"] = random.choice((3, 5, 8))
-    tuning["credit"] = random.random() < 0.6
     return tuning
 
 

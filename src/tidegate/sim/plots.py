@@ -1,4 +1,4 @@
-"""Plots of accuracy and capacity, as PNG and SVG. Only this module needs the extra `plot`."""
+"""Plots of accuracy, capacity and replays, as PNG and SVG. Only this module needs the extra `plot`."""
 
 from __future__ import annotations
 
@@ -9,9 +9,11 @@ from typing import Any
 from tidegate.errors import MissingExtra
 from tidegate.sim.accuracy import Case, Measured
 from tidegate.sim.capacity import FleetCost
+from tidegate.telemetry.what_if import WhatIf
 
-__all__ = ["plot_accuracy", "plot_fleet"]
+__all__ = ["plot_accuracy", "plot_fleet", "plot_replay"]
 
+PLOTTED_CALLERS = 20
 BLUE, RED, GREY = "#1f5fa8", "#c0392b", "#7f8c8d"
 
 
@@ -99,3 +101,45 @@ def plot_fleet(costs: Sequence[FleetCost], directory: Path) -> list[Path]:
     axes.set_yscale("log")
     axes.legend()
     return _save(figure, directory, "fleet")
+
+
+def plot_replay(result: WhatIf, directory: Path) -> list[Path]:
+    """Requests over time, as they were and as they would be; and who would be denied."""
+    figure, axes = _figure(
+        f"{result.namespace} with {result.new_limit}", "seconds since the first request", "requests"
+    )
+    first_ms = result.moments[0].at_ms
+    places = [(moment.at_ms - first_ms) / 1000 for moment in result.moments]
+    axes.step(
+        places,
+        [each.allowed for each in result.moments],
+        color=GREY,
+        where="post",
+        label="allowed, as logged",
+    )
+    axes.step(
+        places,
+        [each.would_be_allowed for each in result.moments],
+        color=BLUE,
+        where="post",
+        label="would be allowed",
+    )
+    axes.step(
+        places,
+        [each.would_be_denied for each in result.moments],
+        color=RED,
+        where="post",
+        label="would be denied",
+    )
+    axes.set_ylim(bottom=0)
+    axes.legend()
+    paths = _save(figure, directory, "replay")
+    worst = [caller for caller in result.callers[:PLOTTED_CALLERS] if caller.newly_denied][::-1]
+    if worst:
+        figure, axes = _figure("Requests that would be denied", "requests", "")
+        # Dollar signs would start a formula.
+        names = [repr(caller.identifier)[1:-1][:40].replace("$", r"\$") for caller in worst]
+        axes.barh(range(len(worst)), [caller.newly_denied for caller in worst], color=RED)
+        axes.set_yticks(range(len(worst)), names)
+        paths += _save(figure, directory, "replay-identifiers")
+    return paths

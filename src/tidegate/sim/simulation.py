@@ -100,6 +100,7 @@ class Simulation:
                 tuning=self.tuning,
                 node_id=process.node_id,
                 random=Random(f"node {self.plan.seed} {process.node_id}"),
+                monotonic_ns=lambda: self.loop.now_us() * 1_000,
             )
         )
         self.processes[name] = process
@@ -119,7 +120,10 @@ class Simulation:
             limit = self.limits[what["subject"]][what["limit"]]
             identifier = self.plan.subjects[what["subject"]].identifier
             at_ms = process.clock.now_ms()
-            decision = process.limiter.limit_nowait(limit, identifier, what["cost"])
+            # In the context of the process: what the decision starts belongs to it.
+            decision = process.request_context.run(
+                process.limiter.limit_nowait, limit, identifier, what["cost"]
+            )
             if decision is not None:
                 item = (limit, identifier, what["cost"])
                 self.auditor.decided(process, [item], [decision], at_ms)

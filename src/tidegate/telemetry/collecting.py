@@ -46,6 +46,13 @@ def snapshot_of(statistics: Statistics) -> Snapshot:
         ("origin_dirty_cells", ()): statistics.origin_dirty_subjects,
         ("replay_lag_seconds", ()): statistics.replay_lag_s,
         ("origin_heals_total", ()): statistics.origin_heals,
+        ("credit_messages_total", ()): statistics.credit_messages,
+        ("credit_waits_total", ()): statistics.credit_waits,
+        ("credit_denied_held_total", ()): statistics.credit_denied_held,
+        ("credit_recalls_received_total", ()): statistics.credit_recalls,
+        ("credit_releases_total", ()): statistics.credit_releases,
+        ("credit_subjects", ()): statistics.credit_subjects,
+        ("credit_listening", ()): int(statistics.credit_is_listening),
         ("global_publish_rows_total", ()): statistics.publish_rows,
         ("global_publish_errors_total", ()): statistics.publish_errors,
         ("global_rows_set_aside_total", ()): statistics.rows_set_aside,
@@ -72,6 +79,8 @@ def snapshot_of(statistics: Statistics) -> Snapshot:
         ("origin_latency_seconds", (operation,)): _histogram(histogram)
         for operation, histogram in statistics.origin_latency.items()
     }
+    if statistics.credit_wait is not None:
+        histograms["credit_wait_seconds", ()] = _histogram(statistics.credit_wait)
     if statistics.loop_stall is not None:
         histograms["loop_stall_seconds", ()] = _histogram(statistics.loop_stall)
     return Snapshot(statistics.node_id, values, histograms)

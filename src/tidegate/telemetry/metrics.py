@@ -71,13 +71,13 @@ class Metric:
         return product(*self.values) if len(self.values) == len(self.labels) else ()
 
 
-OPS: Final = ("cold", "stale", "strict", "replay")
+OPS: Final = ("exchange", "cold", "stale", "strict", "replay")
 
 METRICS: Final[tuple[Metric, ...]] = (
     Metric(
         "decisions_total",
         "counter",
-        "Decisions made, by outcome and by whether an origin read came first.",
+        "Decisions made, by outcome and by whether they waited for the origin.",
         "source=origin stays above a few percent: subjects are used so rarely that memory is cold. "
         "A jump of outcome=denied is an attack, a client in a loop, or a quota that is too low.",
         ("outcome", "source"),
@@ -121,8 +121,8 @@ METRICS: Final[tuple[Metric, ...]] = (
     Metric(
         "origin_operations_total",
         "counter",
-        "Round trips to the origin, by cause.",
-        "op=cold or op=stale near the rate of decisions: most decisions wait for Redis.",
+        "Round trips to the origin, by cause. With credit, which is the default, all are op=exchange.",
+        "op=exchange near the rate of decisions: each subject is used rarely, or is near its limit.",
         ("op",),
         (OPS,),
     ),
@@ -138,7 +138,7 @@ METRICS: Final[tuple[Metric, ...]] = (
         "origin_latency_seconds",
         "histogram",
         "Duration of origin operations that succeeded, by cause.",
-        "p99 above 50 ms: nodes of the region see each other's counts late. Above 300 ms reads time out.",
+        "p99 above 50 ms: requests near their limit wait as long. Above 300 ms they are decided from memory.",
         ("op",),
         (OPS,),
         bounds=BOUNDS_S,
@@ -153,7 +153,7 @@ METRICS: Final[tuple[Metric, ...]] = (
         "replay_lag_seconds",
         "gauge",
         "Age of the oldest count that the origin has not acknowledged.",
-        "Above 1 s: each node may allow too much, by what the others accept in that time.",
+        "Above 1 s: a crash of this node would lose what it accepted in that time.",
         across="max",
     ),
     Metric(
@@ -161,6 +161,57 @@ METRICS: Final[tuple[Metric, ...]] = (
         "counter",
         "Cells merged again because the origin held less than it had acknowledged.",
         "It rises: the origin was wiped, restarted without persistence, or failed over to an older copy.",
+    ),
+    Metric(
+        "credit_messages_total",
+        "counter",
+        "Messages to the origin that ask for credit or report counts, one for each subject.",
+        "Near the rate of allowed requests: each subject is used rarely, or is near its limit.",
+    ),
+    Metric(
+        "credit_waits_total",
+        "counter",
+        "Requests and batches that waited for credit from the origin.",
+        "Most decisions wait: subjects are used rarely, are near their limit, or recalls do not arrive "
+        "(credit_listening).",
+    ),
+    Metric(
+        "credit_wait_seconds",
+        "histogram",
+        "How long requests waited for credit.",
+        "p99 above a few round trips: other nodes give credit back slowly, or the origin is overloaded.",
+        bounds=BOUNDS_S,
+    ),
+    Metric(
+        "credit_denied_held_total",
+        "counter",
+        "Requests denied because other nodes held credit for what was left of the limit.",
+        "A steady rate: a node crashed with credit a few seconds ago, hangs, or does not receive recalls.",
+    ),
+    Metric(
+        "credit_recalls_received_total",
+        "counter",
+        "Times that the origin asked this node for credit which it does not need at once.",
+        "A high rate is usual for subjects at their limit that many nodes share.",
+    ),
+    Metric(
+        "credit_releases_total",
+        "counter",
+        "Messages that only gave credit back, for subjects that this node had dropped from memory.",
+        "It rises with subjects_evicted_total: memory is too small for the subjects in use.",
+    ),
+    Metric(
+        "credit_subjects",
+        "gauge",
+        "Subjects that may hold credit.",
+        "About the subjects used in the last seconds; it never exceeds `subjects`.",
+    ),
+    Metric(
+        "credit_listening",
+        "gauge",
+        "Processes that recalls reach.",
+        "Fewer than there are workers: those without a connection to the channel of recalls ask for no credit in "
+        "advance, so that more requests wait.",
     ),
     Metric(
         "global_publish_rows_total",
@@ -330,6 +381,15 @@ METRICS: Final[tuple[Metric, ...]] = (
         "Any steady rate: too many connections, a client without HTTP/2, or an attack.",
         ("reason",),
         (("evicted", "protocol"),),
+    ),
+    Metric(
+        "decision_log_records_total",
+        "counter",
+        "Records of the log of decisions, by whether they were written. No log: both stay 0.",
+        "outcome=dropped rises: the disk is full or slow, or there are more decisions than the log can take. Decisions "
+        "are not delayed; lower decisions.sample.",
+        ("outcome",),
+        (("written", "dropped"),),
     ),
     Metric(
         "top_workspace_decisions",

@@ -25,8 +25,8 @@ def reads_waited_longer_than_half_a_second(node: LocalNode) -> int:
 
 
 async def test_two_nodes_converge_within_two_round_trips(server: RedisServer) -> None:
-    # No pulse and no reads by age: what is counted below is what convergence costs.
-    async with Fleet(server.url, fresh_ms=3_600_000, pulse_interval_ms=3_600_000) as fleet:
+    # No pulse, no reads by age and no credit to ask for: what is counted below is what convergence costs.
+    async with Fleet(server.url, credit=False, fresh_ms=3_600_000, pulse_interval_ms=3_600_000) as fleet:
         first, second = fleet.node(), fleet.node()
         await first.accept("x", 1)
         await second.accept("x", 1)
@@ -122,8 +122,8 @@ async def test_a_frozen_origin_keeps_nobody_waiting(server: RedisServer) -> None
         assert first.answered + second.answered >= before + asked, "every request was answered"
         for node in (first, second):
             errors = node.limiter.statistics().origin_errors
-            assert errors.get(("cold", "timeout"), 0) > 0, "the freeze was felt"
-            assert errors.get(("cold", "circuit_open"), 0) > 0, "and then not asked any more"
+            assert errors.get(("exchange", "timeout"), 0) > 0, "the freeze was felt"
+            assert errors.get(("exchange", "circuit_open"), 0) > 0, "and then not asked any more"
             assert reads_waited_longer_than_half_a_second(node) == 0
         await asyncio.to_thread(server.thaw)
         await fleet.more_traffic()
@@ -169,7 +169,7 @@ async def test_replies_come_after_the_timeout_although_the_merge_was_applied(
 
         await until(is_applied, "the merge to be applied")
         await until(
-            lambda: hurt.limiter.statistics().origin_errors.get(("replay", "timeout"), 0) >= 2,
+            lambda: hurt.limiter.statistics().origin_errors.get(("exchange", "timeout"), 0) >= 2,
             "the answers to be given up",
         )
         await hurt.accept("x", 5)

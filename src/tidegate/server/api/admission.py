@@ -62,6 +62,8 @@ class Call(msgspec.Struct, gc=False):
     request_id: str
     # Header lines about the quota of the workspace, for every answer after it was used.
     lines: bytes = b""
+    # The holder of a session of the console; for all others the key in the head says who calls.
+    caller: Caller | None = None
     # Written by the operation, at its end. Returning it would raise StopIteration, which costs four times the rest.
     answer: Answer = (500, b"", b"")
 
@@ -92,18 +94,22 @@ class Admission:
     def handler(self, name: str, operation: Callable[[Call, bytes], Steps[None]]) -> Handler:
         """Runs `operation`. Its refusals become answers here, and so do failures of the database."""
         new_id = self.new_id
+        run = self.run
 
         def handle(head: Head, body: bytes) -> Answer | Coroutine[Any, Any, Answer]:
             call = Call(name, head, new_id())
-            steps = operation(call, body)
-            try:
-                for waits_for in steps:
-                    return self._continue(call, steps, waits_for)
-            except Refusal as refusal:
-                return error_answer(refusal, call.request_id, head.accept, call.lines)
-            return call.answer
+            return run(call, operation(call, body))
 
         return handle
+
+    def run(self, call: Call, steps: Steps[None]) -> Answer | Coroutine[Any, Any, Answer]:
+        """The answer of a call: at once, or as a coroutine if a step must wait."""
+        try:
+            for waits_for in steps:
+                return self._continue(call, steps, waits_for)
+        except Refusal as refusal:
+            return error_answer(refusal, call.request_id, call.head.accept, call.lines)
+        return call.answer
 
     async def _continue(
         self, call: Call, steps: Steps[None], waits_for: Callable[[], Awaitable[Any]]
@@ -126,11 +132,7 @@ class Admission:
 
     def admit(self, call: Call) -> Steps[Caller]:
         """The caller, after one call of the workspace's quota has been used; or a `Refusal`."""
-        caller = self.recall(call.head.authorization)
-        if caller is None:
-            caller = yield from self._find(call)
-        if caller.expires_at_ms is not None and caller.expires_at_ms <= self.now_ms():
-            raise Refusal(FORBIDDEN, "The key has expired.")
+        caller = yield from self.identify(call)
         if caller.workspace.quota is not None:
             yield from self._use_quota(call, caller.workspace)
         return caller
@@ -153,6 +155,17 @@ class Admission:
             except Refusal as refusal:
                 raise doubt.refusal or refusal from None
         return doubt.settle()
+
+    def identify(self, call: Call) -> Steps[Caller]:
+        """The caller, or a `Refusal`."""
+        caller = call.caller
+        if caller is None:
+            caller = self.recall(call.head.authorization)
+            if caller is None:
+                caller = yield from self._find(call)
+        if caller.expires_at_ms is not None and caller.expires_at_ms <= self.now_ms():
+            raise Refusal(FORBIDDEN, "The key has expired.")
+        return caller
 
     def _find(self, call: Call) -> Steps[Caller]:
         credentials = call.head.authorization

@@ -21,6 +21,7 @@ from msgspec import UNSET, UnsetType
 from tidegate.core.header_fields import INTEGER_MAX, policy_name, policy_value, whole_seconds
 from tidegate.core.model import Decision, Limit, Request, make_limit
 from tidegate.runtime.limiter import AsyncLimiter
+from tidegate.server.api.activity import Activity, Counts
 from tidegate.server.api.admission import Admission, Call, Steps, missing_permission, wait
 from tidegate.server.api.problems import (
     INVALID_INPUT,
@@ -64,6 +65,7 @@ class Plan:
         "_reset_text",
         "_retry_fields",
         "_retry_s",
+        "counts",
         "limit",
         "namespace",
         "override",
@@ -76,9 +78,11 @@ class Plan:
         quota: int,
         duration_ms: int,
         override: Override | None = None,
+        counts: Counts | None = None,
     ) -> None:
         self.namespace = namespace
         self.override = override
+        self.counts = Counts() if counts is None else counts
         self.limit = make_limit(quota, duration_ms, namespace.id, workspace_id)
         name = policy_name(namespace.name, namespace.id)
         # Up to the remaining quota, where answers begin to differ.
@@ -128,9 +132,10 @@ class Plan:
 class Plans:
     """Finds the plan of a check, and keeps recent ones."""
 
-    __slots__ = ("_before", "_matches", "_matches_before", "recent")
+    __slots__ = ("_activity", "_before", "_matches", "_matches_before", "recent")
 
-    def __init__(self) -> None:
+    def __init__(self, activity: Activity) -> None:
+        self._activity = activity
         # By namespace, and by override or by quota and duration.
         self.recent: dict[tuple[NamespaceView, int, int] | tuple[NamespaceView, Override], Plan] = {}
         self._before: dict[tuple[NamespaceView, int, int] | tuple[NamespaceView, Override], Plan] = {}
@@ -145,7 +150,10 @@ class Plans:
             plan = self._before.get(key)
             if plan is None:
                 quota, duration_ms = (item.limit, item.duration) if override is None else override[2:]
-                plan = Plan(workspace_id, namespace, quota, duration_ms, override)
+                counts = self._activity.counts(workspace_id, namespace.name)
+                plan = Plan(workspace_id, namespace, quota, duration_ms, override, counts)
+                if override is None:
+                    self._activity.note_quota(plan.limit)
             if len(self.recent) >= PLANS_MAX:
                 self._before = self.recent
                 self.recent = {}
@@ -199,7 +207,8 @@ class LimitOperations:
         self._sync = sync
         self._admission = admission
         self._test_mode = test_mode
-        self._plans = Plans()
+        self.activity = Activity(lambda: limiter.inspection)
+        self._plans = Plans(self.activity)
         # Statistics of this process: decisions by workspace id, and the most denied identifiers.
         self.decisions: defaultdict[str, int] = defaultdict(int)
         self.top_denials: SpaceSaving[tuple[str, str, str]] = SpaceSaving(TOP_CAPACITY)
@@ -224,6 +233,12 @@ class LimitOperations:
         return 200, JSON_LINE, message.encode("ascii")
 
     def limit(self, call: Call, body: bytes) -> Steps[None]:
+        activity = self.activity
+        if activity.skip:
+            activity.skip -= 1
+            sample = None
+        else:
+            sample = activity.begin()
         try:
             item = decode_limit(body)
         except Doubt as doubt:
@@ -254,15 +269,22 @@ class LimitOperations:
             now_ms = self._now_ms() if test_time_ms is None else test_time_ms
         if not head.metrics_off:
             self.decisions[workspace.id] += 1
-            if not decision.allowed:
-                self._record_denial(plan, item.identifier, now_ms)
+            if decision.allowed:
+                plan.counts.allowed += 1
+            else:
+                self._record_denial(plan, item.identifier, decision, cost, now_ms)
+            if sample is not None:
+                activity.end(sample, (workspace.id, namespace.name, item.identifier))
         call.answer = plan.answer(call.request_id, decision, now_ms, call.lines)
 
     def multi_limit(self, call: Call, body: bytes) -> Steps[None]:
-        try:
-            items = decode_multi_limit(body)
-        except Doubt as doubt:
-            items = yield from self._admission.settle(call, doubt)
+        activity = self.activity
+        if activity.skip:
+            activity.skip -= 1
+            sample = None
+        else:
+            sample = activity.begin()
+        items = yield from self._admission.body(call, decode_multi_limit, body)
         test_time_ms = self._test_time_ms(call.head) if self._test_mode else None
         caller = self._recall(call.head.authorization)
         if caller is None or caller.is_metered:
@@ -316,10 +338,15 @@ class LimitOperations:
         passed = False not in [each.passed for each in limits]
         if not call.head.metrics_off:
             self.decisions[caller.workspace.id] += len(limits)
-            if not passed:
-                for item, plan, decision in zip(items, plans, decisions, strict=True):
-                    if not decision.allowed:
-                        self._record_denial(plan, item.identifier, now_ms)
+            for item, plan, decision in zip(items, plans, decisions, strict=True):
+                if decision.allowed:
+                    plan.counts.allowed += 1
+                else:
+                    cost = 1 if item.cost is UNSET else item.cost
+                    self._record_denial(plan, item.identifier, decision, cost, now_ms)
+            if sample is not None:
+                for item, plan in zip(items, plans, strict=True):
+                    activity.end(sample, (caller.workspace.id, plan.namespace.name, item.identifier))
         envelope = MultiLimitEnvelope(Meta("req_" + call.request_id), MultiLimitData(passed, limits))
         call.answer = 200, JSON_LINE + call.lines, ENCODE(envelope)
 
@@ -355,11 +382,14 @@ class LimitOperations:
             namespaces[name] = namespace
         return namespaces
 
-    def _record_denial(self, plan: Plan, identifier: str, now_ms: int) -> None:
-        """For the most denied identifiers."""
+    def _record_denial(self, plan: Plan, identifier: str, decision: Decision, cost: int, now_ms: int) -> None:
+        """For the most denied identifiers, and for those who ask why."""
+        plan.counts.denied += 1
         weight = self._thinning.weight(now_ms // 1000)
         if weight:
-            self.top_denials.add((plan.limit.workspace, plan.namespace.name, identifier), weight)
+            key = (plan.limit.workspace, plan.namespace.name, identifier)
+            self.top_denials.add(key, weight)
+            self.activity.record_denial(key, plan.limit, plan.override, decision, cost, now_ms, weight)
 
     def _test_time_ms(self, head: Head) -> int | None:
         """The time that a request sets for itself, in test mode."""

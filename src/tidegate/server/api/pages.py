@@ -1,4 +1,5 @@
-"""The pages beside the API: /livez, /readyz, /metrics for operators; /openapi.json, /docs, /docs/errors for developers.
+"""The pages beside the API: / leads to the others; /livez, /readyz, /metrics for operators; /openapi.json, /docs and
+/docs/errors for developers.
 
 Live means that the process answers. Ready means that it can judge requests: it knows keys, and it is not stopping. A
 dependency that is down makes a node degraded, not unready: decisions continue from memory, and to take all nodes out of
@@ -18,6 +19,7 @@ from typing import Any, Final
 
 import msgspec
 
+from tidegate import __version__
 from tidegate.runtime.statistics import Health
 from tidegate.server.api import openapi
 from tidegate.server.api.problems import JSON_LINE, Problem, problems_by_suffix
@@ -73,11 +75,14 @@ class Pages:
         snapshots: Callable[[], Awaitable[Sequence[Snapshot]]],
         refuse: Refuse,
         metrics_token: str | None = None,
+        *,
+        has_console: bool = False,
     ) -> None:
         self._is_ready = is_ready
         self._dependencies = dependencies
         self._snapshots = snapshots
         self._refuse = refuse
+        self._has_console = has_console
         self._credentials = None if metrics_token is None else f"Bearer {metrics_token}".encode()
 
     def _is_operator(self, head: Head) -> bool:
@@ -91,6 +96,7 @@ class Pages:
             path = f"{ERRORS_PATH}/{suffix}"
             errors[path] = partial(render_errors, rows[0].title, {suffix: rows}, path)
         return [
+            Route("GET", "/", "index", self.index),
             Route("GET", "/livez", "livez", self.livez, is_probe=True),
             Route("GET", "/readyz", "readyz", self.readyz, is_probe=True),
             Route("GET", "/metrics", "metrics", self.metrics),
@@ -100,6 +106,16 @@ class Pages:
             Route("GET", "/docs", "docs", lambda _head, _body: (200, HTML_LINES, docs_document())),
             *(Route("GET", path, "docs", partial(self.errors, cache(page))) for path, page in errors.items()),
         ]
+
+    def index(self, head: Head, _body: bytes) -> Answer:
+        """People get a page with links, machines the same as JSON."""
+        links = {"console": "console"} if self._has_console else {}
+        links |= {"docs": "docs", "errors": ERRORS_PATH[1:], "openapi": "openapi.json"}
+        links |= {"ready": "readyz", "metrics": "metrics"}
+        if b"text/html" in head.accept.lower():
+            return 200, HTML_LINES, render_index(links)
+        document = {"name": "tidegate", "version": __version__, "links": links}
+        return 200, JSON_LINE, msgspec.json.encode(document)
 
     def livez(self, _head: Head, _body: bytes) -> Answer:
         return 200, TEXT_LINES, b"ok\n"
@@ -131,6 +147,25 @@ def openapi_document() -> bytes:
 @cache
 def docs_document() -> bytes:
     return render_docs(openapi.document())
+
+
+INDEX_TEXTS: Final = {
+    "console": "The console: who is being limited right now, and why",
+    "docs": "The API",
+    "errors": "What errors mean",
+    "openapi": "The API as an OpenAPI document",
+    "ready": "Is this server ready?",
+    "metrics": "Metrics for Prometheus",
+}
+
+
+def render_index(links: Mapping[str, str]) -> bytes:
+    """The page at /."""
+    rows = [
+        f'<li><a href="{escape(link)}">{escape(INDEX_TEXTS[name])}</a></li>' for name, link in links.items()
+    ]
+    title = f"Tidegate {__version__}"
+    return "\n".join([*_head(title), "<ul>", *rows, "</ul></body></html>"]).encode()
 
 
 def render_docs(document: Mapping[str, Any]) -> bytes:

@@ -4,9 +4,10 @@ A root key is 32 random characters of 62 (190 bits) after `tg_`. Only its BLAKE2
 hash would add nothing: those protect secrets that people choose, which can be guessed from a list; 190 random bits
 cannot be guessed, even with the digest at hand.
 
-Two forms of permission grant something: `ratelimit.SCOPE.ACTION`, where SCOPE is `*` (all namespaces) or the id of one;
-and a URN that allows reading one override. Permissions are compared as strings and never parsed by the server. A key
-may carry other strings, such as permissions of another service: they are stored and grant nothing here.
+Three forms of permission grant something: `ratelimit.SCOPE.ACTION`, where SCOPE is `*` (all namespaces) or the id of
+one; a URN that allows reading one override; and, for the web console, `console.read` and `console.manage`.
+Permissions are compared as strings and never parsed by the server. A key may carry other strings, such as permissions
+of another service: they are stored and grant nothing here.
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ from tidegate.errors import InvalidInput
 __all__ = [
     "ACTIONS",
     "ALL",
+    "CONSOLE_MANAGE",
+    "CONSOLE_READ",
     "PERMISSIONS_MAX",
     "PERMISSION_LENGTH_MAX",
     "IdSource",
@@ -51,7 +54,10 @@ TO_ALPHABET: Final = bytes(ord(ALPHABET[byte % 62]) for byte in range(256))
 
 # The actions that operations ask for, and the permissions for all of them.
 ACTIONS: Final = ("limit", "create_namespace", "set_override", "read_override", "delete_override")
-ALL: Final = tuple(f"ratelimit.*.{action}" for action in ACTIONS)
+# The console: look at everything in the workspace; create and revoke keys, create, delete and restore namespaces.
+CONSOLE_READ: Final = "console.read"
+CONSOLE_MANAGE: Final = "console.manage"
+ALL: Final = (*(f"ratelimit.*.{action}" for action in ACTIONS), CONSOLE_READ, CONSOLE_MANAGE)
 # As long as any name; a permission holds one name at most.
 PERMISSION_LENGTH_MAX: Final = 512
 # Every node holds every key in memory, and the smallest column that stores them takes 16 MB of JSON.
@@ -111,7 +117,7 @@ def override_urn(namespace_id: str, override_id: str) -> str:
 
 
 def checked_permissions(text: str) -> tuple[str, ...]:
-    """The permissions in `A,B`, each once and in their order; `all` stands for every permission of the API.
+    """The permissions in `A,B`, each once and in their order; `all` stands for every permission.
 
     Everything that can be stored and printed is accepted, whether it grants something or not; else `InvalidInput`.
     """
@@ -132,6 +138,8 @@ def checked_permissions(text: str) -> tuple[str, ...]:
 
 def why_without_effect(permission: str) -> str | None:
     """Why no operation will ever ask for `permission`, and which form grants something; None if one may ask."""
+    if permission in {CONSOLE_READ, CONSOLE_MANAGE}:
+        return None
     if permission.startswith("urn:"):
         if URN.fullmatch(permission) is not None:
             return None
@@ -142,7 +150,7 @@ def why_without_effect(permission: str) -> str | None:
     head, _, rest = permission.partition(".")
     scope, _, action = rest.rpartition(".")
     if head != "ratelimit" or not scope:
-        return "what grants something is ratelimit.SCOPE.ACTION, or the URN of an override"
+        return "these grant something: ratelimit.SCOPE.ACTION, console.read, console.manage, or the URN of an override"
     if action not in ACTIONS:
         return f"the ACTION at its end grants something if it is one of {', '.join(ACTIONS)}"
     if action == "create_namespace" and scope != "*":

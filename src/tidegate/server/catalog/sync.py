@@ -25,7 +25,7 @@ from typing import Final
 import msgspec
 
 from tidegate.errors import DependencyError, InvalidInput, TidegateError
-from tidegate.ports import Catalog, CatalogChanges, NamespaceRow, OverrideRow
+from tidegate.ports import Catalog, CatalogChanges, KeyRow, NamespaceRow, OverrideRow
 from tidegate.server.catalog.keys import IdSource, namespace_id
 from tidegate.server.catalog.overrides import SCANNED_MAX, is_indexed
 from tidegate.server.catalog.view import CatalogView, NamespaceView, WorkspaceView
@@ -237,7 +237,7 @@ class CatalogSync:
         elif version > self.view.version:
             await self._catch_up(version)
         if self.failure is not None:
-            logger.warning("the catalog database answers again")
+            logger.info("the catalog database answers again")
             self.failure = None
         if self._pending:
             await self._write_pending()
@@ -394,6 +394,40 @@ class CatalogSync:
         self.view.put_override(deleted)
         self._is_unsaved = True
         return True
+
+    async def delete_namespace(self, namespace: NamespaceView, *, is_deleted: bool) -> NamespaceRow:
+        """Mark it as deleted, or restore it."""
+        deleted_at_ms = self._now_ms() if is_deleted else None
+        await self._catalog.delete_namespace(
+            namespace.id, deleted_at_ms=deleted_at_ms, timeout_s=WRITE_TIMEOUT_S
+        )
+        # The database has given the row a new version; the next poll brings it.
+        await self.refresh()
+        return namespace.row
+
+    async def put_key(self, row: KeyRow) -> KeyRow:
+        """Store a new key."""
+        stored = await self._catalog.put_key(row, timeout_s=WRITE_TIMEOUT_S)
+        return self._took_key(stored)
+
+    async def expire_key(self, key_id: str, expires_at_ms: int) -> KeyRow | None:
+        """Let a key expire then; None if there is no such key."""
+        stored = await self._catalog.expire_key(
+            key_id, expires_at_ms=expires_at_ms, timeout_s=WRITE_TIMEOUT_S
+        )
+        return None if stored is None else self._took_key(stored)
+
+    async def revoke_key(self, key_id: str) -> KeyRow | None:
+        """Revoke a key for good; None if there is no such key."""
+        stored = await self._catalog.revoke_key(
+            key_id, revoked_at_ms=self._now_ms(), timeout_s=WRITE_TIMEOUT_S
+        )
+        return None if stored is None else self._took_key(stored)
+
+    def _took_key(self, stored: KeyRow) -> KeyRow:
+        self.view.put_key(stored)
+        self._is_unsaved = True
+        return stored
 
     async def close(self) -> None:
         """Save the snapshot for the next start, and close the connection to the database."""

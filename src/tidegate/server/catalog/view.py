@@ -144,10 +144,12 @@ class Caller:
         "grants",
         "is_enabled",
         "is_metered",
+        "key_id",
         "workspace",
     )
 
     def __init__(self, row: KeyRow, workspace: WorkspaceView) -> None:
+        self.key_id = row.id
         self.workspace = workspace
         self.is_enabled = row.enabled
         self.expires_at_ms = row.expires_at_ms
@@ -198,6 +200,22 @@ class CatalogView:
     def key(self, digest: bytes) -> KeyRow | None:
         """The key with this digest, unless it is revoked."""
         return self._by_digest.get(digest)
+
+    def key_by_id(self, key_id: str) -> KeyRow | None:
+        """The key with this id, also a revoked one."""
+        return self._keys.get(key_id)
+
+    def keys_of(self, workspace_id: str) -> list[KeyRow]:
+        """All keys of a workspace, revoked ones included."""
+        return [row for row in self._keys.values() if row.workspace_id == workspace_id]
+
+    def caller(self, key_id: str) -> Caller | None:
+        """The holder of a key that is not revoked; its state and that of its workspace are not looked at."""
+        row = self._keys.get(key_id)
+        if row is None or row.revoked_at_ms is not None:
+            return None
+        workspace = self.workspaces.get(row.workspace_id)
+        return None if workspace is None else Caller(row, workspace)
 
     def namespace(self, namespace_id: str) -> NamespaceView | None:
         return self._namespaces.get(namespace_id)

@@ -14,14 +14,16 @@ The states, and the table of transitions that `_enter` enforces:
     READING    a request is arriving, or bytes that have arrived wait to be parsed
     WAITING    an operation runs as a task; nothing more is read
     BLOCKED    the client does not read its answers; nothing more is read
+    STREAMING  the last answer is sent part by part; what the client still sends is read and dropped
     LINGERING  rejected; what the client still sends is read and dropped, so that it can read the answer
     CLOSING    the last bytes are being sent
     CLOSED     the transport is gone
 
     IDLE       -> READING WAITING BLOCKED CLOSING CLOSED
-    READING    -> IDLE WAITING BLOCKED LINGERING CLOSING CLOSED
+    READING    -> IDLE WAITING BLOCKED STREAMING LINGERING CLOSING CLOSED
     WAITING    -> READING BLOCKED LINGERING CLOSING CLOSED
     BLOCKED    -> READING WAITING LINGERING CLOSING CLOSED
+    STREAMING  -> CLOSING CLOSED
     LINGERING  -> CLOSED
     CLOSING    -> CLOSED
     CLOSED     ->
@@ -32,12 +34,13 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
+from collections.abc import Callable
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from tidegate.server.http1.bounds import Rejection
 from tidegate.server.http1.reader import HEADERS, REST, RequestHead, RequestReader
-from tidegate.server.messages import Answer
+from tidegate.server.messages import Answer, Stream
 
 if TYPE_CHECKING:
     from tidegate.server.http1.listener import HttpServer
@@ -78,18 +81,20 @@ class State(Enum):
     READING = "READING"
     WAITING = "WAITING"
     BLOCKED = "BLOCKED"
+    STREAMING = "STREAMING"
     LINGERING = "LINGERING"
     CLOSING = "CLOSING"
     CLOSED = "CLOSED"
 
 
-IDLE, READING, WAITING, BLOCKED, LINGERING, CLOSING, CLOSED = State
+IDLE, READING, WAITING, BLOCKED, STREAMING, LINGERING, CLOSING, CLOSED = State
 
 TRANSITIONS: Final[dict[State, frozenset[State]]] = {
     IDLE: frozenset({READING, WAITING, BLOCKED, CLOSING, CLOSED}),
-    READING: frozenset({IDLE, WAITING, BLOCKED, LINGERING, CLOSING, CLOSED}),
+    READING: frozenset({IDLE, WAITING, BLOCKED, STREAMING, LINGERING, CLOSING, CLOSED}),
     WAITING: frozenset({READING, BLOCKED, LINGERING, CLOSING, CLOSED}),
     BLOCKED: frozenset({READING, WAITING, LINGERING, CLOSING, CLOSED}),
+    STREAMING: frozenset({CLOSING, CLOSED}),
     LINGERING: frozenset({CLOSED}),
     CLOSING: frozenset({CLOSED}),
     CLOSED: frozenset(),
@@ -105,7 +110,9 @@ class HttpConnection(asyncio.Protocol):
 
     __slots__ = (
         "_heads",
+        "_has_streamed",
         "_held",
+        "_is_behind",
         "_is_eof",
         "_is_last",
         "_is_paused",
@@ -123,6 +130,7 @@ class HttpConnection(asyncio.Protocol):
         "_task",
         "_transport",
         "_unsent",
+        "_unsubscribe",
         "expires",
         "scheduled",
         "state",
@@ -162,6 +170,12 @@ class HttpConnection(asyncio.Protocol):
         # No further request is taken from this connection.
         self._is_last = False
         self._lingered_bytes = 0
+        # Its last answer is or was a stream: no request behind it is answered.
+        self._has_streamed = False
+        # The client of a stream has not read what was sent.
+        self._is_behind = False
+        # Ends the subscription to a stream.
+        self._unsubscribe: Callable[[], object] | None = None
 
     def _enter(self, state: State) -> None:
         if state not in TRANSITIONS[self.state]:
@@ -240,16 +254,22 @@ class HttpConnection(asyncio.Protocol):
         if task is not None:
             # No answer can be sent any more, and nothing has been counted for it yet.
             task.cancel()
+        if self._unsubscribe is not None:
+            self._unsubscribe()
         self._server.lost(self)
 
     def pause_writing(self) -> None:
+        self._is_behind = True
         if self.state in (IDLE, READING, WAITING):
             self._enter(BLOCKED)
             self._pause()
         self._server.wheel.watch(self, self._server.request_ticks)
 
     def resume_writing(self) -> None:
-        if self.state is BLOCKED:
+        self._is_behind = False
+        if self.state is STREAMING:
+            self.expires = 0
+        elif self.state is BLOCKED:
             if self._task is not None:
                 self._enter(WAITING)
             else:
@@ -259,7 +279,7 @@ class HttpConnection(asyncio.Protocol):
     # Bytes in.
 
     def _take(self, data: bytes) -> None:
-        if self.state is LINGERING:
+        if self.state in (LINGERING, STREAMING):
             self._lingered_bytes += len(data)
             if self._lingered_bytes > LINGER_BYTES:
                 self._transport.abort()
@@ -314,6 +334,8 @@ class HttpConnection(asyncio.Protocol):
         self._started = self._server.wheel.now
 
     def on_continue(self) -> None:
+        if self._has_streamed:
+            return
         if self._task is not None or self._queue:
             self._queue.append(None)
         else:
@@ -343,6 +365,8 @@ class HttpConnection(asyncio.Protocol):
 
     def on_rejected(self, rejection: Rejection) -> None:
         """The request that is being received cannot be served, and what follows it cannot be parsed."""
+        if self._has_streamed:
+            return
         self._is_last = True
         self._held.clear()
         if self._task is not None or self._queue:
@@ -386,6 +410,9 @@ class HttpConnection(asyncio.Protocol):
         if type(answer) is tuple:
             self._send(head, answer)
             return
+        if isinstance(answer, Stream):
+            self._open_stream(head, answer)
+            return
         task: asyncio.Task[Answer] = self._server.loop.create_task(answer)
         self._task = task
         if self.state is not BLOCKED:
@@ -393,6 +420,36 @@ class HttpConnection(asyncio.Protocol):
         self._pause()
         self._server.wheel.watch(self, self._server.request_ticks)
         task.add_done_callback(lambda done: self._finished(head, done))
+
+    def _open_stream(self, head: RequestHead, stream: Stream) -> None:
+        """The end of the connection is the end of the body: no length, no chunks."""
+        server = self._server
+        self._is_last = True
+        self._has_streamed = True
+        self._queue.clear()
+        self._held.clear()
+        head.operation.count(200)
+        self._put((server.begin(200), stream.lines, CLOSE_LINE, b"\r\n"))
+        if head.is_head or server.is_draining or self._is_eof:
+            self._close()
+            return
+        self._enter(STREAMING)
+        if not self._is_behind:
+            self.expires = 0  # a client that reads may stay
+        self._resume()
+        self._unsubscribe = stream.subscribe(self)
+
+    def push(self, data: bytes) -> bool:
+        """Of a stream: send `data`, unless the client has not read what was sent before."""
+        if self.state is not STREAMING or self._is_behind:
+            return False
+        self._put((data,))
+        return True
+
+    def end(self) -> None:
+        """Of a stream: there is no more to send."""
+        if self.state is STREAMING:
+            self._close()
 
     def _finished(self, head: RequestHead, task: asyncio.Task[Answer]) -> None:
         error = None if task.cancelled() else task.exception()
@@ -498,7 +555,7 @@ class HttpConnection(asyncio.Protocol):
 
     def on_deadline(self) -> None:
         """Called by the wheel: what the connection waited for has not come."""
-        if self.state in (BLOCKED, LINGERING, CLOSING):
+        if self.state in (BLOCKED, STREAMING, LINGERING, CLOSING):
             self._transport.abort()
         elif self.state is WAITING:
             task, self._task = self._task, None
@@ -515,7 +572,7 @@ class HttpConnection(asyncio.Protocol):
         """Part of a graceful stop: close, unless a request is under way."""
         if self.state is LINGERING:
             self._transport.abort()
-        elif self.state is IDLE:
+        elif self.state in (IDLE, STREAMING):
             self._is_last = True
             self._close()
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, NamedTuple
 from urllib.parse import quote
@@ -29,10 +30,13 @@ __all__ = [
     "SETTINGS",
     "CheckSection",
     "ConfigFaults",
+    "ConsoleConfig",
+    "DecisionsConfig",
     "Fault",
     "HttpConfig",
     "Loaded",
     "LogConfig",
+    "OtelConfig",
     "RlsConfig",
     "ServerConfig",
     "Setting",
@@ -104,6 +108,55 @@ class CheckSection(msgspec.Struct, frozen=True, kw_only=True):
     ] = None
 
 
+class ConsoleConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """The web console at /console."""
+
+    enabled: Annotated[
+        Literal["auto", "on", "off"],
+        Meta(
+            description="Serve the console at /console: auto only if `listen` is a loopback address. It shows "
+            "identifiers to those who sign in with a key that has console.read."
+        ),
+    ] = "auto"
+
+
+class DecisionsConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """The log of decisions, for `tidegate simulate replay`."""
+
+    log_dir: Annotated[
+        str | None,
+        Meta(
+            description="Directory for a log of all decisions as JSON lines; unset: no such log. It contains "
+            "identifiers.",
+            extra={"shown": "path"},
+        ),
+    ] = None
+    sample: Annotated[
+        float,
+        Meta(
+            gt=0,
+            le=1,
+            description="Share of the identifiers that are logged, each with all of its requests.",
+        ),
+    ] = 1.0
+    bytes_max: Annotated[
+        int,
+        Meta(
+            ge=65_536,
+            le=1_099_511_627_776,
+            description="Size of the log of each worker: older lines are removed.",
+        ),
+    ] = 67_108_864
+    hash_key_file: Annotated[
+        str | None,
+        Meta(
+            description="File with a secret of 16 to 64 bytes, the same on all nodes: identifiers are logged as hashes "
+            "with this key.",
+            extra={"shown": "path"},
+        ),
+    ] = None
+
+
 class LogConfig(msgspec.Struct, frozen=True, kw_only=True):
     """The log on stderr."""
 
@@ -114,6 +167,20 @@ class LogConfig(msgspec.Struct, frozen=True, kw_only=True):
     format: Annotated[
         Literal["text", "json"], Meta(description="Lines for people, or one JSON object a line.")
     ] = "text"
+
+
+class OtelConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """OpenTelemetry, exported over OTLP as the standard variables (`OTEL_EXPORTER_OTLP_ENDPOINT`, …) say."""
+
+    traces: Annotated[
+        bool, Meta(description="Spans on round trips to Redis and the database; needs the otel extra.")
+    ] = False
+    metrics: Annotated[
+        bool,
+        Meta(
+            description="All metrics but those that name workspaces, identifiers and rules; needs the otel extra."
+        ),
+    ] = False
 
 
 class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -178,20 +245,28 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
     test_mode: Annotated[
         bool, Meta(description="Let a request set its own time with X-Test-Time. Never in production.")
     ] = False
-    tracing: Annotated[
-        bool, Meta(description="OpenTelemetry spans on replay, publish and import; needs the otel extra.")
-    ] = False
     http: HttpConfig = HttpConfig()
     tls: TlsConfig = TlsConfig()
     rls: RlsConfig = RlsConfig()
     check: CheckSection = CheckSection()
+    console: ConsoleConfig = ConsoleConfig()
     log: LogConfig = LogConfig()
+    decisions: DecisionsConfig = DecisionsConfig()
+    otel: OtelConfig = OtelConfig()
 
     @property
     def addresses(self) -> dict[str, str]:
         """The HOST:PORT of every listener, by its setting."""
         named = {"listen": self.listen, "rls.address": self.rls.address, "check.address": self.check.address}
         return {path: address for path, address in named.items() if address is not None}
+
+    @property
+    def serves_console(self) -> bool:
+        """Whether the console is served: if it was asked for, or if only this machine can reach it."""
+        if self.console.enabled != "auto":
+            return self.console.enabled == "on"
+        host = split_listen(self.listen)[0]
+        return host == "localhost" or is_loopback(host)
 
     @property
     def catalog_url(self) -> str:
@@ -347,6 +422,9 @@ EXPECTED_BY_PATH: Final = {
     "rls.config": "a rules file, or a directory with some",
     "check.address": "HOST:PORT with a port from 0 to 65535",
     "check.config": "a TOML file",
+    "decisions.log_dir": "a directory",
+    "decisions.sample": "a number above 0, at most 1",
+    "decisions.hash_key_file": "a file of 16 to 64 bytes",
 }
 
 SETTINGS: Final = tuple(_walk(ServerConfig, ""))
@@ -361,6 +439,14 @@ def sqlite_url(path: Path) -> str:
 def catalog_url(data_dir: str, ledger: str | None) -> str:
     """`ServerConfig.catalog_url` for a command that needs nothing else of the configuration."""
     return ledger or sqlite_url(Path(data_dir) / CATALOG_FILE)
+
+
+def is_loopback(host: str) -> bool:
+    """Whether an address can be reached from this machine only. A name may have any address, and is not resolved."""
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return False
 
 
 def split_listen(listen: str) -> tuple[str, int]:

@@ -26,16 +26,20 @@ from tidegate.server.process.config import (
     SETTINGS,
     CheckSection,
     ConfigFaults,
+    ConsoleConfig,
+    DecisionsConfig,
     Fault,
     HttpConfig,
     Loaded,
     LogConfig,
+    OtelConfig,
     RlsConfig,
     ServerConfig,
     Setting,
     TlsConfig,
     split_listen,
 )
+from tidegate.server.process.decision_log import read_hash_key
 
 __all__ = ["check_files", "load", "load_values"]
 
@@ -269,7 +273,10 @@ def load(
         "tls": TlsConfig,
         "rls": RlsConfig,
         "check": CheckSection,
+        "console": ConsoleConfig,
         "log": LogConfig,
+        "decisions": DecisionsConfig,
+        "otel": OtelConfig,
     }
     built = {name: sections[name](**value) if name in sections else value for name, value in tree.items()}
     if built["test_mode"]:
@@ -278,8 +285,8 @@ def load(
 
 
 def check_files(loaded: Loaded) -> None:
-    """Raises `ConfigFaults` unless the files that the settings name can be used: TLS, rules and policies."""
-    faults = [*_certificate_faults(loaded), *_gateway_faults(loaded)]
+    """Raises `ConfigFaults` unless the files that the settings name can be used: TLS, rules, policies, hash key."""
+    faults = [*_certificate_faults(loaded), *_gateway_faults(loaded), *_hash_key_faults(loaded)]
     if faults:
         raise ConfigFaults(tuple(faults), loaded.warnings)
 
@@ -306,6 +313,18 @@ def _gateway_faults(loaded: Loaded) -> list[Fault]:
         expected = f"a file with policies that are right ({error})"
         faults.append(Fault("check.config", repr(check.config), source, expected, "correct the file"))
     return faults
+
+
+def _hash_key_faults(loaded: Loaded) -> list[Fault]:
+    file = loaded.config.decisions.hash_key_file
+    try:
+        read_hash_key(file)
+    except ConfigurationError as error:
+        path = "decisions.hash_key_file"
+        step = "make one with `head -c 32 /dev/urandom | base64 > FILE`, and give it to every node"
+        expected = f"a file of 16 to 64 bytes ({error})"
+        return [Fault(path, repr(file), loaded.sources[path], expected, step)]
+    return []
 
 
 def _certificate_faults(loaded: Loaded) -> list[Fault]:

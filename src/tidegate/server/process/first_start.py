@@ -113,6 +113,9 @@ def announce(out: IO[str], config: ServerConfig, bound: socket.socket, first: Fi
     url = f"{scheme}://{shown}:{port}"
     document = {"message": f"Tidegate is listening on {url}", "url": url}
     lines = [document["message"]]
+    if config.serves_console:
+        document["console"] = f"{callable_url(url)}/console"
+        lines.append(f"Its console is at {document['console']}")
     if config.ledger is None:
         document["data_dir"] = str(Path(config.data_dir).resolve())
         lines.append(f"Its data is in {document['data_dir']}")
@@ -136,15 +139,19 @@ def announce(out: IO[str], config: ServerConfig, bound: socket.socket, first: Fi
         (Path(config.data_dir) / NOT_SHOWN_FILE).unlink(missing_ok=True)
 
 
+def callable_url(url: str) -> str:
+    """`url` with an address that can be called, where the server listens on all of them."""
+    return url.replace("0.0.0.0", "127.0.0.1").replace("[::]", "[::1]")  # noqa: S104 - an address shown
+
+
 def _curl(config: ServerConfig, url: str, key: str) -> str:
     """A command to try the server with, on two lines."""
-    callable_url = url.replace("0.0.0.0", "127.0.0.1").replace("[::]", "[::1]")  # noqa: S104 - an address shown
     body = '{"namespace": "demo", "identifier": "user_1", "limit": 10, "duration": 60000}'
     trust = ""
     if config.tls.cert is not None:
         # Often self-signed, or signed by an authority that curl does not know.
         trust = f" --cacert {shlex.quote(str(Path(config.tls.cert).resolve()))}"
     return (
-        f"curl -s{trust} {callable_url}/v2/ratelimit.limit -H 'Content-Type: application/json' \\\n"
+        f"curl -s{trust} {callable_url(url)}/v2/ratelimit.limit -H 'Content-Type: application/json' \\\n"
         f"  -H 'Authorization: Bearer {key}' -d {shlex.quote(body)}"
     )

@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Coroutine
 from typing import Any, Final
 
-from tidegate.server.messages import Answer, Handler, Head, Operation, Router
+from tidegate.server.messages import Answer, Handler, Head, Operation, Router, Stream
 
 __all__ = ["RequestLog"]
 
@@ -51,9 +51,12 @@ class RequestLog:
         logger.debug("%s %d", name, status, extra={**extra, "took_ms": round(took_s * 1000, 3)})
 
     def _logged(self, name: str, handler: Handler) -> Handler:
-        def logged(head: Head, body: bytes) -> Answer | Coroutine[Any, Any, Answer]:
+        def logged(head: Head, body: bytes) -> Answer | Stream | Coroutine[Any, Any, Answer]:
             started_s = self._time_s()
             answer = handler(head, body)
+            if isinstance(answer, Stream):
+                self.write(name, (200, answer.lines, b""), self._time_s() - started_s)
+                return answer
             if isinstance(answer, tuple):
                 self.write(name, answer, self._time_s() - started_s)
                 return answer

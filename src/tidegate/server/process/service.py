@@ -19,7 +19,7 @@ from contextlib import suppress
 from heapq import nlargest
 from operator import itemgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import tidegate
 from tidegate.adapters.catalogs import open_catalog
@@ -39,18 +39,25 @@ from tidegate.server.api.problems import refuser
 from tidegate.server.catalog.keys import IdSource
 from tidegate.server.catalog.sync import CatalogSync, SnapshotFile
 from tidegate.server.catalog.view import CatalogView
+from tidegate.server.console.local import Ask, LocalNode
+from tidegate.server.console.routes import Console
+from tidegate.server.console.sessions import Sessions, load_secret
 from tidegate.server.http1.listener import HttpServer
 from tidegate.server.messages import Refuse, Router
 from tidegate.server.process.config import ServerConfig
+from tidegate.server.process.decision_log import DecisionLog, RecordingLimiter, read_hash_key
 from tidegate.server.process.first_start import announce, make_directory, prepare
+from tidegate.server.process.otel_export import start_export
 from tidegate.server.process.request_log import RequestLog
 from tidegate.server.process.sockets import Sockets, bind_sockets
 from tidegate.telemetry.collecting import snapshot_of
+from tidegate.telemetry.decisions import Sampling
 from tidegate.telemetry.logging import set_level
 from tidegate.telemetry.metrics import Key, Snapshot
 
 if TYPE_CHECKING:
     from tidegate.server.process.gateways import Gateways
+    from tidegate.telemetry.otel_metrics import OtelMetrics
 
 __all__ = ["Service", "run", "run_service"]
 
@@ -60,6 +67,8 @@ SNAPSHOT_FILE: Final = "catalog.snapshot"
 # A stop reserves this much of its time for the last flush, whatever the connections do.
 FLUSH_RESERVE_S: Final = 2.5
 TOP_MAX: Final = 20
+# How old metrics may be when OpenTelemetry exports them; it does so once a minute by default.
+EXPORT_INTERVAL_S: Final = 1.0
 # A count is in the embedded file within this time, or a little later when the disk has just become slow: a crash loses
 # less than a second of counts.
 EMBEDDED_INTERVAL_MS: Final = 900
@@ -89,13 +98,23 @@ class Service:
     """One node. `start(sockets)` serves on them; without any, another server (`asgi`) serves `router`."""
 
     def __init__(
-        self, config: ServerConfig, *, limiter: AsyncLimiter | None = None, snapshots: Snapshots = _alone
+        self,
+        config: ServerConfig,
+        *,
+        limiter: AsyncLimiter | None = None,
+        snapshots: Snapshots = _alone,
+        console_secret: bytes | None = None,
+        ask: Ask | None = None,
     ) -> None:
-        """`limiter`: one that the caller starts and stops, instead of one made from the configuration."""
+        """`limiter`: one that the caller starts and stops, instead of one made from the configuration; its decisions
+        are not logged. `console_secret`: serve the console, with sessions that are signed with it. `ask`: asks all
+        workers."""
         self._config = config
         self._all_snapshots = snapshots
         self._owns_limiter = limiter is None
-        self._limiter = limiter or _limiter(config)
+        self._decisions = None if limiter is not None else _decision_log(config, self._namespace_name)
+        self._logging_decisions: asyncio.Task[None] | None = None
+        self._limiter = limiter or _limiter(config, self._decisions)
         ids = IdSource()
         is_shared = config.ledger is not None
         self._sync = CatalogSync(
@@ -114,29 +133,65 @@ class Service:
         admission = Admission(self._limiter, self._sync, ids.take, now_ms)
         self._limits = LimitOperations(self._limiter, self._sync, admission, test_mode=config.test_mode)
         overrides = OverrideOperations(self._sync, admission)
+        self._local = LocalNode(
+            self._limiter,
+            self._limits.activity,
+            self._sync.view,
+            now_ms,
+            self._dependencies,
+            self._connections,
+        )
+        self._console: Console | None = None
+        if console_secret is not None:
+            sessions = Sessions(
+                console_secret, self._sync.view, now_ms, is_secure=config.tls.cert is not None
+            )
+            self._console = Console(admission, self._sync, overrides, sessions, ask or self._local.ask_alone)
         self.new_id = ids.take
         self.refuse = refuser(ids.take)
-        pages = Pages(self._is_ready, self._dependencies, self._snapshots, self.refuse, config.metrics_token)
+        pages = Pages(
+            self._is_ready,
+            self._dependencies,
+            self._snapshots,
+            self.refuse,
+            config.metrics_token,
+            has_console=console_secret is not None,
+        )
         self._gateways = _gateways(config, self._limiter, admission, self.refuse)
         checks = [] if self._gateways is None else self._gateways.routes
         self.router = Router(
-            [*self._limits.routes(), *overrides.routes(), *checks, *pages.routes()], self.refuse
+            [
+                *self._limits.routes(),
+                *overrides.routes(),
+                *checks,
+                *pages.routes(),
+                *([] if self._console is None else self._console.routes()),
+            ],
+            self.refuse,
         )
         self._routers = [self.router] if self._gateways is None else [self.router, self._gateways.router]
         self._logs = [RequestLog(router, time.monotonic) for router in self._routers]
         self._tls = tls_context(config)
         # A context of its own: the protocol that is agreed on is a part of it.
         self._http2_tls = tls_context(config)
+        self._exporting: asyncio.Task[None] | None = None
         self._http: HttpServer | None = None
         self._polling: asyncio.Task[None] | None = None
         self._is_stopping = False
 
     async def start(self, bound: Sockets | None = None) -> None:
         """Raises `ConfigurationError` for faults that waiting does not fix; a dependency that is down is no error."""
+        if self._decisions is not None:
+            self._decisions.open()
+            self._logging_decisions = asyncio.get_running_loop().create_task(self._decisions.run())
         if self._owns_limiter:
             await self._limiter.start()
         await self._sync.start()
         self._polling = asyncio.get_running_loop().create_task(self._sync.run())
+        if self._config.otel.metrics:
+            from tidegate.telemetry.otel_metrics import OtelMetrics
+
+            self._exporting = asyncio.get_running_loop().create_task(self._export_metrics(OtelMetrics()))
         for log in self._logs:
             log.follow_level()
         if bound is not None:
@@ -151,6 +206,8 @@ class Service:
         """Accept nothing more, finish, flush the last counts. Ends within `timeout_s`."""
         deadline = Deadline.after(timeout_s, loop_time())
         self._is_stopping = True
+        if self._console is not None:
+            await self._console.hub.stop()
         drain_s = max(0.0, timeout_s - FLUSH_RESERVE_S)
         drains: list[Awaitable[bool]] = []
         if self._http is not None:
@@ -159,11 +216,16 @@ class Service:
             drains.append(self._gateways.stop(drain_s))
         if not all(await asyncio.gather(*drains)):
             logger.warning("some clients did not finish in time; their connections were closed")
-        if self._polling is not None:
-            self._polling.cancel()
-            await asyncio.gather(self._polling, return_exceptions=True)
+        for task in (self._polling, self._exporting):
+            if task is not None:
+                task.cancel()
+                await asyncio.gather(task, return_exceptions=True)
         if self._owns_limiter:
             await self._limiter.stop(max(0.1, deadline.remaining(loop_time())))
+        if self._decisions is not None and self._logging_decisions is not None:
+            self._logging_decisions.cancel()
+            await asyncio.gather(self._logging_decisions, return_exceptions=True)
+            await asyncio.to_thread(self._decisions.close)
         await self._sync.close()
 
     async def reload(self) -> None:
@@ -185,22 +247,47 @@ class Service:
             for status, count in operation.statuses.items():
                 key = ("http_requests_total", (operation.name, str(status)))
                 values[key] = values.get(key, 0) + count
-        servers = [] if self._http is None else [self._http]
         if self._gateways is not None:
-            servers += self._gateways.http_servers
             values |= self._gateways.values()
-        values["http_connections", ()] = sum(len(server.connections) for server in servers)
-        values["http_connections_evicted_total", ()] = sum(server.connections_evicted for server in servers)
+        values["http_connections", ()] = self._connections()
+        values["http_connections_evicted_total", ()] = sum(
+            server.connections_evicted for server in self._http_servers()
+        )
         for workspace_id, decisions in nlargest(TOP_MAX, self._limits.decisions.items(), key=itemgetter(1)):
             values["top_workspace_decisions", (workspace_id,)] = decisions
         for heavy in self._limits.top_denials.top(TOP_MAX):
             values["top_identifier_denials", heavy.key] = heavy.weight
+        if self._decisions is not None:
+            values["decision_log_records_total", ("written",)] = self._decisions.written
+            values["decision_log_records_total", ("dropped",)] = self._decisions.dropped
         compiled = "true" if tidegate.compiled else "false"
         values["build_info", (tidegate.__version__, platform.python_version(), compiled)] = 1
         return Snapshot(own.node, values, own.histograms)
 
+    def _http_servers(self) -> list[HttpServer]:
+        own = [] if self._http is None else [self._http]
+        return own if self._gateways is None else own + self._gateways.http_servers
+
+    def _connections(self) -> int:
+        return sum(len(server.connections) for server in self._http_servers())
+
+    async def answer(self, question: str) -> str:
+        """The answer of this worker to a question of the console."""
+        return await self._local.answer_text(question)
+
+    async def _export_metrics(self, metrics: OtelMetrics) -> None:
+        while True:
+            metrics.update(self.snapshot())
+            await asyncio.sleep(EXPORT_INTERVAL_S)
+
     async def _snapshots(self) -> Sequence[Snapshot]:
         return await self._all_snapshots(self.snapshot())
+
+    def _namespace_name(self, workspace_id: str, namespace_id: str) -> str:
+        workspace = self._sync.view.workspaces.get(workspace_id)
+        found = [] if workspace is None else [*workspace.namespaces.values()]
+        # A namespace of the rules for gateways has no id.
+        return next((each.name for each in found if each.id == namespace_id), namespace_id)
 
     def _is_ready(self) -> bool:
         return self._sync.is_loaded and not self._is_stopping
@@ -211,7 +298,15 @@ class Service:
         return [Health("catalog", failure is None, detail), *self._limiter.health()]
 
 
-def _limiter(config: ServerConfig) -> AsyncLimiter:
+def _decision_log(config: ServerConfig, name_of: Callable[[str, str], str]) -> DecisionLog | None:
+    decisions = config.decisions
+    if decisions.log_dir is None:
+        return None
+    sampling = Sampling(decisions.sample, read_hash_key(decisions.hash_key_file))
+    return DecisionLog(Path(decisions.log_dir), sampling, decisions.bytes_max, name_of)
+
+
+def _limiter(config: ServerConfig, log: DecisionLog | None) -> AsyncLimiter:
     tuning: Tuning | None = None
     origin: str | Origin = config.origin_url
     ledger: str | Ledger | None = config.ledger
@@ -225,12 +320,18 @@ def _limiter(config: ServerConfig) -> AsyncLimiter:
             fresh_ms=EMBEDDED_FRESH_MS,
             rollover_grace_ms=EMBEDDED_FRESH_MS,
         )
-    if config.tracing:
+    if config.otel.traces:
         from tidegate.telemetry.otel import traced_ledger, traced_origin
 
         origin = traced_origin(open_origin(origin) if isinstance(origin, str) else origin)
         ledger = None if config.ledger is None else traced_ledger(open_ledger(config.ledger))
-    return AsyncLimiter(region=config.region_name, origin=origin, ledger=ledger, tuning=tuning)
+    settings: dict[str, Any] = {
+        "region": config.region_name,
+        "origin": origin,
+        "ledger": ledger,
+        "tuning": tuning,
+    }
+    return AsyncLimiter(**settings) if log is None else RecordingLimiter(log, **settings)
 
 
 def _gateways(
@@ -292,6 +393,7 @@ async def run_service(
         task.add_done_callback(reloads.discard)
 
     loop.add_signal_handler(signal.SIGHUP, on_hangup)
+    export = start_export(config, service.snapshot().node)
     try:
         await service.start(bound)
         gc.collect()
@@ -301,6 +403,8 @@ async def run_service(
         logger.info("stopping")
     finally:
         await service.stop(config.http.stop_timeout_s)
+        if export is not None:
+            await export.stop()
     logger.info("stopped")
     return 0
 
@@ -325,10 +429,11 @@ def run(config: ServerConfig, *, reload: Callable[[], ServerConfig] | None = Non
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     make_directory(config)
     first = asyncio.run(prepare(config))
+    secret = load_secret(Path(config.data_dir)) if config.serves_console else None
     if config.workers > 1:
         from tidegate.server.process.supervisor import Supervisor
 
-        return asyncio.run(Supervisor(config, reload=reload, first=first).run())
+        return asyncio.run(Supervisor(config, reload=reload, first=first, console_secret=secret).run())
 
     async def main() -> int:
         bound = bind_sockets(config, shared=False)
@@ -336,7 +441,8 @@ def run(config: ServerConfig, *, reload: Callable[[], ServerConfig] | None = Non
         async def started() -> None:
             announce(sys.stdout, config, bound["listen"], first)
 
-        return await run_service(Service(config), bound, config, started=started, reload=reload)
+        service = Service(config, console_secret=secret)
+        return await run_service(service, bound, config, started=started, reload=reload)
 
     exit_code: int = uvloop.run(main())
     return exit_code

@@ -35,6 +35,9 @@ logger = logging.getLogger(__name__)
 # Metrics are collected this often even without a scrape, so that a crash does not lose what a worker counted.
 REPORT_INTERVAL_S: Final = 1.0
 REPORT_TIMEOUT_S: Final = 1.0
+# Answers to one question of the console. Identifiers may be long and workers many; a line takes 16 MB, and text within
+# text grows to twice its size at most. Workers whose answers come after this are left out.
+ANSWER_BYTES_MAX: Final = 4_194_304
 # A worker that dies is replaced at once; one that keeps dying, after a pause that doubles.
 RESTART_FIRST_S: Final = 0.1
 RESTART_LAST_S: Final = 10.0
@@ -53,6 +56,8 @@ class _Worker:
         self.line = line
         self.node: str | None = None
         self.reports: dict[int, asyncio.Future[None]] = {}
+        # Questions of the console that it has not answered yet.
+        self.questions: dict[int, asyncio.Future[str]] = {}
 
 
 class Supervisor:
@@ -64,10 +69,12 @@ class Supervisor:
         *,
         reload: Callable[[], ServerConfig] | None = None,
         first: FirstKey | None = None,
+        console_secret: bytes | None = None,
     ) -> None:
         self._config = config
         self._reload = reload
         self._first = first
+        self._console_secret = console_secret
         self._totals = Totals()
         self._workers: set[_Worker] = set()
         self._ready = 0
@@ -144,7 +151,14 @@ class Supervisor:
             )
         worker = _Worker(process, await Line.open(ours))
         self._workers.add(worker)
-        worker.line.send(ToWorker(config=self._config, ports=ports_of(bound), log_format=_log_format()))
+        worker.line.send(
+            ToWorker(
+                config=self._config,
+                ports=ports_of(bound),
+                log_format=_log_format(),
+                console_secret=self._console_secret,
+            )
+        )
         return worker
 
     async def _follow(self, worker: _Worker) -> int:
@@ -160,6 +174,8 @@ class Supervisor:
             self._totals.retire(worker.node)
         for waiting in worker.reports.values():
             waiting.cancel()
+        for asked in worker.questions.values():
+            asked.cancel()
         await worker.line.close()
         return code
 
@@ -178,6 +194,17 @@ class Supervisor:
                 waiting.set_result(None)
         if message.scrape is not None:
             task = asyncio.get_running_loop().create_task(self._answer_scrape(worker, message.scrape))
+            self._scrapes.add(task)
+            task.add_done_callback(self._scrapes.discard)
+
+        if message.answered is not None:
+            asked = worker.questions.pop(message.answered, None)
+            if asked is not None and not asked.done():
+                asked.set_result(message.answer)
+        if message.question is not None:
+            task = asyncio.get_running_loop().create_task(
+                self._answer_question(worker, message.question, message.asked)
+            )
             self._scrapes.add(task)
             task.add_done_callback(self._scrapes.discard)
 
@@ -222,6 +249,29 @@ class Supervisor:
         await self._gather()
         texts = [snapshot.to_json().decode("ascii") for snapshot in self._totals.snapshots()]
         worker.line.send(ToWorker(scrape=number, snapshots=texts))
+
+    # The console.
+
+    async def _answer_question(self, worker: _Worker, number: int, asked: str) -> None:
+        """Ask all workers, and send the answers of those that answer in time to the one that asked."""
+        self._last_report += 1
+        waiting: list[asyncio.Future[str]] = []
+        for each in self._workers:
+            if each.node is not None:
+                answer: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+                each.questions[self._last_report] = answer
+                each.line.send(ToWorker(question=self._last_report, asked=asked))
+                waiting.append(answer)
+        if waiting:
+            await asyncio.wait(waiting, timeout=REPORT_TIMEOUT_S)
+        answers: list[str] = []
+        size = 0
+        for answer in waiting:
+            text = answer.result() if answer.done() and not answer.cancelled() else ""
+            size += len(text)
+            if text and size <= ANSWER_BYTES_MAX:
+                answers.append(text)
+        worker.line.send(ToWorker(answered=number, answers=answers))
 
     # Signals.
 

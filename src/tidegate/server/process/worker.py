@@ -9,17 +9,19 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import json
 import logging
 import socket
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 import msgspec
 import uvloop
 
 from tidegate.errors import ConfigurationError
+from tidegate.server.console.local import Question
 from tidegate.server.process.config import ServerConfig
 from tidegate.server.process.service import GC_THRESHOLDS, Service, run_service
 from tidegate.server.process.sockets import Sockets, bind_sockets
@@ -50,6 +52,14 @@ class ToWorker(msgspec.Struct, omit_defaults=True):
     # The answer to `ToSupervisor.scrape`: snapshots of all workers, in their own JSON.
     scrape: int | None = None
     snapshots: list[str] = []
+    # Signs the sessions of the console; None if it is not served.
+    console_secret: bytes | None = None
+    # A question of the console from another worker; the answer has the same number.
+    question: int | None = None
+    asked: str = ""
+    # The answers of all workers to `ToSupervisor.question`.
+    answered: int | None = None
+    answers: list[str] = []
     # Read keys again, and set this log level.
     reload: bool = False
     log_level: str | None = None
@@ -64,6 +74,12 @@ class ToSupervisor(msgspec.Struct, omit_defaults=True):
     snapshot: str = ""
     # Asks for the metrics of all workers; the answer has the same number.
     scrape: int | None = None
+    # A question of the console to all workers.
+    question: int | None = None
+    asked: str = ""
+    # The answer of this worker to `ToWorker.question`.
+    answered: int | None = None
+    answer: str = ""
 
 
 class Line:
@@ -102,12 +118,17 @@ class Line:
 class Worker:
     """The service, and this end of the line."""
 
-    def __init__(self, line: Line, config: ServerConfig) -> None:
+    def __init__(self, line: Line, config: ServerConfig, console_secret: bytes | None) -> None:
         self._line = line
         self._config = config
-        self._service = Service(config, snapshots=self._all_snapshots)
+        self._service = Service(
+            config, snapshots=self._all_snapshots, console_secret=console_secret, ask=self._ask_all
+        )
+        # What this worker waits for, by number: snapshots of a scrape, answers to a question.
         self._scrapes: dict[int, asyncio.Future[list[str]]] = {}
+        self._questions: dict[int, asyncio.Future[list[str]]] = {}
         self._last_scrape = 0
+        self._answering: set[asyncio.Task[None]] = set()
         self._stopped = asyncio.Event()
 
     async def run(self, bound: Sockets) -> int:
@@ -142,10 +163,44 @@ class Worker:
                 waiting = self._scrapes.pop(message.scrape, None)
                 if waiting is not None and not waiting.done():
                     waiting.set_result(message.snapshots)
+            if message.answered is not None:
+                waiting = self._questions.pop(message.answered, None)
+                if waiting is not None and not waiting.done():
+                    waiting.set_result(message.answers)
+            if message.question is not None:
+                task = asyncio.get_running_loop().create_task(self._answer(message.question, message.asked))
+                self._answering.add(task)
+                task.add_done_callback(self._answering.discard)
             if message.log_level is not None:
                 set_level(message.log_level)
             if message.reload:
                 await self._reload()
+
+    async def _answer(self, number: int, asked: str) -> None:
+        try:
+            answer = await self._service.answer(asked)
+        except Exception:
+            logger.exception("a question of the console could not be answered")
+            answer = ""
+        self._line.send(ToSupervisor(answered=number, answer=answer))
+
+    async def _ask_all(self, question: Question) -> list[Any]:
+        """The answers of all workers; of this one alone if the supervisor does not answer."""
+        self._last_scrape += 1
+        number = self._last_scrape
+        waiting: asyncio.Future[list[str]] = asyncio.get_running_loop().create_future()
+        self._questions[number] = waiting
+        asked = json.dumps(question)
+        self._line.send(ToSupervisor(question=number, asked=asked))
+        answers: list[str] = []
+        try:
+            async with asyncio.timeout(SCRAPE_TIMEOUT_S):
+                answers = await waiting
+        except TimeoutError:
+            logger.warning("the supervisor does not answer; the console shows one worker only")
+        finally:
+            self._questions.pop(number, None)
+        return [json.loads(answer) for answer in answers or [await self._service.answer(asked)]]
 
     async def _reload(self) -> None:
         try:
@@ -178,7 +233,9 @@ async def _main(end: socket.socket) -> int:
     line_format: Literal["text", "json"] = "json" if first.log_format == "json" else "text"
     configure(config.log.level, line_format, secrets=config.secrets)
     try:
-        return await Worker(line, config).run(bind_sockets(config, shared=True, ports=first.ports))
+        return await Worker(line, config, first.console_secret).run(
+            bind_sockets(config, shared=True, ports=first.ports)
+        )
     except ConfigurationError as error:
         logger.error("%s", error)  # noqa: TRY400 - the message is for the operator, who needs no traceback
         return CANNOT_START

@@ -53,6 +53,8 @@ class MissingBinary(ServerError):
         super().__init__(
             f"{name} is not installed: run `make test`, which installs what the tests need, or `{command}`"
         )
+        self.name = name
+        self.command = command
 
 
 class PortClash(ServerError):
