@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.core.nodes import DictOrigin, Node
+from tests.core.nodes import DictLedger, DictOrigin, Node
 from tidegate.core.cells import BLOCKED, CLEAN, PINNED
 from tidegate.core.model import DEGRADED, ORIGIN, Limit, Tuning
 from tidegate.core.table import Table
@@ -378,3 +378,32 @@ def test_a_spray_while_the_origin_is_down_fills_no_queue() -> None:
     assert len(node.engine.pending.dirty) < 1_000
     assert len(node.engine.pending.changed) < 1_000
     assert len(node.engine.pending.pressed) < 1_000
+
+
+# -- a ledger without an origin
+
+
+def test_counts_that_wait_for_the_ledger_stay_while_anything_else_can_go_and_are_counted_when_they_go() -> (
+    None
+):
+    node = Node(has_origin=False, has_ledger=True, tuning=Tuning(subjects_max=4, touch_ms=1))
+    for later_ms, identifier in enumerate("ab"):
+        node.decide(DAY, identifier, 5, T + later_ms)
+    for later_ms in range(20):
+        node.decide(DAY, f"look{later_ms}", 0, T + 10 + later_ms)
+    assert known(node, DAY, "ab") == "ab"
+    assert node.engine.subjects.evicted_unreplayed == 0
+    for later_ms, identifier in enumerate("cdefg"):
+        node.decide(DAY, identifier, 5, T + 50 + later_ms)
+    assert node.engine.subjects.evicted_unreplayed == 3
+
+
+def test_published_counts_are_evicted_like_any_others() -> None:
+    node, ledger = Node(has_origin=False, has_ledger=True, tuning=Tuning(subjects_max=4)), DictLedger()
+    for identifier in "ab":
+        node.decide(DAY, identifier, 5, T)
+        assert node.subject(DAY, identifier).queue == PINNED
+    node.decide(Limit(1_000, duration_ms=86_400_000, namespace="default"), "c", 5, T)
+    node.publish(ledger, T)
+    assert [row.identifier for row in ledger.rows()] == ["a", "b"]
+    assert {node.subject(DAY, identifier).queue for identifier in "abc"} == {CLEAN}

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 from random import Random
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -421,31 +422,38 @@ async def test_a_turn_ends_when_those_who_waited_are_forgotten_meanwhile() -> No
 
 
 @on_virtual_time
-async def test_an_origin_that_answers_reads_but_takes_no_counts_shows_in_health_and_in_the_log() -> None:
+async def test_an_origin_that_answers_reads_but_takes_no_counts_shows_in_health_and_in_the_log(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO, "tidegate.runtime.loops")
     region = Region()
     node = region.node()
     await node.limiter.start()
     await asyncio.sleep(1.5)
-    records: list[logging.LogRecord] = []
-    handler = logging.Handler()
-    handler.emit = records.append  # type: ignore[method-assign, assignment]
-    logger = logging.getLogger("tidegate.runtime.loops")
-    logger.addHandler(handler)
-    try:
-        node.failing.faults.fail("merge", error=DependencyUnavailable("READONLY"))
-        await node.accept("x", 3)
-        await asyncio.sleep(3)
-        (line,) = [line for line in node.limiter.health() if line.name == "origin"]
-        assert not line.ok and "takes no counts" in line.detail and "READONLY" in line.detail
-        assert node.limiter.statistics().replay_lag_s > 2
-        node.failing.faults.heal("merge")
-        await asyncio.sleep(6)
-        (line,) = [line for line in node.limiter.health() if line.name == "origin"]
-        assert line.ok
-    finally:
-        logger.removeHandler(handler)
-    assert [record.getMessage() for record in records] == [
+    node.failing.faults.fail("merge", error=DependencyUnavailable("READONLY"))
+    await node.accept("x", 3)
+    await asyncio.sleep(3)
+    (line,) = [line for line in node.limiter.health() if line.name == "origin"]
+    assert not line.ok and "takes no counts" in line.detail and "READONLY" in line.detail
+    assert node.limiter.statistics().replay_lag_s > 2
+    node.failing.faults.heal("merge")
+    await asyncio.sleep(6)
+    (line,) = [line for line in node.limiter.health() if line.name == "origin"]
+    assert line.ok
+    assert caplog.messages == [
         "the origin takes no counts, nodes of this region drift apart: READONLY",
         "the origin takes counts again",
     ]
     await region.stop()
+
+
+@on_virtual_time
+async def test_a_stop_says_what_it_could_not_send(caplog: pytest.LogCaptureFixture) -> None:
+    region = Region()
+    node = region.node()
+    await node.limiter.start()
+    node.failing.faults.fail("merge", error=DependencyUnavailable("READONLY"))
+    await node.accept("x", 3)
+    await node.accept("y", 4)
+    await region.stop()
+    assert "stopped too early: 7 counts of 2 subjects did not reach the origin" in caplog.messages

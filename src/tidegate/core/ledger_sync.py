@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final, final
 
-from tidegate.core.cells import Cell, Subject
+from tidegate.core.cells import BLOCKED, CLEAN, PINNED, Cell, Subject
 from tidegate.core.engine import Engine
 from tidegate.core.model import LedgerRow, Tuning
 from tidegate.core.pending import Pending
@@ -113,6 +113,9 @@ class LedgerSync:
                     ledger.is_changed = False
                     if now_ms < ledger.set_aside_until_ms:
                         self.pending.queue_publish(subject, cell)
+            if subject.queue == PINNED and subject.current.origin is None and not subject.is_unreplayed():
+                is_blocked = subject.strict_until_ms > now_ms
+                self._subjects.move(subject, BLOCKED if is_blocked else CLEAN, subject.touched_ms)
 
     def _row(
         self, subject: Subject, cell: Cell, ledger: LedgerView, key: tuple[str, str, int], now_ms: int

@@ -73,4 +73,4 @@ class Refusals:
         if error is not None:
             logger.warning("the origin takes no counts, nodes of this region drift apart: %s", error)
         else:
-            logger.warning("the origin takes counts again")
+            logger.info("the origin takes counts again")

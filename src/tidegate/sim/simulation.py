@@ -513,6 +513,7 @@ class Simulation:
         """How much was compared with the truth, and how much was not."""
         counts = {
             "answers": self.truth_check.judged,
+            "answers held to a single counter": self.truth_check.exact,
             "cells": self.convergence.compared,
             "cells excused": self.convergence.excused,
             "cells over admitted": len(self.truth_check.over_admitted),

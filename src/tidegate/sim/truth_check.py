@@ -55,6 +55,8 @@ class TruthCheck:
         self._silent_losses: dict[tuple[str, CellKey], int] = {}
         # Answers compared with the truth, answers that were not, by reason, and cells that exceeded their limit.
         self.judged = 0
+        # Answers of healthy regions with credit, held to a single counter.
+        self.exact = 0
         self.excused: Counter[str] = Counter()
         self.over_admitted: set[CellId] = set()
 
@@ -278,6 +280,13 @@ class TruthCheck:
         ]
         if not any(row.changes >= 2 for row in rows):
             self._fail(7, f"{name}, and no region published it twice")
+        # One import after the last change still sees growth, the next one sees that it has stopped.
+        interval_s = tuning.import_interval_ms / 1000 * (1 + tuning.jitter_percent / 100)
+        seen_s = 2 * interval_s + 5 * self._round_trip_s() + self._simulation.ledger.lag_ms / 1000 + 0.1
+        last_us = max((row.changed_at_us for row in rows), default=0)
+        is_calm = self._ledger_calm_s(process) > seen_s + self._ledger_recovery_s()
+        if is_calm and self._now_us() - last_us > seen_s * 1e6:
+            self._fail(7, f"{name}, and other regions stopped {(self._now_us() - last_us) / 1e6:.3f} s ago")
         retry_ms = decision.retry_after_ms
         soon_ms = tuning.import_interval_ms * (1 + tuning.jitter_percent / 100) + tuning.ledger_timeout_ms
         if retry_ms is None or not 0 < retry_ms <= soon_ms:
@@ -428,6 +437,7 @@ class TruthCheck:
             return
         if self.losses[process.region] or process.evictions:
             return
+        self.exact += 1
         totals = {
             sequence: self.truth.by_region(cell_id._replace(sequence=sequence), process.region)
             for sequence in (cell_id.sequence - 1, cell_id.sequence)
