@@ -11,6 +11,7 @@ from bisect import bisect_right
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from tidegate.core.cells import Subject
 from tidegate.core.model import Limit
 
 __all__ = ["CellId", "CellKey", "History", "Knowledge", "Truth", "key_of"]
@@ -150,8 +151,8 @@ class Knowledge:
         self.noticed_us: dict[CellKey, int] = {}
         # The latest time that the process has seen on its clock: older cells may be dropped.
         self.clock_max_ms = 0
-        # (when, cell, regional count): counts that the process had to publish by then.
-        self.publishable: list[tuple[int, CellId, int]] = []
+        # (when, cell, regional count, subject): counts that the process has to publish, unless it evicts them.
+        self.publishable: list[tuple[int, CellId, int, Subject]] = []
 
     def report(self, cell: CellKey, writer: str, count: int) -> None:
         if count > 0:

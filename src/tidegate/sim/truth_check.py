@@ -499,10 +499,12 @@ class TruthCheck:
         due_s = tick_s + (1 + chunks) * self._round_trip_s() + self._simulation.ledger.lag_ms / 1000 + 0.1
         now_us = self._now_us()
         calm = self._ledger_calm_s(process) >= due_s + self._ledger_recovery_s()
-        waiting: list[tuple[int, CellId, int]] = []
-        for at_us, cell_id, regional in knowledge.publishable:
+        waiting: list[tuple[int, CellId, int, Subject]] = []
+        for at_us, cell_id, regional, subject in knowledge.publishable:
+            if subject.table < 0:
+                continue
             if now_us - at_us < due_s * 1e6:
-                waiting.append((at_us, cell_id, regional))
+                waiting.append((at_us, cell_id, regional, subject))
             elif calm and knowledge.clock_max_ms < (cell_id.sequence + 2) * cell_id.key[2]:
                 published = self.truth.row(cell_id, process.region).last
                 if published < regional:
@@ -512,16 +514,16 @@ class TruthCheck:
             return
         subjects = process.engine.subjects
         regions = process.engine.global_view.regions
-        for subject in subjects.slots:
-            if subject is None:
+        for known in subjects.slots:
+            if known is None:
                 continue
-            for cell in subject.cells():
+            for cell in known.cells():
                 ledger = cell.ledger
                 if ledger is not None and ledger.quota_min:
                     regional = cell.own + cell.others
                     if regional >= publish_threshold(ledger.quota_min, regions):
-                        cell_id = CellId(subjects.key_of(subject), subject.identifier, cell.sequence)
-                        knowledge.publishable.append((now_us, cell_id, regional))
+                        cell_id = CellId(subjects.key_of(known), known.identifier, cell.sequence)
+                        knowledge.publishable.append((now_us, cell_id, regional, known))
 
     def _check_volume(self, process: NodeProcess, knowledge: Knowledge) -> None:
         """A component is sent again when its origin lost it, and now and then to refresh the previous cell (8).
