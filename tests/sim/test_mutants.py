@@ -1,4 +1,4 @@
-"""Every deliberately broken variant is found, by a simulation or by a scenario."""
+"""Every deliberately broken variant is found by a simulation."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from tests.sim.mutants import MUTANTS
 ROOT = Path(__file__).parents[2]
 
 
-def test_there_are_at_least_twenty_mutants() -> None:
-    assert len(MUTANTS) >= 20
+def test_there_are_at_least_seventy_mutants() -> None:
+    assert len(MUTANTS) >= 70
 
 
 @pytest.mark.parametrize("name", sorted(MUTANTS))
@@ -31,4 +31,4 @@ def test_the_simulator_finds(name: str) -> None:
         check=False,
     )
     assert done.returncode == 0, f"{done.stdout}{done.stderr}"
-    assert done.stdout.startswith(f"{name}: seed ") or done.stdout.startswith(f"{name}: scenario ")
+    assert done.stdout.startswith(f"{name}: seed ")

@@ -84,7 +84,6 @@ class Exchanges:
         # Tickets that wait, with the loop time at which they are decided without an answer. In order.
         self._waiting: deque[tuple[float, Ticket]] = deque()
         self._deadline: asyncio.TimerHandle | None = None
-        self._tickets: dict[Ticket, None] = {}
         self._woken = asyncio.Event()
         self._retry_now = asyncio.Event()
         # False only while the report loop sleeps with nothing to do: a decision that makes a cell dirty must wake it.
@@ -106,7 +105,6 @@ class Exchanges:
             began_s = loop.time()
             future: asyncio.Future[None] = loop.create_future()
             ticket.owner = future
-            self._tickets[ticket] = None
             self.waits += 1
             self._expect(ticket, began_s + self._timeout_s)
             self.wake()
@@ -118,15 +116,9 @@ class Exchanges:
                 raise
             finally:
                 ticket.owner = None
-                del self._tickets[ticket]
                 self.wait_latency.observe(loop.time() - began_s)
         assert ticket.decisions is not None
         return ticket.decisions
-
-    @property
-    def tickets(self) -> list[Ticket]:
-        """Requests and batches whose callers wait, also if they were decided a moment ago."""
-        return list(self._tickets)
 
     def give_up(self, ticket: Ticket) -> None:
         """Decide a ticket without the origin; from any thread."""

@@ -283,8 +283,25 @@ class Node:
             await self._close()
             self._life.move(NodeState.STOPPED)
         if not flushed:
-            logger.warning("stopped with counts that did not reach the origin or the ledger in time")
+            logger.warning("stopped too early: %s", self._unsent())
         return flushed
+
+    def _unsent(self) -> str:
+        """What the origin and the ledger did not get."""
+        parts: list[str] = []
+        if self._origin is not None:
+            subjects = [subject for subject in self._engine.pending.dirty if subject.table >= 0]
+            counts = sum(
+                max(0, cell.own - cell.origin.acked)
+                for subject in subjects
+                for cell in subject.cells()
+                if cell.origin is not None
+            )
+            parts.append(f"{counts} counts of {len(subjects)} subjects did not reach the origin")
+        if self._ledger is not None:
+            changed = sum(subject.table >= 0 for subject in self._engine.pending.changed)
+            parts.append(f"{changed} subjects that changed were not published")
+        return ", ".join(parts)
 
     async def _end_loops(self) -> None:
         for task in self._tasks:
