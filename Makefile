@@ -41,6 +41,18 @@ test: python ## Run all tests: compiled, interpreted, and on every Python of thi
 	@$(ENVIRONMENT) --extra all --group dev --package
 	@PYTEST_ARGS="$(PYTEST_ARGS)" scripts/test
 
+.PHONY: coverage
+coverage: python ## Run all tests interpreted and show which branches no test takes (twice the time of the tests)
+	@scripts/system-packages compiler servers
+	@scripts/mysql-server || true
+	@PYTHON="$(PYTHON)" scripts/gateways envoy caddy traefik >/dev/null || true
+	@$(ENVIRONMENT) --extra all --group dev --group coverage --package
+	@rm -rf build/coverage && mkdir -p build/coverage
+	-PYTHONPATH=src TIDEGATE_EXPECT_COMPILED=0 $(BIN)/python -m coverage run -m pytest $(PYTEST_ARGS)
+	@$(BIN)/python -m coverage combine --quiet
+	@$(BIN)/python -m coverage html --quiet -d build/coverage/html
+	@$(BIN)/python -m coverage report --sort=cover
+
 .PHONY: check
 check: tools ## Check format, lint, types, layering, links, words and spelling
 	$(BIN)/ruff format --check .

@@ -20,6 +20,7 @@ OF_THE_ENGINE = {
     "from_origin",
     "from_degraded",
     "subjects",
+    "subjects_bytes",
     "cells",
     "cells_created_by_traffic",
     "subjects_evicted",

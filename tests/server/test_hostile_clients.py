@@ -27,7 +27,7 @@ from tidegate.server.http1.bounds import HttpConfig, Intake, Rejection
 from tidegate.server.http1.connection import FEED_BYTES, LINGER_S, HttpConnection
 from tidegate.server.http1.listener import HttpServer
 from tidegate.server.http1.reader import RequestHead, RequestReader
-from tidegate.server.messages import Answer, Head, Route, Router
+from tidegate.server.messages import Answer, Head, Route, Router, Stream
 from tidegate.server.process.config_load import load
 from tidegate.server.process.first_start import prepare
 from tidegate.server.process.service import Service
@@ -393,6 +393,7 @@ async def answer_of(service: Service, operation: str, body: bytes, key: str | No
     head = Head(None if key is None else b"Bearer " + key.encode(), b"application/json")
     handler = service.router.find(b"POST", b"/v2/ratelimit." + operation.encode()).handler
     answer = handler(head, body)
+    assert not isinstance(answer, Stream)
     status, _, data = answer if isinstance(answer, tuple) else await answer
     return status, json.JSONDecoder().decode(data.decode())
 

@@ -12,11 +12,13 @@ import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import tidegate
 from tests.server.harness import TIMEOUT_S, TidegateServer, eventually
 from tidegate.testing.servers import RedisServer
 
@@ -275,6 +277,26 @@ def test_requests_and_decisions_are_counted(tmp_path: Path) -> None:
         hidden = server.workspace()
         hidden.call("limit", BODY, X_Unkey_Metrics="disabled")
         assert f'tidegate_top_workspace_decisions{{workspace="{hidden.id}"}}' not in server.metrics()
+
+
+def test_what_a_server_says_about_itself(tmp_path: Path) -> None:
+    with TidegateServer(data_dir=tmp_path, env={"TIDEGATE_HTTP_CONNECTIONS_MAX": "3"}) as server:
+        found = server.metrics()
+        (about,) = [name for name in found if name.startswith("tidegate_build_info{")]
+        assert f'version="{tidegate.__version__}"' in about
+        assert f'compiled="{str(tidegate.compiled).lower()}"' in about
+        assert found["tidegate_workers"] == 1
+        assert found["tidegate_http_connections"] == 1, "the one that asks"
+        assert found["tidegate_http_connections_evicted_total"] == 0
+        on_disk = sum(file.stat().st_size for file in tmp_path.glob("origin.db*") if "shm" not in file.name)
+        assert found["tidegate_origin_file_bytes"] == on_disk > 0
+        with ExitStack() as stack:
+            for _ in range(3):
+                stack.enter_context(server.socket())
+            eventually(
+                lambda: server.metrics()["tidegate_http_connections_evicted_total"] >= 1,
+                "an idle connection is closed for the one that asks",
+            )
 
 
 # Workers.

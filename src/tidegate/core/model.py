@@ -480,6 +480,9 @@ class Tuning:
 
     # About 350 bytes each, compiled: an attacker who sprays identifiers cannot take more than this.
     subjects_max: int = 1_000_000
+    # The same in bytes, by estimate: names may be long, and a table of its own for each subject costs more than the
+    # subject. A million subjects with short names need a third of it.
+    subjects_bytes_max: int = 1_073_741_824
     # How exact "least recently used" is. Finer would move a list node on every decision.
     touch_ms: int = 1_000
 

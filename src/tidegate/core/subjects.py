@@ -31,6 +31,23 @@ RELEASED_MAX: Final = 10_000
 BLOCKED_LOOKS: Final = 32
 
 
+# A subject with its cells and its places in table, queue and calendar, without its name; and a table without its key.
+# Measured, interpreted and compiled, by tests/core/test_memory_bytes.py.
+SUBJECT_BYTES: Final = 800
+TABLE_BYTES: Final = 1_200
+
+
+def text_bytes(text: str) -> int:
+    """What a name takes, at most: Python stores a text with one emoji in four bytes for each character."""
+    return len(text) if text.isascii() else 4 * len(text)
+
+
+def table_bytes(table: Table) -> int:
+    """What a table takes when it is empty."""
+    workspace, namespace, _ = table.key
+    return TABLE_BYTES + text_bytes(workspace) + text_bytes(namespace)
+
+
 @final
 class Queue:
     """A doubly linked list of slots, from the oldest to the newest."""
@@ -61,7 +78,9 @@ class Subjects:
         "_ledger_duration_ms_min",
         "_numbered",
         "_pinned",
+        "_bytes_max",
         "_subjects_max",
+        "bytes",
         "cells",
         "cells_created",
         "count",
@@ -81,6 +100,7 @@ class Subjects:
         self._fresh_ms: Final[int] = tuning.fresh_ms
         self._grace_ms: Final[int] = tuning.rollover_grace_ms
         self._subjects_max: Final[int] = tuning.subjects_max
+        self._bytes_max: Final[int] = tuning.subjects_bytes_max
         # By (workspace, namespace, duration_ms), and by number. `Engine.decide` reads the first too.
         self.tables: Final[dict[object, Table]] = {}
         self._numbered: list[Table | None] = []
@@ -94,6 +114,8 @@ class Subjects:
         self._buckets: dict[int, list[Subject]] = {}
         self._due: list[int] = []
         self.count: int = 0
+        # What the subjects and their tables take, by estimate.
+        self.bytes: int = 0
         # Cells created so far, and those in memory now.
         self.cells_created: int = 0
         self.cells: int = 0
@@ -135,6 +157,7 @@ class Subjects:
         self.slots[slot] = subject
         table.add(subject)
         self.count += 1
+        self.bytes += SUBJECT_BYTES + text_bytes(identifier)
         subject.touched_ms = now_ms
         self._append(self._clean, subject)
         self._schedule(subject, table, now_ms)
@@ -173,6 +196,7 @@ class Subjects:
             table = Table(names, len(self._numbered))
             self._numbered.append(table)
         self.tables[key] = table
+        self.bytes += table_bytes(table)
         return table
 
     # -- queues
@@ -226,7 +250,7 @@ class Subjects:
     def make_room(self, now_ms: int, keep: Subject | None) -> None:
         """Evict subjects until the bound holds again, never `keep`; and do a little of the expiry work."""
         self.expire(now_ms, EXPIRE_PER_CREATION)
-        while self.count > self._subjects_max:
+        while self.count > self._subjects_max or self.bytes > self._bytes_max:
             victim = self._victim(now_ms, keep)
             if victim is None:
                 return
@@ -294,7 +318,9 @@ class Subjects:
         self._unlink(self._queue(subject.queue), subject)
         self._unschedule(subject)
         table.remove(subject.identifier)
+        self.bytes -= SUBJECT_BYTES + text_bytes(subject.identifier)
         if table.count == 0:
+            self.bytes -= table_bytes(table)
             del self.tables[table.key]
             self._numbered[table.number] = None
             self._free_tables.append(table.number)

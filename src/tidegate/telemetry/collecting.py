@@ -39,6 +39,7 @@ def snapshot_of(statistics: Statistics) -> Snapshot:
     values |= _decisions(statistics)
     values |= {
         ("subjects", ()): statistics.subjects,
+        ("subjects_bytes", ()): statistics.subjects_bytes,
         ("cells", ()): statistics.cells,
         ("cells_created_total", ("traffic",)): statistics.cells_created_by_traffic,
         ("cells_created_total", ("import",)): statistics.cells_created_by_import,

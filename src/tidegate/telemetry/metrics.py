@@ -90,6 +90,12 @@ METRICS: Final[tuple[Metric, ...]] = (
         "It stays at the bound (1,000,000 per node): an attack with many identifiers, or the node is too small.",
     ),
     Metric(
+        "subjects_bytes",
+        "gauge",
+        "Memory of the subjects, by estimate.",
+        "It stays at memory_bytes_max (1 GiB) of each worker: an attack with long identifiers, or too little memory.",
+    ),
+    Metric(
         "cells",
         "gauge",
         "Cells held in memory.",

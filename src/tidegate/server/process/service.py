@@ -310,7 +310,7 @@ def _decision_log(config: ServerConfig, name_of: Callable[[str, str], str]) -> D
 
 
 def _limiter(config: ServerConfig, log: DecisionLog | None) -> AsyncLimiter:
-    tuning: Tuning | None = None
+    tuning = Tuning(subjects_bytes_max=config.memory_bytes_max)
     origin: str | Origin = config.origin_url
     if config.origin is None:
         origin = SQLiteOrigin(Path(config.data_dir) / ORIGIN_FILE, bytes_max=config.origin_bytes_max)
@@ -318,6 +318,7 @@ def _limiter(config: ServerConfig, log: DecisionLog | None) -> AsyncLimiter:
     if config.origin is None and config.workers == 1:
         # No other process counts in the file: it is only there for the next start.
         tuning = Tuning(
+            subjects_bytes_max=config.memory_bytes_max,
             credit=False,
             replay_cells_max=EMBEDDED_CELLS_MAX,
             replay_interval_ms=EMBEDDED_INTERVAL_MS,
