@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -29,12 +29,13 @@ __all__ = ["DATA", "ROOT", "measure_convergence", "pictures", "tables"]
 
 ROOT: Final = Path(__file__).resolve().parent.parent
 PICTURES: Final = ROOT / "docs" / "pictures"
-ACCURACY_PAGE: Final = ROOT / "docs" / "architecture" / "accuracy.md"
+PAGES: Final = (ROOT / "docs" / "architecture" / "accuracy.md", ROOT / "docs" / "operations" / "capacity.md")
 DATA: Final = ("accuracy", "convergence", "fleet")
 FLEET_SECONDS: Final = 5
 # The columns of the plain scheme: what it publishes from, and how often.
 PLAIN: Final = ("plain 20 %, 5 s", "plain 50 %, 10 s")
 TABLE: Final = re.compile(r"(<!-- accuracy: ([a-z ]+) -->\n).*?(<!-- end -->)", re.DOTALL)
+FLEET_TABLE: Final = re.compile(r"(<!-- fleet -->\n).*?(<!-- end -->)", re.DOTALL)
 
 # The run of the picture of convergence: three regions with two processes each, one caller who asks for twice the quota.
 REGIONS: Final = ("fra", "iad", "sin")
@@ -193,7 +194,7 @@ def _convergence_chart(run: Any) -> Chart:
 
 
 def tables(page: str) -> str:
-    """The page with its tables of accuracy replaced by those of the data."""
+    """The page with its tables replaced by those of the data."""
     results = _read("accuracy")["results"]
 
     def table(found: re.Match[str]) -> str:
@@ -212,7 +213,44 @@ def tables(page: str) -> str:
                 )
         return found[1] + "\n".join(lines) + "\n" + found[3]
 
-    return TABLE.sub(table, page)
+    page = TABLE.sub(table, page)
+    return FLEET_TABLE.sub(
+        lambda found: found[1] + _fleet_table(_read("fleet")["fleets"]) + "\n" + found[2], page
+    )
+
+
+def _fleet_table(fleets: list[Any]) -> str:
+    def row(label: str, name: str) -> str:
+        return f"| {label} | {' | '.join(f'{one[name]:,.0f}' for one in fleets)} |"
+
+    def measured(label: str, text: Callable[[Any], str]) -> str:
+        return f"| {label} | {' | '.join(text(one) if one['measured'] else '' for one in fleets)} |"
+
+    return "\n".join(
+        [
+            "| | reference | 10 × | 100 × (computed) |",
+            "| --- | ---: | ---: | ---: |",
+            row("nodes", "nodes"),
+            row("active windows", "windows"),
+            row("requests/s", "requests_per_s"),
+            row("Redis commands/s, all regions", "origin_commands_per_s"),
+            row("counters in them/s", "origin_cells_per_s"),
+            row("database rows written/s", "ledger_rows_written_per_s"),
+            row("database reads/s (imports and heartbeats)", "ledger_reads_per_s"),
+            row("database rows read/s", "ledger_rows_read_per_s"),
+            "| bytes/s, everything | "
+            + " | ".join(f"{one['bytes_per_s'] / 1e6:,.1f} MB" for one in fleets)
+            + " |",
+            measured("subjects per node after the run", lambda one: f"{one['subjects_per_node']:,.0f}"),
+            measured("memory per node after the run", lambda one: f"{one['memory_mb_per_node']:.1f} MB"),
+            measured(
+                "age of other regions' counts, p50 / p90 / p99",
+                lambda one: (
+                    " / ".join(f"{one[f'view_age_ms_{p}']:.0f}" for p in ("p50", "p90", "p99")) + " ms"
+                ),
+            ),
+        ]
+    )
 
 
 def _text(x: float, y: float, text: str, kind: str = "text", **attributes: object) -> str:
@@ -258,8 +296,8 @@ def overview() -> str:
     parts.append(_text(565, 329, "MySQL, MariaDB or PostgreSQL", text_anchor="middle"))
     for y, number, title, line in (
         (92, 1, "Decide", ("from memory, in under", "a microsecond")),
-        (196, 2, "Share in a region", ("through Redis, in the", "background: milliseconds")),
-        (306, 3, "Share worldwide", ("through a database, in the", "background: about a second")),
+        (196, 2, "Share in a region", ("exactly, through Redis,", "in milliseconds")),
+        (306, 3, "Share worldwide", ("through a database, in", "about a second")),
     ):
         parts.append(f'<circle class="c0" cx="34" cy="{y}" r="13"/>')
         parts.append(_text(34, y + 5, str(number), "back", text_anchor="middle", font_weight=700))
@@ -320,7 +358,8 @@ def main() -> None:
         raise SystemExit(__doc__)
     for path, content in pictures():
         path.write_text(content, encoding="utf-8")
-    ACCURACY_PAGE.write_text(tables(ACCURACY_PAGE.read_text(encoding="utf-8")), encoding="utf-8")
+    for page in PAGES:
+        page.write_text(tables(page.read_text(encoding="utf-8")), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -47,7 +47,7 @@ def test_once_shows_rates_namespaces_identifiers_and_denials(workspace: Workspac
     shown = invoke("top", "--once").stdout
     assert re.search(r"^tidegate \S+ · region default · 1 process · \d\d:\d\d:\d\d UTC$", shown, re.MULTILINE)
     assert re.search(r"^allowed \S+/s · denied \S+/s", shown, re.MULTILINE)
-    assert "catalog answers · origin answers · breakers closed" in shown
+    assert "catalog ok · origin ok · counts ok · breakers closed" in shown
     assert re.search(r"^email\.send +\S+ +\S+ +4$", shown, re.MULTILINE)
     assert re.search(r"user_123 in email\.send: 2 per 30 days, .* ago, retry in ", shown)
 

@@ -1,4 +1,4 @@
-"""A line on the terminal while something lasts longer than a second, so that nobody wonders whether it hangs.
+"""A line on the terminal while something lasts longer than a second, to show that it has not stopped.
 
 On stderr, and only if that is a terminal: scripts and pipes see nothing of it.
 """

@@ -104,7 +104,7 @@ def _head(document: Document) -> list[str]:
         f"{memory['subjects']:,} identifiers in memory, {memory['evicted']:,} evicted · {size} · {connections}",
     ]
     states = [
-        f"{each['name']} {'answers' if each['ok'] else 'DOWN: ' + visible(each['detail'])}"
+        f"{each['name']} {'ok' if each['ok'] else 'DOWN: ' + visible(each['detail'])}"
         for each in document["dependencies"]
     ]
     bad = [f"{each['name']} {each['state']}" for each in document["breakers"] if each["state"] != "closed"]
