@@ -111,12 +111,13 @@ class Auditor:
         at_ms: int,
     ) -> None:
         """A node made these decisions in this step."""
-        self.all_decided(process, [Answer(items, decisions, at_ms)])
+        self.all_decided(process, [Answer(items, decisions, at_ms)], have_waited=False)
 
-    def all_decided(self, process: NodeProcess, answers: Sequence[Answer]) -> None:
+    def all_decided(self, process: NodeProcess, answers: Sequence[Answer], *, have_waited: bool) -> None:
         """A node made these decisions in this step, one after the other."""
         for items, decisions, at_ms in answers:
-            self._record(process, items, decisions, at_ms)
+            # The subject of one that waited may have been evicted in this step: it was counted in another cell.
+            self._record(process, items, decisions, at_ms, knows_cell=not (have_waited and process.evictions))
             self.truth_check.note_denials(process, items, decisions, at_ms)
         # Backwards: what was accepted later in this step did not count for the earlier ones.
         later: dict[CellId, int] = {}
@@ -135,6 +136,8 @@ class Auditor:
         items: Sequence[tuple[Limit, str, int]],
         decisions: Sequence[Decision],
         at_ms: int,
+        *,
+        knows_cell: bool,
     ) -> None:
         self.decisions += 1
         allowed = all(decision.allowed for decision in decisions)
@@ -142,7 +145,7 @@ class Auditor:
         for limit, identifier, cost in items:
             cell_id = CellId(key_of(limit), identifier, at_ms // limit.duration_ms)
             subject = process.engine.subjects.find(cell_id.key, identifier)
-            cell = None if subject is None else subject.cell(cell_id.sequence)
+            cell = None if subject is None or not knows_cell else subject.cell(cell_id.sequence)
             if allowed:
                 self._accept(process, cell_id, cell, cost)
 

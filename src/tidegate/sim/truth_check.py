@@ -179,7 +179,8 @@ class TruthCheck:
                 self._check_denial(process, limit, decision, cell_id, at_ms, subject)
             elif allowed:
                 self._check_memory(process, knowledge, decision, cell_id, at_ms, subject)
-                self._check_exact(process, limit, decision, cell_id, at_ms)
+                if cost > 0:
+                    self._check_exact(process, limit, decision, cell_id, at_ms)
                 self._check_over_admission(process, limit, cell_id, at_ms)
             self._check_strict(process, cell_id, subject, limit)
 
@@ -378,8 +379,9 @@ class TruthCheck:
             replied_us = knowledge.replied_us.get((digest, sequence))
             age_ms = None if replied_us is None else (self._now_us() - replied_us) / 1_000
             if age_ms is not None and process.stepped_s * 1e6 > (replied_us or 0):
-                # A step back by less than the age of an answer cannot be noticed: it may be used twice as long.
-                age_ms /= 2
+                # A small step back cannot be noticed: an answer may be used twice as long. A large one must be.
+                is_large = -process.stepped_ms > 2 * fresh_ms + self._tuning.read_retry_ms
+                age_ms = None if is_large else age_ms / 2
             if age_ms is None or age_ms > fresh_ms * times:
                 self._fail(
                     2,
