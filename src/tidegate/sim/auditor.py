@@ -115,14 +115,16 @@ class Auditor:
 
     def all_decided(self, process: NodeProcess, answers: Sequence[Answer], *, have_waited: bool) -> None:
         """A node made these decisions in this step, one after the other."""
+        # The subject of one that waited may have been evicted in this step: it was counted in another cell.
+        knows_cell = not (have_waited and process.evictions)
         for items, decisions, at_ms in answers:
-            # The subject of one that waited may have been evicted in this step: it was counted in another cell.
-            self._record(process, items, decisions, at_ms, knows_cell=not (have_waited and process.evictions))
+            self._record(process, items, decisions, at_ms, knows_cell=knows_cell)
             self.truth_check.note_denials(process, items, decisions, at_ms)
         # Backwards: what was accepted later in this step did not count for the earlier ones.
         later: dict[CellId, int] = {}
         for items, decisions, at_ms in reversed(answers):
-            self._check_answer(process, items, decisions, at_ms, later)
+            if knows_cell:
+                self._check_answer(process, items, decisions, at_ms, later)
             if all(decision.allowed for decision in decisions):
                 for limit, identifier, cost in items:
                     cell_id = CellId(key_of(limit), identifier, at_ms // limit.duration_ms)
