@@ -120,7 +120,7 @@ class EngineMachine(RuleBasedStateMachine):
         }
 
     def begin(self) -> None:
-        """Note how everybody stands, before something happens that may make room."""
+        """Note the protection of every subject, before something happens that may evict one."""
         self.expired_before = self.engine.subjects.expired
         self.before = {
             key: Standing(subject.queue, subject.strict_until_ms) for key, subject in self.subjects().items()
@@ -146,7 +146,7 @@ class EngineMachine(RuleBasedStateMachine):
                 del self.model[key][sequence]
 
     def check_eviction(self, key: Key, present: dict[Key, Subject]) -> None:
-        """Who went belonged to the largest table, and was not better protected than another of it that stayed."""
+        """A subject that was evicted belonged to the largest table, and was no better protected than others of it."""
         aged_out = all((sequence + 3) * key[1] <= self.latest_ms for sequence in self.model.get(key, {}))
         if self.engine.subjects.expired > self.expired_before and aged_out:
             return
@@ -223,7 +223,7 @@ class EngineMachine(RuleBasedStateMachine):
         assert isinstance(answer, Decision)
         self.expect(answer, limit, identifier, cost)
         if cost == 0 or not answer:
-            # Forgotten subjects may leave the queue meanwhile; nobody comes into it.
+            # Forgotten subjects may leave the queue meanwhile; none is added.
             assert len(self.engine.pending.dirty) <= dirty
         assert self.engine.subjects.count <= SUBJECTS_MAX
 

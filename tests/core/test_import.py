@@ -295,7 +295,7 @@ def test_a_probable_denial_while_an_import_is_late_names_an_interval() -> None:
     assert not denial and denial.retry_after_ms == 5_000
 
 
-def test_a_denial_that_only_anticipation_caused_makes_nobody_strict() -> None:
+def test_a_denial_that_only_anticipation_caused_makes_no_subject_strict() -> None:
     node = Node(has_ledger=True, tuning=Tuning())
     need = node.need(LIMIT, "a", 0, T)
     node.origin_sync.apply_read(need, [OriginReply(0, 0), OriginReply(0, 0)], T)

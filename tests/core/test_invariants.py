@@ -44,7 +44,7 @@ def test_invariant_01_a_request_never_waits_for_cross_region_state(
                 node.ledger_sync.apply_import([event], T)
                 node.ledger_sync.finish_import(T)
             elif event is None:
-                node.plan_publish(T)  # and nobody ever says whether it arrived
+                node.plan_publish(T)  # and it is never known whether it arrived
             else:
                 answer = node.engine.decide(LIMIT, "a", event, T)
                 if isinstance(answer, Need):

@@ -62,7 +62,7 @@ def test_a_denied_subject_goes_when_only_denied_ones_are_left_and_it_is_counted(
     assert node.engine.subjects.evicted_blocked == 1
 
 
-def test_a_denial_that_is_over_protects_nobody() -> None:
+def test_a_denial_that_is_over_protects_no_subject() -> None:
     node = bounded(2)
     node.decide(SECOND, "x", 11, T)
     node.decide(SECOND, "a", 1, T + 500)
@@ -230,7 +230,7 @@ def test_expiry_looks_at_no_more_subjects_than_it_is_told_to() -> None:
     assert subjects.count == 0
 
 
-def test_expiry_that_finds_everybody_alive_looks_at_no_more_than_it_is_told_to_either() -> None:
+def test_expiry_that_finds_all_subjects_alive_checks_no_more_than_it_is_asked_to_either() -> None:
     node = Node(has_origin=False)
     for i in range(100):
         node.decide(SECOND, f"id{i}", 1, T)

@@ -27,7 +27,7 @@ from tidegate.server.http1.bounds import HttpConfig, Intake, Rejection
 from tidegate.server.http1.connection import FEED_BYTES, LINGER_S, HttpConnection
 from tidegate.server.http1.listener import HttpServer
 from tidegate.server.http1.reader import RequestHead, RequestReader
-from tidegate.server.messages import Answer, Head, Route, Router
+from tidegate.server.messages import Answer, Head, Route, Router, Stream
 from tidegate.server.process.config_load import load
 from tidegate.server.process.first_start import prepare
 from tidegate.server.process.service import Service
@@ -393,6 +393,7 @@ async def answer_of(service: Service, operation: str, body: bytes, key: str | No
     head = Head(None if key is None else b"Bearer " + key.encode(), b"application/json")
     handler = service.router.find(b"POST", b"/v2/ratelimit." + operation.encode()).handler
     answer = handler(head, body)
+    assert not isinstance(answer, Stream)
     status, _, data = answer if isinstance(answer, tuple) else await answer
     return status, json.JSONDecoder().decode(data.decode())
 
@@ -465,6 +466,37 @@ async def test_a_caller_is_not_remembered_by_a_long_spelling_of_its_key(tmp_path
             credentials = b"Bearer " + b" " * spaces + key.encode()
             assert callers.find(credentials, key.encode()) is not None
             assert (callers.recall(credentials) is not None) == (spaces < 100)
+
+
+async def test_wrong_keys_never_reach_the_database_one_by_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    body = b'{"namespace":"n","identifier":"x","limit":1,"duration":60000}'
+    async with serving(tmp_path) as (service, _):
+        waits, polls = 0, 0
+        confirm, run_once = service._sync.confirm, service._sync.run_once
+
+        async def counted_confirm() -> None:
+            nonlocal waits
+            waits += 1
+            await confirm()
+
+        async def counted_run_once() -> None:
+            nonlocal polls
+            polls += 1
+            await run_once()
+
+        monkeypatch.setattr(service._sync, "confirm", counted_confirm)
+        monkeypatch.setattr(service._sync, "run_once", counted_run_once)
+        keys = [f"tg_{number:032}" for number in range(50)]
+        # A wrong key is looked for once more in the database, since it may be new; but all wait for the same look.
+        answers = await asyncio.gather(*[answer_of(service, "limit", body, key) for key in keys * 3])
+        assert [status for status, _ in answers] == [401] * 150
+        assert waits == 150
+        assert polls < 10
+        for key in keys:
+            assert (await answer_of(service, "limit", body, key))[0] == 401
+        assert waits == 150, "known to be unknown: no waiting"
 
 
 # Overrides.

@@ -28,6 +28,7 @@ from tidegate.core.origin_sync import OriginSync
 from tidegate.core.subjects import Subjects
 from tidegate.core.sweep import Sweep
 from tidegate.core.views import GlobalView, Growth, OriginView
+from tidegate.runtime.exchange import Exchanges
 from tidegate.runtime.importer import ImportLoop
 from tidegate.runtime.limiter import AsyncLimiter
 from tidegate.runtime.node import Node
@@ -846,12 +847,14 @@ def every_loss_merges_everything_again() -> None:
 
 @mutant
 def an_origin_that_refuses_counts_looks_healthy() -> None:
-    replace(Node, "_refusal", lambda _original: lambda _self: None)
+    for carrier in (ReplayLoop, Exchanges):
+        replace(carrier, "is_failing", lambda _original: property(lambda _self: False))
 
 
 @mutant
 def an_origin_that_answers_looks_ill() -> None:
-    replace(Node, "_refusal", lambda _original: lambda _self: "it is slow")
+    for carrier in (ReplayLoop, Exchanges):
+        replace(carrier, "is_failing", lambda _original: property(lambda _self: True))
 
 
 # -- credit

@@ -433,7 +433,7 @@ class Tuning:
     # machine, where writing each count alone would cost more than deciding it.
     replay_interval_ms: int = 0
     replay_timeout_ms: int = 1_000
-    # Backoff of a failing loop, doubled from first to last, with full jitter.
+    # Backoff of a failing loop, doubled from first to last; a random part of the upper half of it is waited.
     backoff_first_ms: int = 100
     backoff_last_ms: int = 5_000
     # How long a graceful stop may spend on its last flush.
@@ -480,6 +480,9 @@ class Tuning:
 
     # About 350 bytes each, compiled: an attacker who sprays identifiers cannot take more than this.
     subjects_max: int = 1_000_000
+    # The same in bytes, by estimate: names may be long, and a table of its own for each subject costs more than the
+    # subject. A million subjects with short names need a third of it.
+    subjects_bytes_max: int = 1_073_741_824
     # How exact "least recently used" is. Finer would move a list node on every decision.
     touch_ms: int = 1_000
 
@@ -504,7 +507,7 @@ MAY_BE_ZERO: Final = frozenset(
 
 
 def check_tuning(values: Mapping[str, object]) -> None:
-    """Refuse a value that its field cannot have. A name that is no field is left to Python."""
+    """Refuse a value that its field cannot have. An unknown name is left to Python."""
     for name, value in values.items():
         if name in ("anticipation", "credit"):
             if not isinstance(value, bool):

@@ -29,6 +29,22 @@ HOLDS_MS: Final = 10_000
 # Evicted subjects whose credit is given back with the next message. What is left out ends by itself.
 RELEASED_MAX: Final = 10_000
 
+# A subject with its cells and its places in table, queue and calendar, without its name; and a table without its key.
+# Measured, interpreted and compiled, by tests/core/test_memory_bytes.py.
+SUBJECT_BYTES: Final = 800
+TABLE_BYTES: Final = 1_200
+
+
+def text_bytes(text: str) -> int:
+    """What a name takes, at most: Python stores a text with one emoji in four bytes for each character."""
+    return len(text) if text.isascii() else 4 * len(text)
+
+
+def table_bytes(table: Table) -> int:
+    """What a table takes when it is empty."""
+    workspace, namespace, _ = table.key
+    return TABLE_BYTES + text_bytes(workspace) + text_bytes(namespace)
+
 
 @final
 class Subjects:
@@ -46,7 +62,9 @@ class Subjects:
         "_has_origin",
         "_ledger_duration_ms_min",
         "_numbered",
+        "_bytes_max",
         "_subjects_max",
+        "bytes",
         "cells",
         "cells_created",
         "count",
@@ -67,6 +85,7 @@ class Subjects:
         self._fresh_ms: Final[int] = tuning.fresh_ms
         self._grace_ms: Final[int] = tuning.rollover_grace_ms
         self._subjects_max: Final[int] = tuning.subjects_max
+        self._bytes_max: Final[int] = tuning.subjects_bytes_max
         # By (workspace, namespace, duration_ms), and by number. `Engine.decide` reads the first too.
         self.tables: Final[dict[object, Table]] = {}
         self._numbered: list[Table | None] = []
@@ -78,6 +97,8 @@ class Subjects:
         self._buckets: dict[int, list[Subject]] = {}
         self._due: list[int] = []
         self.count: int = 0
+        # What the subjects and their tables take, by estimate.
+        self.bytes: int = 0
         # Cells created so far, and those in memory now.
         self.cells_created: int = 0
         self.cells: int = 0
@@ -122,6 +143,7 @@ class Subjects:
         table.add(subject)
         self._by_size.grown(table)
         self.count += 1
+        self.bytes += SUBJECT_BYTES + text_bytes(identifier)
         subject.touched_ms = now_ms
         self._append(table.clean, subject)
         self._schedule(subject, table, now_ms)
@@ -164,6 +186,7 @@ class Subjects:
             table = Table(names, len(self._numbered))
             self._numbered.append(table)
         self.tables[key] = table
+        self.bytes += table_bytes(table)
         return table
 
     # -- queues
@@ -214,12 +237,12 @@ class Subjects:
     @property
     def is_full(self) -> bool:
         """One more subject would evict another."""
-        return self.count >= self._subjects_max
+        return self.count >= self._subjects_max or self.bytes + SUBJECT_BYTES >= self._bytes_max
 
     def make_room(self, now_ms: int, keep: Subject | None) -> None:
         """Evict subjects until the bound holds again, never `keep`; and do a little of the expiry work."""
         self.expire(now_ms, EXPIRE_PER_CREATION)
-        while self.count > self._subjects_max:
+        while self.count > self._subjects_max or self.bytes > self._bytes_max:
             victim = self._victim(now_ms, keep)
             if victim is None:
                 return
@@ -279,7 +302,9 @@ class Subjects:
         self._unschedule(subject)
         table.remove(subject.identifier)
         self._by_size.shrunk(table)
+        self.bytes -= SUBJECT_BYTES + text_bytes(subject.identifier)
         if table.count == 0:
+            self.bytes -= table_bytes(table)
             del self.tables[table.key]
             self._numbered[table.number] = None
             self._free_tables.append(table.number)

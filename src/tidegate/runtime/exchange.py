@@ -5,7 +5,7 @@ present turn of the event loop, all subjects in one round trip. Counts that only
 sent command after command, at most every `report_interval_ms`, so that a busy subject costs few messages. A subject has
 one message in flight at a time, on either way.
 
-A message that nobody waits for any more goes on: a caller that is cancelled cancels no message and trips no breaker. In
+A message that no request waits for any more continues: a cancelled caller cancels no message and trips no breaker. In
 any case a caller is answered after `read_timeout_ms`.
 """
 
@@ -28,7 +28,7 @@ from tidegate.errors import Closed, DependencyError
 from tidegate.ports import Origin
 from tidegate.runtime.calls import Calls
 from tidegate.runtime.latency import Histogram
-from tidegate.runtime.loops import Refusals, loop_backoff, wait_for_event
+from tidegate.runtime.loops import loop_backoff, wait_for_event
 
 __all__ = ["Exchanges"]
 
@@ -76,7 +76,7 @@ class Exchanges:
         self._backoff = loop_backoff(tuning, random)
         # Called when an answer has left work for other loops (cells to publish).
         self._on_work = on_work
-        self.calls: Final[Calls] = Calls("origin", tuning, is_usable)
+        self.calls: Final[Calls] = Calls("origin", tuning, is_usable, carries="counts for the origin")
         self._tasks: set[asyncio.Task[None]] = set()
         self._timers: set[asyncio.TimerHandle] = set()
         # True while `_send_asks` is about to run.
@@ -91,7 +91,6 @@ class Exchanges:
         self._round_trip_s = ROUND_TRIP_S
         # Since when there have been unacknowledged counts; None when there are none.
         self.behind_since_s: float | None = None
-        self._refusals = Refusals()
         self.waits: int = 0
         self.wait_latency: Final[Histogram] = Histogram()
 
@@ -327,9 +326,7 @@ class Exchanges:
             try:
                 sent = await self.run_once()
                 self._backoff.succeeded()
-                self._refusals.note(None)
-            except DependencyError as error:
-                self._refusals.note(error)
+            except DependencyError:
                 self._retry_now.clear()
                 await wait_for_event(self._retry_now, self._backoff.pause_s())
                 continue

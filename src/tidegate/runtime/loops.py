@@ -1,19 +1,14 @@
-"""What background loops share: ticks at absolute times, waiting for an event, and the log line of refused counts."""
+"""What all background loops share: ticks at absolute times, and waiting for an event."""
 
 from __future__ import annotations
 
 import asyncio
-import logging
 from random import Random
-from typing import Final
 
 from tidegate.adapters.backoff import Backoff
 from tidegate.core.model import Tuning
-from tidegate.errors import DependencyError
 
-__all__ = ["Metronome", "Refusals", "loop_backoff", "wait_for_event"]
-
-logger: Final = logging.getLogger(__name__)
+__all__ = ["Metronome", "loop_backoff", "wait_for_event"]
 
 
 class Metronome:
@@ -54,23 +49,3 @@ async def wait_for_event(event: asyncio.Event, timeout_s: float) -> bool:
     except TimeoutError:
         return event.is_set()
     return True
-
-
-class Refusals:
-    """Logs once when the origin begins to refuse counts, and once when it takes them again.
-
-    An origin that is read-only or out of memory answers the pulse: only its refusals show that nodes drift apart.
-    """
-
-    def __init__(self) -> None:
-        self._is_refused = False
-
-    def note(self, error: DependencyError | None) -> None:
-        """Counts were sent, or could not be."""
-        if (error is not None) == self._is_refused:
-            return
-        self._is_refused = error is not None
-        if error is not None:
-            logger.warning("the origin takes no counts, nodes of this region drift apart: %s", error)
-        else:
-            logger.info("the origin takes counts again")

@@ -409,8 +409,13 @@ class Node:
         """One line per dependency. Decisions go on whatever these say."""
         found: list[Health] = []
         if self.pulse is not None:
-            ok = self.pulse.is_alive and self.pulse.is_ours and self._refusal() is None
-            found.append(Health("origin", ok, self._origin_detail()))
+            found.append(Health("origin", self.pulse.is_alive and self.pulse.is_ours, self._origin_detail()))
+        carrier = self.exchanges or self.replay
+        if carrier is not None:
+            # The origin may answer and still take no counts: its memory or its disk is full.
+            failing = carrier.is_failing
+            detail = f"wait in memory: {carrier.calls.last_error}" if failing else "arrive at the origin"
+            found.append(Health("counts", not failing, detail))
         if self.importer is not None:
             ok = self._is_ledger_usable() and not self.importer.calls.is_failing
             detail = "reachable" if ok else self._ledger_problem or self.importer.calls.last_error or ""
@@ -420,22 +425,12 @@ class Node:
             found.append(Health(f"breaker {breaker.name}", state != "open", state))
         return found
 
-    def _refusal(self) -> str | None:
-        """Why the origin takes no counts; None if it does."""
-        for part in (self.exchanges, self.replay):
-            if part is not None and part.is_failing:
-                return part.calls.last_error
-        return None
-
     def _origin_detail(self) -> str:
         assert self.pulse is not None
         if self.pulse.foreign_region is not None:
             return f"belongs to region {self.pulse.foreign_region!r}"
         if not self.pulse.is_alive:
             return self.pulse.last_error or "not opened yet"
-        refusal = self._refusal()
-        if refusal is not None:
-            return f"answers, but takes no counts: {refusal}"
         return f"reachable, clock offset {self.pulse.clock_offset_ms} ms"
 
     def statistics(self, now_s: float) -> dict[str, object]:
@@ -466,11 +461,11 @@ class Node:
         if self.publish is not None and self.importer is not None:
             known |= {
                 "publish_rows": self.publish.rows_published,
-                "publish_errors": sum(self.publish.calls.errors.values()),
+                "publish_errors": self.publish.calls.failures("publish"),
                 "import_rows": self.importer.rows_total,
                 "import_rows_last": self.importer.rows_last,
                 "import_rows_unreadable": self.importer.rows_unreadable,
-                "import_errors": sum(self.importer.calls.errors.values()),
+                "import_errors": self.importer.calls.failures("import"),
                 "global_lag_ms": dict(self.importer.lag_ms),
                 "regions": self._engine.global_view.regions,
                 "heartbeat_age_ms": self.importer.heartbeat_age_ms(now_s),

@@ -19,7 +19,7 @@ from tidegate.core.origin_sync import OriginSync, Replay
 from tidegate.errors import DependencyError
 from tidegate.ports import Origin
 from tidegate.runtime.calls import Calls
-from tidegate.runtime.loops import Refusals, wait_for_event
+from tidegate.runtime.loops import wait_for_event
 
 __all__ = ["ReplayLoop"]
 
@@ -58,11 +58,10 @@ class ReplayLoop:
         self._retry_now = asyncio.Event()
         # False only while the loop sleeps with nothing to do: a decision that makes a cell dirty then must wake it.
         self.awake: bool = True
-        self.calls: Final[Calls] = Calls("origin_replay", tuning, is_usable)
+        self.calls: Final[Calls] = Calls("origin_replay", tuning, is_usable, carries="counts for the origin")
         self.cells_merged: int = 0
         # Since when there have been unacknowledged counts; None when there are none.
         self.behind_since_s: float | None = None
-        self._refusals = Refusals()
 
     @property
     def is_failing(self) -> bool:
@@ -167,9 +166,7 @@ class ReplayLoop:
                 began_s = asyncio.get_running_loop().time()
                 merged = await self.run_once()
                 self._backoff.succeeded()
-                self._refusals.note(None)
-            except DependencyError as error:
-                self._refusals.note(error)
+            except DependencyError:
                 self._retry_now.clear()
                 await wait_for_event(self._retry_now, self._backoff.pause_s())
                 continue

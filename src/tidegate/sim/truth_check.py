@@ -565,13 +565,13 @@ class TruthCheck:
             and not process.is_paused
             and simulation.loop.time() - process.started_s > noticed_s
             and process.engine.pending.dirty
-            and lines["origin"].ok
+            and lines["counts"].ok
         ):
             self._fail(
-                8, f"{process.node_id}: replays fail for {refuses_s:.3f} s, and health says {lines['origin']}"
+                8, f"{process.node_id}: replays fail for {refuses_s:.3f} s, and health says {lines['counts']}"
             )
-        if self._calm_s(process) > self._recovery_s() and not lines["origin"].ok:
-            self._fail(8, f"{process.node_id}: everything works, and health says {lines['origin']}")
+        if self._calm_s(process) > self._recovery_s() and not (lines["origin"].ok and lines["counts"].ok):
+            self._fail(8, f"{process.node_id}: everything works, and health says {lines['counts']}")
 
     def _fail(self, invariant: int, text: str) -> None:
         self._simulation.auditor.fail(invariant, text)

@@ -81,7 +81,9 @@ export function identifierView({ identifier, namespace, overrideDialog, can }) {
     if (followed === null || followed.identifier !== identifier) return;
     setText(state, followed.subjects.length === 0 ? "Nothing about it is in memory now: it made no request in the last three windows, or other servers serve it." : "");
     const keys = new Set();
-    for (const subject of followed.subjects) {
+    const isElsewhere = (each) => Number(each.namespace !== namespace);
+    const ordered = followed.subjects.toSorted((one, other) => isElsewhere(one) - isElsewhere(other));
+    for (const subject of ordered) {
       const key = `${subject.namespace_id} ${subject.duration_ms}`;
       keys.add(key);
       if (!charts.has(key)) {
@@ -97,12 +99,13 @@ export function identifierView({ identifier, namespace, overrideDialog, can }) {
         charts.delete(key);
       }
     }
-    const told = JSON.stringify(followed.denials.map((each) => [each.at_ms, each.count]));
+    const denials = followed.denials.filter((each) => namespace === undefined || each.namespace === namespace);
+    const told = JSON.stringify(denials.map((each) => [each.at_ms, each.count]));
     if (told !== shownDenials) {
       shownDenials = told;
       const open = new Set([...reasons.querySelectorAll("details[open]")].map((each) => each.dataset.at));
       const focused = document.activeElement?.closest?.("details")?.dataset.at;
-      replace(reasons, followed.denials.length === 0 ? h("p", { class: "soft" }, "No denial is remembered.") : followed.denials.map((each, index) => reason(each, open, index)));
+      replace(reasons, denials.length === 0 ? h("p", { class: "soft" }, "No denial is remembered.") : denials.map((each, index) => reason(each, open, index)));
       if (focused !== undefined) reasons.querySelector(`details[data-at="${Number(focused)}"] summary`)?.focus();
     }
   }
@@ -153,7 +156,8 @@ export function identifierView({ identifier, namespace, overrideDialog, can }) {
   return {
     node,
     title: visible(identifier),
-    follow: { identifier, namespace },
+    // In all namespaces: two of the longest names would not fit into one address.
+    follow: { identifier },
     update,
     close: () => charts.clear(),
   };
