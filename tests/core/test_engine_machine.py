@@ -146,7 +146,7 @@ class EngineMachine(RuleBasedStateMachine):
                 del self.model[key][sequence]
 
     def check_eviction(self, key: Key, present: dict[Key, Subject]) -> None:
-        """Who went belonged to the largest table, and was not better protected than another of it that stayed."""
+        """A subject that was evicted belonged to the largest table, and was no better protected than others of it."""
         aged_out = all((sequence + 3) * key[1] <= self.latest_ms for sequence in self.model.get(key, {}))
         if self.engine.subjects.expired > self.expired_before and aged_out:
             return

@@ -1,7 +1,7 @@
 """Memory: which subjects are kept, which are evicted first, and when they expire.
 
 Laws: no call walks all subjects; every call does a bounded amount of work. The number of subjects is bounded. At the
-bound, the table that holds the most gives one up: whoever fills the memory pays for it. There the least recently used
+bound, the table that holds the most gives one up: the caller that fills the memory pays for it. There the least recently used
 subject without unreplayed counts is evicted. Blocked ones are evicted last, as long as they are not more than half of
 the table: otherwise one client with many blocked subjects could have all others evicted. One with unreplayed counts is
 evicted only when nothing else is left in the table; `evicted_unreplayed` counts those.
@@ -237,7 +237,7 @@ class Subjects:
     @property
     def is_full(self) -> bool:
         """One more subject would evict another."""
-        return self.count >= self._subjects_max
+        return self.count >= self._subjects_max or self.bytes + SUBJECT_BYTES >= self._bytes_max
 
     def make_room(self, now_ms: int, keep: Subject | None) -> None:
         """Evict subjects until the bound holds again, never `keep`; and do a little of the expiry work."""
@@ -301,8 +301,8 @@ class Subjects:
         self._unlink(table.queue(subject.queue), subject)
         self._unschedule(subject)
         table.remove(subject.identifier)
-        self.bytes -= SUBJECT_BYTES + text_bytes(subject.identifier)
         self._by_size.shrunk(table)
+        self.bytes -= SUBJECT_BYTES + text_bytes(subject.identifier)
         if table.count == 0:
             self.bytes -= table_bytes(table)
             del self.tables[table.key]

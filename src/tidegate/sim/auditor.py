@@ -111,17 +111,20 @@ class Auditor:
         at_ms: int,
     ) -> None:
         """A node made these decisions in this step."""
-        self.all_decided(process, [Answer(items, decisions, at_ms)])
+        self.all_decided(process, [Answer(items, decisions, at_ms)], have_waited=False)
 
-    def all_decided(self, process: NodeProcess, answers: Sequence[Answer]) -> None:
+    def all_decided(self, process: NodeProcess, answers: Sequence[Answer], *, have_waited: bool) -> None:
         """A node made these decisions in this step, one after the other."""
+        # The subject of one that waited may have been evicted in this step: it was counted in another cell.
+        knows_cell = not (have_waited and process.evictions)
         for items, decisions, at_ms in answers:
-            self._record(process, items, decisions, at_ms)
+            self._record(process, items, decisions, at_ms, knows_cell=knows_cell)
             self.truth_check.note_denials(process, items, decisions, at_ms)
         # Backwards: what was accepted later in this step did not count for the earlier ones.
         later: dict[CellId, int] = {}
         for items, decisions, at_ms in reversed(answers):
-            self._check_answer(process, items, decisions, at_ms, later)
+            if knows_cell:
+                self._check_answer(process, items, decisions, at_ms, later)
             if all(decision.allowed for decision in decisions):
                 for limit, identifier, cost in items:
                     cell_id = CellId(key_of(limit), identifier, at_ms // limit.duration_ms)
@@ -135,6 +138,8 @@ class Auditor:
         items: Sequence[tuple[Limit, str, int]],
         decisions: Sequence[Decision],
         at_ms: int,
+        *,
+        knows_cell: bool,
     ) -> None:
         self.decisions += 1
         allowed = all(decision.allowed for decision in decisions)
@@ -142,7 +147,7 @@ class Auditor:
         for limit, identifier, cost in items:
             cell_id = CellId(key_of(limit), identifier, at_ms // limit.duration_ms)
             subject = process.engine.subjects.find(cell_id.key, identifier)
-            cell = None if subject is None else subject.cell(cell_id.sequence)
+            cell = None if subject is None or not knows_cell else subject.cell(cell_id.sequence)
             if allowed:
                 self._accept(process, cell_id, cell, cost)
 

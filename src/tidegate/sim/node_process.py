@@ -59,7 +59,9 @@ class NodeProcess:
         # Loop time at which the last pause ended, and whether the clock was ever changed: both allow a late answer.
         self.resumed_s = -1.0
         self.has_stepped = False
+        # When its clock last stepped, and by how much.
         self.stepped_s = -1.0
+        self.stepped_ms = 0
         # (digest, sequence) -> the count of this node that the origin acknowledged.
         self.acknowledged: dict[tuple[bytes, int], int] = {}
         # Accepted requests: (loop time, digest, sequence, cost).
@@ -100,7 +102,7 @@ class NodeProcess:
             if id(ticket.decisions[0]) not in self.reported:
                 self.reported[id(ticket.decisions[0])] = ticket.decisions[0]
                 answers.append(Answer(ticket.items, ticket.decisions, ticket.now_ms))
-        self._auditor.all_decided(self, answers)
+        self._auditor.all_decided(self, answers, have_waited=True)
 
     @property
     def limiter(self) -> AsyncLimiter:

@@ -319,7 +319,7 @@ def _faults(random: Random, plan: Plan) -> list[Event]:
         elif kind == "region_deploy":
             what |= {"apart_ms": random.choice((0, 300, 1_000)), "wipes": random.random() < 0.5}
         elif kind == "clock_step":
-            what = {"by_ms": random.choice((-20_000, -1_500, -80, 80, 1_500, 20_000))}
+            what = {"by_ms": random.choice((-20_000, -20_000, -1_500, -80, 80, 1_500, 20_000))}
         events.append(Event(at_ms, kind, who, what))
     return events
 

@@ -417,6 +417,7 @@ class Simulation:
         self.truth_check.knowledge(process)
         process.has_stepped = True
         process.stepped_s = self.loop.time()
+        process.stepped_ms = event.what["by_ms"]
 
     # -- the run
 
@@ -484,6 +485,7 @@ class Simulation:
             self.truth_check.knowledge(process)
             process.has_stepped = True
             process.stepped_s = self.loop.time()
+            process.stepped_ms = self.clock.now_ms() - process.clock.now_ms()
         process.clock.offset_ms = 0
         process.clock.drift_ppm = 0
 

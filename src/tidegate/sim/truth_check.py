@@ -49,6 +49,8 @@ class TruthCheck:
         # (process, key, identifier) -> the subject, and when it first answered.
         self._created_s: dict[tuple[str, tuple[str, str, int], str], tuple[Subject, float]] = {}
         self._answers: Counter[str] = Counter()
+        # When a region last accepted a request without an answer of its origin.
+        self._degraded_s: dict[str, float] = {}
         # How often an origin lost counts, by region; of which cells; and whose loss shows only when they are read.
         self.losses: Counter[str] = Counter()
         self._lost: set[tuple[str, CellKey]] = set()
@@ -85,6 +87,11 @@ class TruthCheck:
             return -1.0
         disturbed_s = max(link.disturbed_s, process.started_s, process.resumed_s, process.stepped_s)
         return self._simulation.loop.time() - disturbed_s
+
+    def _is_undisturbed(self, process: NodeProcess) -> bool:
+        """Nothing has happened to the process and its link since the simulation began."""
+        disturbed_s = max(process.origin_link.disturbed_s, process.resumed_s, process.stepped_s)
+        return process.number == 1 and process.is_running and disturbed_s <= 0 and self._calm_s(process) >= 0
 
     def _recovery_s(self) -> float:
         """How long after a fault of its origin a node may need until everything works again."""
@@ -179,7 +186,8 @@ class TruthCheck:
                 self._check_denial(process, limit, decision, cell_id, at_ms, subject)
             elif allowed:
                 self._check_memory(process, knowledge, decision, cell_id, at_ms, subject)
-                self._check_exact(process, limit, decision, cell_id, at_ms)
+                if cost > 0:
+                    self._check_exact(process, limit, decision, cell_id, at_ms)
                 self._check_over_admission(process, limit, cell_id, at_ms)
             self._check_strict(process, cell_id, subject, limit)
 
@@ -378,8 +386,9 @@ class TruthCheck:
             replied_us = knowledge.replied_us.get((digest, sequence))
             age_ms = None if replied_us is None else (self._now_us() - replied_us) / 1_000
             if age_ms is not None and process.stepped_s * 1e6 > (replied_us or 0):
-                # A step back by less than the age of an answer cannot be noticed: it may be used twice as long.
-                age_ms /= 2
+                # A small step back cannot be noticed: an answer may be used twice as long. A large one must be.
+                is_large = -process.stepped_ms > 2 * fresh_ms + self._tuning.read_retry_ms
+                age_ms = None if is_large else age_ms / 2
             if age_ms is None or age_ms > fresh_ms * times:
                 self._fail(
                     2,
@@ -428,10 +437,14 @@ class TruthCheck:
         self, process: NodeProcess, limit: Limit, decision: Decision, cell_id: CellId, at_ms: int
     ) -> None:
         """With credit: a region that works accepts what a single counter would accept (11)."""
-        if not self._tuning.credit or decision.source == "degraded":
+        now_s = self._simulation.loop.time()
+        if decision.source == "degraded":
+            # Others learn of it later.
+            self._degraded_s[process.region] = now_s
+        if not self._tuning.credit or now_s - self._degraded_s.get(process.region, -1e9) < self._recovery_s():
             return
         region = self._region(process.region)
-        if any(self._calm_s(one) < self._recovery_s() for one in region):
+        if any(self._calm_s(one) < self._recovery_s() and not self._is_undisturbed(one) for one in region):
             return
         if any(one.clock.now_ms() != self._simulation.clock.now_ms() or one.has_stepped for one in region):
             return
@@ -569,7 +582,7 @@ class TruthCheck:
                 8, f"{process.node_id}: replays fail for {refuses_s:.3f} s, and health says {lines['counts']}"
             )
         if self._calm_s(process) > self._recovery_s() and not (lines["origin"].ok and lines["counts"].ok):
-            self._fail(8, f"{process.node_id}: everything works, and health says {list(lines.values())}")
+            self._fail(8, f"{process.node_id}: everything works, and health says {lines['counts']}")
 
     def _fail(self, invariant: int, text: str) -> None:
         self._simulation.auditor.fail(invariant, text)
