@@ -177,7 +177,8 @@ async def rollover(url: str, _scale: Scale) -> list[Figure]:
 async def replay_cost(url: str, scale: Scale) -> list[Figure]:
     """Cells merged per second and CPU per cell, with every cell dirty."""
     # Always fresh: no request has to read, and what is measured is replay alone.
-    async with AsyncLimiter(region=REGION, origin=url, tuning=Tuning(fresh_ms=HOUR_MS)) as limiter:
+    tuning = Tuning(credit=False, fresh_ms=HOUR_MS)
+    async with AsyncLimiter(region=REGION, origin=url, tuning=tuning) as limiter:
         for name in SUBJECTS:
             await limiter.limit(FREE, name)
         await acknowledged(limiter)
@@ -192,7 +193,7 @@ async def replay_cost(url: str, scale: Scale) -> list[Figure]:
             cpu_s.append(time.process_time() - started_cpu_s)
     cpu_us = min(cpu_s) / cells * 1e6
     return [
-        Figure("cells merged per second", f"{cells / min(wall_s):,.0f}", "", "", None),
+        Figure("cells merged per second, without credit", f"{cells / min(wall_s):,.0f}", "", "", None),
         Figure("CPU per merged cell, client side", f"{cpu_us:.1f} µs", "", "", None),
         Figure(
             "CPU of replay at 10,000 distinct dirty cells per second",
@@ -289,13 +290,95 @@ async def throughput(url: str, scale: Scale) -> list[Figure]:
     ]
 
 
+# -- credit
+
+
+async def warm_rate(url: str, scale: Scale, *, credit: bool) -> tuple[float, float, float]:
+    """Decisions per CPU second over all subjects, the share of them that waited, and messages for each."""
+    async with AsyncLimiter(region=REGION, origin=url, tuning=Tuning(credit=credit)) as limiter:
+        for _ in range(4):
+            for start in range(0, len(SUBJECTS), 500):
+                await asyncio.gather(*(limiter.limit(FREE, name) for name in SUBJECTS[start : start + 500]))
+        # Until the bursts of the last seconds are known.
+        await rate_of(lambda name: limiter.limit(FREE, name), scale.seconds, yields=True)
+        before = limiter.statistics()
+        rate = await rate_of(lambda name: limiter.limit(FREE, name), scale.seconds, yields=True)
+        after = limiter.statistics()
+        decisions = after.allowed - before.allowed
+        waited = after.from_origin - before.from_origin
+        return rate, waited / decisions, (after.credit_messages - before.credit_messages) / decisions
+
+
+async def with_and_without_credit(url: str, scale: Scale) -> list[Figure]:
+    """What credit costs far from the limit: 10,000 busy subjects."""
+    without, _, _ = await warm_rate(url, scale, credit=False)
+    rate, waited, messages = await warm_rate(url, scale, credit=True)
+    return [
+        Figure(
+            "decisions per CPU second with credit, 10,000 subjects",
+            f"{rate:,.0f}",
+            f"without credit {without:,.0f}",
+            "≥ 90 %",
+            rate >= 0.9 * without,
+        ),
+        Figure("  share that waited", f"{waited:.4%}", "", "0", waited == 0),
+        Figure("  messages for each", f"{messages:.4f}", "", "", None),
+    ]
+
+
+async def near_the_limit(url: str, scale: Scale) -> list[Figure]:
+    """Eight nodes that share a quota, asked in turn until it is used up: how long a decision takes."""
+    quota = 20 * scale.turns
+    limit = Limit(quota, duration_ms=HOUR_MS, namespace="bench")
+    origins = [RedisOrigin(url) for _ in range(8)]
+    limiters = [AsyncLimiter(region=REGION, origin=origin) for origin in origins]
+    for limiter in limiters:
+        await limiter.start()
+    trips_s = []
+    for _ in range(scale.turns):
+        started_s = time.perf_counter()
+        await origins[0].pulse(REGION, timeout_s=1)
+        trips_s.append(time.perf_counter() - started_s)
+    trip_s = statistics.median(trips_s)
+    took: list[float] = []
+    accepted = waited = 0
+    for turn in range(quota + 200):
+        started_s = time.perf_counter()
+        decision = await limiters[turn % 8].limit(limit, "near")
+        if turn >= quota * 9 // 10:
+            took.append((time.perf_counter() - started_s) / trip_s)
+            waited += decision.source == "origin"
+        accepted += bool(decision)
+    for limiter in limiters:
+        await limiter.stop()
+    took.sort()
+    p50, p99 = took[len(took) // 2], took[int(len(took) * 0.99)]
+    return [
+        Figure(
+            f"allowed of {quota:,} by 8 nodes, one after the other",
+            f"{accepted:,}",
+            f"{quota + 200:,} requests",
+            f"{quota:,}",
+            accepted == quota,
+        ),
+        Figure(
+            "  the last tenth: p50 / p99 of a decision, in round trips",
+            f"{p50:.2f} / {p99:.1f}",
+            f"a round trip: {trip_s * 1e6:.0f} µs",
+            "",
+            None,
+        ),
+        Figure("  share of them that waited", f"{waited / len(took):.1%}", "", "", None),
+    ]
+
+
 # -- time
 
 
 async def convergence(url: str, scale: Scale) -> list[Figure]:
     """From the last accepted request of one node until another node decides with it, in round trips."""
     # Every look of the second node is a read; what the measurement does not ask for is kept out of it.
-    tuning = Tuning(pulse_interval_ms=HOUR_MS, fresh_ms=0)
+    tuning = Tuning(credit=False, pulse_interval_ms=HOUR_MS, fresh_ms=0)
     origins = [RedisOrigin(url), RedisOrigin(url)]
     async with (
         AsyncLimiter(region=REGION, origin=origins[0], tuning=tuning) as first,
@@ -323,7 +406,7 @@ async def convergence(url: str, scale: Scale) -> list[Figure]:
     p50, p99 = took[len(took) // 2], took[int(len(took) * 0.99)]
     return [
         Figure(
-            "two nodes converge, p50 / p99, in round trips",
+            "two nodes converge without credit, p50 / p99, in round trips",
             f"{p50:.1f} / {p99:.1f}",
             f"a round trip: {trip_s * 1e6:.0f} µs",
             "",
@@ -348,7 +431,7 @@ async def frozen(server: RedisServer, scale: Scale) -> list[Figure]:
             async def request(number: int) -> None:
                 nonlocal answered, longest_s
                 name = f"cold {number}" if number % 5 == 0 else SUBJECTS[number * 17 % 1_000]
-                is_open = limiter.statistics().breaker_states["origin_read"] == 2
+                is_open = limiter.statistics().breaker_states["origin"] == 2
                 started_s = time.perf_counter()
                 await limiter.limit(FREE, name)
                 took_s = time.perf_counter() - started_s
@@ -385,7 +468,16 @@ async def frozen(server: RedisServer, scale: Scale) -> list[Figure]:
 async def measure(scale: Scale) -> list[Figure]:
     found: list[Figure] = []
     with RedisServer() as server:
-        for figure in (hot_subject, blocked_subject, rollover, replay_cost, throughput, convergence):
+        for figure in (
+            hot_subject,
+            blocked_subject,
+            rollover,
+            replay_cost,
+            throughput,
+            with_and_without_credit,
+            near_the_limit,
+            convergence,
+        ):
             await asyncio.to_thread(server.flush)
             found += await figure(server.url, scale)
         await asyncio.to_thread(server.flush)

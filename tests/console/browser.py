@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
@@ -44,16 +45,22 @@ def aside(work: Callable[[], T]) -> T:
         return pool.submit(work).result()
 
 
-@contextmanager
-def chromium() -> Iterator[Browser]:
-    """The browser, or a skipped test."""
-    try:
-        from playwright.sync_api import sync_playwright
-    except ModuleNotFoundError:
+def find_chromium() -> str:
+    """The path of the browser, or a skipped test."""
+    if find_spec("playwright") is None:
         pytest.skip("not checked on Chromium, the pages of the console: playwright is not installed")
     found = next((path for name in CHROMIUM if (path := shutil.which(name)) is not None), None)
     if found is None:
         pytest.skip("not checked on Chromium, the pages of the console: not installed (package chromium)")
+    return found
+
+
+@contextmanager
+def chromium() -> Iterator[Browser]:
+    """The browser, or a skipped test."""
+    found = find_chromium()
+    from playwright.sync_api import sync_playwright
+
     with sync_playwright() as playwright:
         # The tests may run as root in a container, where Chromium's own sandbox cannot start.
         browser = playwright.chromium.launch(executable_path=found, args=["--no-sandbox"])

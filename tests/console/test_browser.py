@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import pytest
 
-from tests.console.browser import Desk, Traffic, aside, chromium, install_axe
+from tests.console.browser import Desk, Traffic, aside, chromium, find_chromium, install_axe
 from tests.server.harness import TIMEOUT_S, TidegateServer, Workspace, eventually
 from tidegate.adapters.migrations import migrate
 from tidegate.testing import RedisServer
@@ -48,7 +48,10 @@ class Fleet(NamedTuple):
 
 
 @pytest.fixture(scope="module")
-def fleet(mariadb_server: MySQLFamilyServer, redis_server: RedisServer) -> Iterator[Fleet]:
+def fleet(request: pytest.FixtureRequest) -> Iterator[Fleet]:
+    find_chromium()  # before anything is started that would not be needed
+    request.getfixturevalue("redis_server")
+    mariadb_server: MySQLFamilyServer = request.getfixturevalue("mariadb_server")
     mariadb_server.recover()
     ledger = mariadb_server.create_database()
     asyncio.run(migrate(ledger))

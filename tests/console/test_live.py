@@ -52,7 +52,7 @@ def test_a_viewer_sees_decisions_namespaces_identifiers_and_denials(
     assert tick["rates"]["allowed"] + tick["rates"]["denied"] > 0
     assert tick["latency_s"]["p99"] > 0
     assert tick["memory"]["subjects"] >= 1
-    assert {each["name"] for each in tick["dependencies"]} == {"catalog", "origin"}
+    assert {each["name"] for each in tick["dependencies"]} >= {"catalog", "origin"}
     (node,) = tick["nodes"]
     assert node["pid"] == visitor.server.pid or node["pid"] > 0
     assert node["clock_offset_ms"] is not None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from random import Random
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -438,4 +439,56 @@ async def test_credit_that_cannot_be_given_back_is_not_tried_again_and_again() -
     node.exchanges.on_recall(b"0123456789abcdef", fleet.limiters[0].statistics().node_id)
     await asyncio.sleep(10)
     assert fleet.origins[0].commands == 1
+    await fleet.stop()
+
+
+@on_virtual_time
+async def test_a_stop_in_the_middle_of_much_to_report_ends_without_an_error_and_forgets_nothing(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    fleet = CreditFleet(2)
+    await fleet.start()
+    loop = asyncio.get_running_loop()
+    problems: list[object] = []
+    loop.set_exception_handler(lambda _loop, context: problems.append(context))
+    asked = [loop.create_task(fleet.ask(0, 1_000, identifier=f"user {number}")) for number in range(300)]
+    await asyncio.sleep(0.01)
+    for number in range(300):
+        fleet.limiters[0].limit_nowait(fleet.limit_of(1_000), f"user {number}")
+    await fleet.limiters[0].stop()
+    await asyncio.sleep(1)
+    await asyncio.gather(*asked)
+    assert problems == []
+    assert not caplog.records
+    assert fleet.held() == 0
+    assert (await fleet.ask(1, 1_000, 0, "user 7")).effective == 2
+    await fleet.stop()
+
+
+@on_virtual_time
+async def test_thousands_of_new_subjects_in_one_moment_open_no_breaker() -> None:
+    """A server takes its time for each command: they wait in line at the node, each request 300 ms at most."""
+    fleet = CreditFleet(1, latency_ms=(0, 0))
+    await fleet.start()
+    lock = asyncio.Lock()
+    exchange = fleet.origins[0].inner.exchange
+
+    async def one_at_a_time(*args: Any, **options: Any) -> Any:
+        async with lock:
+            await asyncio.sleep(0.01)
+            return await exchange(*args, **options)
+
+    fleet.origins[0].inner.exchange = one_at_a_time  # type: ignore[method-assign] # a server that is busy
+    loop = asyncio.get_running_loop()
+    began_s = loop.time()
+    decisions = await asyncio.gather(*(fleet.ask(0, 10, identifier=f"user {n}") for n in range(10_000)))
+    assert loop.time() - began_s <= 0.301
+    assert all(decisions)
+    served = sum(decision.source == "origin" for decision in decisions)
+    assert served >= 2_000
+    statistics = fleet.limiters[0].statistics()
+    assert statistics.origin_errors == {}
+    assert statistics.breaker_states["origin"] == 0
+    await asyncio.sleep(5)
+    assert statistics.origin_errors == {}
     await fleet.stop()

@@ -41,14 +41,17 @@ ASK_AGAIN: Final = 4  # the message did not ask for this request: the next one d
 # bounded time, however many instants and costs a caller thinks of.
 RUNS_MAX: Final = 32
 
-# Bursts are measured over this long: many round trips, and shorter than any pause that a person would notice.
-BURST_MS: Final = 100
+# Bursts are measured over this long: a subject that is busy needs about one message in that time, so that thousands of
+# them cost a small part of a core. More would only hold back what others have to ask for.
+BURST_MS: Final = 1_000
 # With each such span the remembered burst loses one part in so many: half of it is left after two seconds.
-FADE: Final = 32
+FADE: Final = 4
 # After so many spans nothing worth asking for is left of any burst.
 FADED_SPANS: Final = 1_024
-# Credit for twice the best burst: traffic may double between two messages without waiting.
-GROWTH: Final = 2
+# Credit for three times the best burst: a busy subject reports every two seconds, and traffic may grow meanwhile.
+GROWTH: Final = 3
+# The next message leaves when less than one part in so many is left: many round trips before it is spent.
+LOW: Final = 4
 
 
 @mypyc_attr(acyclic=True)
@@ -114,7 +117,7 @@ class Credit:
         self.sent_quota: int = 0
         # Spent since it left: not reported by it, so part of what it is granted.
         self.spent: int = 0
-        # What it wanted in advance: with less than half of it, the next one should leave.
+        # What it wanted in advance. When little of that is left, the next one should leave.
         self.wanted: int = 0
         # A message got no answer: until then requests do not wait for another one.
         self.failed_until_ms: int = -1
@@ -185,7 +188,7 @@ class Credit:
         self._burst_at = clock_ms - clock_ms % BURST_MS
 
     def want(self, clock_ms: int) -> int:
-        """How much credit is useful: an average cost, or enough for twice the best recent span."""
+        """How much credit is useful: an average cost, or enough for three times the best recent span."""
         if clock_ms - self._burst_at >= BURST_MS:
             self._turn(clock_ms)
         average = self._average
@@ -222,8 +225,8 @@ class Credit:
         return clock_ms - self.sent_at_ms >= pace_ms or GROWTH * self.spare < self.want(clock_ms)
 
     def is_low(self) -> bool:
-        """Whether a message should leave before the credit is spent: less than half of what is useful is left."""
-        return GROWTH * self.spare < self.wanted and not self.in_flight
+        """Whether a message should leave before the credit is spent: a small part of what is useful is left."""
+        return LOW * self.spare < self.wanted and not self.in_flight
 
     def sequence_of(self, now_ms: int, duration_ms: int) -> int:
         """The cell that the next message is about: that of the first request that waits, or the running one."""

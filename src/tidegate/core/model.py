@@ -49,8 +49,8 @@ REGION_EXPECTED: Final = "a name of 1 to 64 letters, digits, dots, hyphens and u
 # Shorter windows would roll over faster than a slow round trip.
 DURATION_MS_MIN: Final = 1000
 
-# A hundred years. The end of a window, and the moment when its counts expire, then fit into 64 bits everywhere: a
-# database refuses rows beyond that, one by one, and they would delay those of others.
+# A hundred years: the longest window that a client of the server may ask for. Its end, and the moment when its counts
+# expire, fit into 64 bits: a database refuses rows beyond that, one by one, and they would delay those of others.
 DURATION_MS_MAX: Final = 3_155_760_000_000
 
 # How a decision was made; `Decision.source` spells it out.
@@ -158,9 +158,6 @@ class Limit:
                 expected = f'milliseconds, as in duration_ms=60_000; or write the quota as "{count}/minute"'
                 raise InvalidInput("duration_ms", duration_ms, expected)
             length_ms = checked_int("duration_ms", duration_ms, DURATION_MS_MIN)
-        if length_ms > DURATION_MS_MAX:
-            expected = f"a duration of at most {DURATION_MS_MAX} ms, a hundred years"
-            raise InvalidInput("duration_ms", length_ms, expected)
         self.quota: Final[int] = count
         self.duration_ms: Final[int] = length_ms
         self.namespace: Final[str] = checked_name("namespace", namespace)

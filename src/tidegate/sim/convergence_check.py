@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from tidegate.core.cells import Cell
+from tidegate.core.grants import GrantRules
 from tidegate.core.model import Component, Limit, subject_digest
 from tidegate.core.windows import publish_threshold
 from tidegate.sim.auditor import WORKSPACE
@@ -160,11 +161,11 @@ class ConvergenceCheck:
         # A node whose clock was ahead, and was corrected, trusts its last reply until the old deadline.
         settle_s += max(0, self.ahead_ms) / 1000
         await asyncio.sleep(settle_s + interval_s)
+        # A look is answered from memory while the last answer of the origin is no older than this.
+        fresh_ms = max(tuning.fresh_ms, GrantRules().life_ms) if tuning.credit else tuning.fresh_ms
         for _ in range(2):
             await self._read_all()
-            await asyncio.sleep(
-                max(tuning.fresh_ms / 1000 + 0.1, interval_s + simulation.ledger.lag_ms / 1000)
-            )
+            await asyncio.sleep(max(fresh_ms / 1000 + 0.1, interval_s + simulation.ledger.lag_ms / 1000))
         await self._read_all()
         simulation.sweep()
         if simulation.auditor.violations:

@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 from tidegate.adapters.redis.layout import BUCKETS, NUMBER_MAX, TAGS, Command
 from tidegate.adapters.redis.scripts import CREDIT_SHA
 from tidegate.adapters.redis.wire import Reply, pack
-from tidegate.core.grants import CellPart, CellTotals, CreditReply, CreditRequest, GrantRules
+from tidegate.core.grants import CellPart, CellTotals, CreditReply, CreditRequest, GrantRules, Run
 from tidegate.errors import DependencyUnavailable, InvalidInput
 
 __all__ = ["CreditCommand", "CreditLayout", "parse_recall", "replies_of"]
@@ -77,35 +77,65 @@ class CreditLayout:
         keys: list[bytes] = []
         words: list[bytes | str | int] = []
         before = ""
-        for request in requests:
+        for request in map(_cut, requests):
             digest, writer, number, duration_ms, cells, quota, as_of_ms, runs, want, held, life_ms = request
             if not writer or writer[0] == "!":
                 raise InvalidInput("writer", writer, "at least one character, the first one not '!'")
             start_ms = cells[0].sequence * duration_ms
-            keys += (self.holds_key(digest), self.cell_key(digest, cells[0].sequence + 1))
+            head = b"%b%b:" % (self._heads[digest[0] % BUCKETS], digest)
+            keys += (b"%bh" % head, b"%b%d" % (head, cells[0].sequence + 1))
             words += (
                 b"" if writer == before else writer,
                 number,
-                _cut(duration_ms),
-                _cut(quota),
+                duration_ms,
+                quota,
                 as_of_ms - start_ms,
-                _cut(want),
-                _cut(held),
-                _cut(life_ms),
+                want,
+                held,
+                life_ms,
                 len(cells),
                 len(runs),
             )
             before = writer
             for sequence, own, known, foreign in cells:
-                keys.append(self.cell_key(digest, sequence))
-                words += (_cut(own), _cut(known), _cut(foreign), _cut((sequence + 3) * duration_ms))
+                keys.append(b"%b%d" % (head, sequence))
+                expires_at_ms = (sequence + 3) * duration_ms
+                words += (own, known, foreign, min(NUMBER_MAX, expires_at_ms))
             for at_ms, cost, count in runs:
-                words += (at_ms - start_ms, _cut(cost), count)
+                words += (at_ms - start_ms, cost, count)
         return pack((b"EVALSHA", CREDIT_SHA, len(keys), *keys, *self._rules, *words))
 
 
-def _cut(number: int) -> int:
-    return min(NUMBER_MAX, number)
+def _cut(request: CreditRequest) -> CreditRequest:
+    """Numbers that the script holds exactly. Nearly all messages stay as they are."""
+    highest = max(
+        request.duration_ms,
+        request.quota,
+        request.want,
+        request.held,
+        request.life_ms,
+        *[max(known, own, foreign) for _, own, known, foreign in request.cells],
+        *[cost for _, cost, _ in request.runs],
+    )
+    if highest <= NUMBER_MAX:
+        return request
+    return request._replace(
+        duration_ms=min(NUMBER_MAX, request.duration_ms),
+        quota=min(NUMBER_MAX, request.quota),
+        want=min(NUMBER_MAX, request.want),
+        held=min(NUMBER_MAX, request.held),
+        life_ms=min(NUMBER_MAX, request.life_ms),
+        cells=tuple(
+            CellPart(
+                part.sequence,
+                min(NUMBER_MAX, part.own),
+                min(NUMBER_MAX, part.known),
+                min(NUMBER_MAX, part.foreign),
+            )
+            for part in request.cells
+        ),
+        runs=tuple(Run(run.at_ms, min(NUMBER_MAX, run.cost), run.requests) for run in request.runs),
+    )
 
 
 def replies_of(

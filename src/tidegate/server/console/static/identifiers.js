@@ -136,10 +136,10 @@ export function identifierView({ identifier, namespace, overrideDialog, can }) {
         ["Override", subject.override === null ? "none applies" : `${visible(subject.override.identifier)} (${subject.override.id})`],
         ["Counts of other nodes", subject.regional_age_ms === null ? "not shared" : `${duration(subject.regional_age_ms)} old`],
         ["Counts of other regions", subject.global_age_ms === null ? "not shared" : `${duration(subject.global_age_ms)} old${regions ? ` (${regions})` : ""}`],
-        ["Strict mode", subject.strict_ms > 0 ? `the origin is read before a request is allowed, for ${duration(subject.strict_ms)}` : "off"],
         ["Not yet acknowledged by the origin", count(subject.unreplayed)],
       ];
       if (subject.credit !== null) shown.push(["Credit held by this node", count(subject.credit)]);
+      else if (subject.strict_ms > 0) shown.push(["After its denial", `the origin is read before a request is allowed, for ${duration(subject.strict_ms)}`]);
       const text = JSON.stringify(shown);
       if (facts.dataset.text !== text) {
         facts.dataset.text = text;
