@@ -5,7 +5,7 @@ present turn of the event loop, all subjects in one round trip. Counts that only
 sent command after command, at most every `report_interval_ms`, so that a busy subject costs few messages. A subject has
 one message in flight at a time, on either way.
 
-A message that nobody waits for any more goes on: a caller that is cancelled cancels no message and trips no breaker. In
+A message goes on when no request waits for it any more: a caller that is cancelled cancels no message and trips no breaker. In
 any case a caller is answered after `read_timeout_ms`.
 """
 
