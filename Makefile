@@ -35,10 +35,23 @@ demo: python ## Run a fleet of three regions on this machine, with traffic and f
 .PHONY: test
 test: python ## Run all tests: compiled, interpreted, and on every Python of this machine
 	@scripts/system-packages compiler servers
+	@scripts/system-packages browser || true # the tests of the console in a browser are skipped, and listed at the end
 	@scripts/mysql-server || true # the tests that need it are skipped, and listed at the end
 	@PYTHON="$(PYTHON)" scripts/gateways envoy caddy traefik >/dev/null || true # likewise
 	@$(ENVIRONMENT) --extra all --group dev --package
 	@PYTEST_ARGS="$(PYTEST_ARGS)" scripts/test
+
+.PHONY: coverage
+coverage: python ## Run all tests interpreted and show which branches no test takes (twice the time of the tests)
+	@scripts/system-packages compiler servers
+	@scripts/mysql-server || true
+	@PYTHON="$(PYTHON)" scripts/gateways envoy caddy traefik >/dev/null || true
+	@$(ENVIRONMENT) --extra all --group dev --group coverage --package
+	@rm -rf build/coverage && mkdir -p build/coverage
+	-PYTHONPATH=src TIDEGATE_EXPECT_COMPILED=0 $(BIN)/python -m coverage run -m pytest $(PYTEST_ARGS)
+	@$(BIN)/python -m coverage combine --quiet
+	@$(BIN)/python -m coverage html --quiet -d build/coverage/html
+	@$(BIN)/python -m coverage report --sort=cover
 
 .PHONY: check
 check: tools ## Check format, lint, types, layering, links, words and spelling
@@ -88,6 +101,11 @@ bench: python ## Measure against other limiters, in one run
 	@scripts/system-packages compiler
 	@$(ENVIRONMENT) --extra all --group dev --group bench --package
 	$(BIN)/python -m bench $(BENCH_ARGS)
+
+.PHONY: screenshots
+screenshots: python ## Make the pictures of the console in docs/ again, with the browser tests
+	@$(ENVIRONMENT) --extra all --group dev --package
+	TIDEGATE_SCREENSHOTS=docs/operations/console $(BIN)/python -P -m pytest -q tests/console/test_browser.py -k picture
 
 .PHONY: soak
 soak: python ## Run the simulator for the seeds SEEDS=1..N

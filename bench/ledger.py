@@ -108,18 +108,18 @@ class Regions:
             self.pipes.append(ours)
             self._processes.append(process)
 
-    def tell(self, message: object) -> None:
+    def send(self, message: object) -> None:
         for pipe in self.pipes:
             pipe.send(message)
 
-    def hear(self, timeout_s: float = 120.0) -> list[Any]:
+    def receive(self, timeout_s: float = 120.0) -> list[Any]:
         """One message of every region, in their order."""
-        heard = []
+        received = []
         for pipe in self.pipes:
             if not pipe.poll(timeout_s):
                 raise TimeoutError("a region did not answer")
-            heard.append(pipe.recv())
-        return heard
+            received.append(pipe.recv())
+        return received
 
     def end(self) -> None:
         for process in self._processes:
@@ -132,7 +132,7 @@ def _live(life: Callable[..., Any], pipe: Connection, *arguments: Any) -> None:
     asyncio.run(life(pipe, *arguments))
 
 
-async def _hear(pipe: Connection) -> Any:
+async def _receive(pipe: Connection) -> Any:
     """A message of the parent, without holding the loop."""
     while not pipe.poll():  # noqa: ASYNC110 - a pipe sets no event of this loop
         await asyncio.sleep(0.01)
@@ -159,7 +159,7 @@ async def _ten_life(pipe: Connection, url: str, region: str, regions: int, rate:
     async with make_async_limiter(region=region, ledger=url, clock=clock) as limiter:
         await _until_regions(limiter, regions)
         pipe.send("ready")
-        start_s, shift_ms = await _hear(pipe)
+        start_s, shift_ms = await _receive(pipe)
         clock._shift_ms = shift_ms  # noqa: SLF001 - our own clock
         limit = Limit(1000, duration_ms=MINUTE_MS, namespace="bench")
         admitted = 0
@@ -178,13 +178,13 @@ async def _ten_life(pipe: Connection, url: str, region: str, regions: int, rate:
 def _ten(url: str, server: MySQLFamilyServer) -> list[Line]:
     count, rate = 10, 100
     regions = Regions(_ten_life, [(url, f"region-{n}", count, rate) for n in range(count)])
-    regions.hear()
+    regions.receive()
     start_s = time.monotonic() + 1.0
     starts_at_ms = time.time_ns() // 1_000_000 + 1000
-    regions.tell((start_s, -(starts_at_ms % MINUTE_MS)))
-    told = regions.hear()
+    regions.send((start_s, -(starts_at_ms % MINUTE_MS)))
+    results = regions.receive()
     regions.end()
-    admitted = sum(one[0] for one in told)
+    admitted = sum(one[0] for one in results)
     ((stored,),) = server.sql("SELECT COUNT(*) FROM ratelimit_window_counts", url.rpartition("/")[2])
     return [
         Line(
@@ -192,8 +192,10 @@ def _ten(url: str, server: MySQLFamilyServer) -> list[Line]:
             f"{admitted / 1000:.3f} ×",
             "≤ 1.15 ×",
         ),
-        Line("  rows written in that window, all regions", f"{sum(one[1] for one in told)} (into {stored})"),
-        Line("  rows imported in that window, all regions", f"{sum(one[2] for one in told)}"),
+        Line(
+            "  rows written in that window, all regions", f"{sum(one[1] for one in results)} (into {stored})"
+        ),
+        Line("  rows imported in that window, all regions", f"{sum(one[2] for one in results)}"),
     ]
 
 
@@ -219,7 +221,7 @@ async def _sender_life(pipe: Connection, url: str, shift_ms: int) -> None:
     async with make_async_limiter(region="sender", ledger=url, clock=Shifted(shift_ms)) as limiter:
         await _until_regions(limiter, 2)
         pipe.send("ready")
-        await _hear(pipe)
+        await _receive(pipe)
         chance = random.Random(7)
         began_s = time.monotonic()
         used_up: dict[str, float] = {}
@@ -229,7 +231,7 @@ async def _sender_life(pipe: Connection, url: str, shift_ms: int) -> None:
             while await limiter.limit(FULL, identifier):
                 used_up[identifier] = time.monotonic()
         pipe.send(used_up)
-        await _hear(pipe)
+        await _receive(pipe)
 
 
 async def _idle_life(pipe: Connection, url: str, shift_ms: int) -> None:
@@ -237,7 +239,7 @@ async def _idle_life(pipe: Connection, url: str, shift_ms: int) -> None:
     async with make_async_limiter(region="idle", ledger=url, clock=Shifted(shift_ms)) as limiter:
         await _until_regions(limiter, 2)
         pipe.send("ready")
-        await _hear(pipe)
+        await _receive(pipe)
         denied_at: dict[str, float] = {}
         waiting = {f"user-{number}" for number in range(IDLE_CELLS)}
         give_up_s = time.monotonic() + IDLE_SPAN_S + 20
@@ -248,7 +250,7 @@ async def _idle_life(pipe: Connection, url: str, shift_ms: int) -> None:
                     waiting.discard(identifier)
             await asyncio.sleep(0.01)
         pipe.send(denied_at)
-        await _hear(pipe)
+        await _receive(pipe)
 
 
 async def _both_life(
@@ -267,7 +269,7 @@ async def _both_life(
     async with make_async_limiter(region=region, ledger=url, clock=Shifted(shift_ms)) as limiter:
         await _until_regions(limiter, 2)
         pipe.send("ready")
-        await _hear(pipe)
+        await _receive(pipe)
         reached: list[float] = []
         seen: list[tuple[float, int]] = []
         stop_s = time.monotonic() + seconds
@@ -297,7 +299,7 @@ async def _both_life(
         with suppress(asyncio.CancelledError):
             await watching
         pipe.send((reached, seen, limiter.statistics().publish_rows))
-        await _hear(pipe)
+        await _receive(pipe)
 
 
 def _lags(reached: Sequence[float], seen: Sequence[tuple[float, int]]) -> list[float]:
@@ -325,13 +327,13 @@ def _lag(url: str, server: MySQLFamilyServer) -> list[Line]:
     sender = Regions(_sender_life, [(url, shift_ms)])
     idle = Regions(_idle_life, [(url, shift_ms)])
     for side in (sender, idle):
-        side.hear()
+        side.receive()
     for side in (sender, idle):
-        side.tell("go")
-    (used_up,) = sender.hear()
-    (denied_at,) = idle.hear()
+        side.send("go")
+    (used_up,) = sender.receive()
+    (denied_at,) = idle.receive()
     for side in (sender, idle):
-        side.tell("end")
+        side.send("end")
         side.end()
     lags_s = [denied_at[name] - at_s for name, at_s in used_up.items() if name in denied_at]
     missing = len(used_up) - len(lags_s)
@@ -353,10 +355,10 @@ def _lag(url: str, server: MySQLFamilyServer) -> list[Line]:
                 (database, shift_ms, "two", "one", quota, rate, seconds),
             ],
         )
-        both.hear()
-        both.tell("go")
-        (reached_1, seen_1, rows_1), (reached_2, seen_2, rows_2) = both.hear()
-        both.tell("end")
+        both.receive()
+        both.send("go")
+        (reached_1, seen_1, rows_1), (reached_2, seen_2, rows_2) = both.receive()
+        both.send("end")
         both.end()
         lags_s = _lags(reached_1, seen_2) + _lags(reached_2, seen_1)
         total = len(reached_1) + len(reached_2)
@@ -378,8 +380,8 @@ def _lag(url: str, server: MySQLFamilyServer) -> list[Line]:
 class Watch:
     """Wall time, our own CPU time, and the longest time that one turn held the event loop.
 
-    The garbage collector is told apart: it looks at everything that the process has, in one go, and how much that is
-    depends on whether the core is compiled (compiled subjects and cells are none of its business).
+    The garbage collector is counted separately: it visits every object of the process in one go, and how many that are
+    depends on whether the core is compiled (it does not track compiled subjects and cells).
     """
 
     async def __aenter__(self) -> Self:
@@ -550,7 +552,7 @@ async def _idle_node_life(pipe: Connection, url: str, seconds: float) -> None:
 
 def _idle(url: str, _server: MySQLFamilyServer) -> list[Line]:
     idle = Regions(_idle_node_life, [(url, 30.0)])
-    (share,) = idle.hear()
+    (share,) = idle.receive()
     idle.end()
     return [Line("CPU of an idle node with a ledger, of one core, over 30 s", f"{share:.2%}")]
 

@@ -36,8 +36,11 @@ AVOIDED: Final = {
     r"stampede(?:s|d)?": "all at once",
     r"befall(?:s|en)?|bespeak(?:s)?|heeds?|hearken(?:s)?": "the usual word",
 }
+# Not beside a quote, a slash, a colon or an at sign: that is a name in an example, such as a user or a host.
+BEFORE: Final = r"(?<![\"'/:@=\w])"
+AFTER: Final = r"(?!\w|[\"/:@]|'(?!s\b))"
 WORDS: Final = re.compile(
-    "|".join(rf"(?P<w{n}>\b(?:{one})\b)" for n, one in enumerate(AVOIDED)), re.IGNORECASE
+    "|".join(f"(?P<w{n}>{BEFORE}(?:{one}){AFTER})" for n, one in enumerate(AVOIDED)), re.IGNORECASE
 )
 
 

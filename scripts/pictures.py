@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
 """Draws the pictures of the documentation, and writes its tables of accuracy.
 
-    PYTHONPATH=src python scripts/pictures.py            draw docs/pictures/*.svg from docs/pictures/*.json
-    PYTHONPATH=src python scripts/pictures.py --measure  run the simulator first and write the JSON files (minutes)
+    PYTHONPATH=src python scripts/pictures.py                     draw docs/pictures/*.svg from docs/pictures/*.json
+    PYTHONPATH=src python scripts/pictures.py --measure [NAME]…   run the simulator first: accuracy, convergence, fleet;
+                                                                  all of them by default (minutes)
 
 `make pictures` and `make pictures-measure` run it. tests/test_pictures.py fails if a picture or a table does not match
 its data, and runs small cases of the simulator again to see whether the data is current.
@@ -13,7 +14,7 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -28,12 +29,13 @@ __all__ = ["DATA", "ROOT", "measure_convergence", "pictures", "tables"]
 
 ROOT: Final = Path(__file__).resolve().parent.parent
 PICTURES: Final = ROOT / "docs" / "pictures"
-ACCURACY_PAGE: Final = ROOT / "docs" / "architecture" / "accuracy.md"
-DATA: Final = ("accuracy", "fleet", "convergence")
+PAGES: Final = (ROOT / "docs" / "architecture" / "accuracy.md", ROOT / "docs" / "operations" / "capacity.md")
+DATA: Final = ("accuracy", "convergence", "fleet")
 FLEET_SECONDS: Final = 5
 # The columns of the plain scheme: what it publishes from, and how often.
 PLAIN: Final = ("plain 20 %, 5 s", "plain 50 %, 10 s")
 TABLE: Final = re.compile(r"(<!-- accuracy: ([a-z ]+) -->\n).*?(<!-- end -->)", re.DOTALL)
+FLEET_TABLE: Final = re.compile(r"(<!-- fleet -->\n).*?(<!-- end -->)", re.DOTALL)
 
 # The run of the picture of convergence: three regions with two processes each, one caller who asks for twice the quota.
 REGIONS: Final = ("fra", "iad", "sin")
@@ -78,20 +80,27 @@ def measure_convergence() -> dict[str, Any]:
     }
 
 
-def measure() -> None:
-    """Run the simulator and write its results as JSON."""
+def measure_accuracy() -> dict[str, Any]:
     results = []
     chosen = cases()
     for number, one in enumerate(measure_all(chosen, 2), 1):
         print(f"accuracy: {number} of {len(chosen)} ({one.case.name})", file=sys.stderr, flush=True)
         results.append(one.document())
-    _write("accuracy", {"results": results})
-    _write("convergence", measure_convergence())
+    return {"results": results}
+
+
+def measure_fleets() -> dict[str, Any]:
     print("fleet: the reference, then ten times as large (minutes)", file=sys.stderr, flush=True)
     reference = measure_fleet(1, FLEET_SECONDS)
     tenfold = measure_fleet(10, FLEET_SECONDS)
-    costs = [reference, tenfold, extrapolated(reference, tenfold, 100)]
-    _write("fleet", {"fleets": [one.document() for one in costs]})
+    return {"fleets": [one.document() for one in (reference, tenfold, extrapolated(reference, tenfold, 100))]}
+
+
+def measure(names: Sequence[str]) -> None:
+    """Run the simulator and write its results as JSON."""
+    measures = {"accuracy": measure_accuracy, "convergence": measure_convergence, "fleet": measure_fleets}
+    for name in names or DATA:
+        _write(name, measures[name]())
 
 
 def _write(name: str, document: object) -> None:
@@ -185,7 +194,7 @@ def _convergence_chart(run: Any) -> Chart:
 
 
 def tables(page: str) -> str:
-    """The page with its tables of accuracy replaced by those of the data."""
+    """The page with its tables replaced by those of the data."""
     results = _read("accuracy")["results"]
 
     def table(found: re.Match[str]) -> str:
@@ -204,7 +213,44 @@ def tables(page: str) -> str:
                 )
         return found[1] + "\n".join(lines) + "\n" + found[3]
 
-    return TABLE.sub(table, page)
+    page = TABLE.sub(table, page)
+    return FLEET_TABLE.sub(
+        lambda found: found[1] + _fleet_table(_read("fleet")["fleets"]) + "\n" + found[2], page
+    )
+
+
+def _fleet_table(fleets: list[Any]) -> str:
+    def row(label: str, name: str) -> str:
+        return f"| {label} | {' | '.join(f'{one[name]:,.0f}' for one in fleets)} |"
+
+    def measured(label: str, text: Callable[[Any], str]) -> str:
+        return f"| {label} | {' | '.join(text(one) if one['measured'] else '' for one in fleets)} |"
+
+    return "\n".join(
+        [
+            "| | reference | 10 × | 100 × (computed) |",
+            "| --- | ---: | ---: | ---: |",
+            row("nodes", "nodes"),
+            row("active windows", "windows"),
+            row("requests/s", "requests_per_s"),
+            row("Redis commands/s, all regions", "origin_commands_per_s"),
+            row("counters in them/s", "origin_cells_per_s"),
+            row("database rows written/s", "ledger_rows_written_per_s"),
+            row("database reads/s (imports and heartbeats)", "ledger_reads_per_s"),
+            row("database rows read/s", "ledger_rows_read_per_s"),
+            "| bytes/s, everything | "
+            + " | ".join(f"{one['bytes_per_s'] / 1e6:,.1f} MB" for one in fleets)
+            + " |",
+            measured("subjects per node after the run", lambda one: f"{one['subjects_per_node']:,.0f}"),
+            measured("memory per node after the run", lambda one: f"{one['memory_mb_per_node']:.1f} MB"),
+            measured(
+                "age of other regions' counts, p50 / p90 / p99",
+                lambda one: (
+                    " / ".join(f"{one[f'view_age_ms_{p}']:.0f}" for p in ("p50", "p90", "p99")) + " ms"
+                ),
+            ),
+        ]
+    )
 
 
 def _text(x: float, y: float, text: str, kind: str = "text", **attributes: object) -> str:
@@ -250,8 +296,8 @@ def overview() -> str:
     parts.append(_text(565, 329, "MySQL, MariaDB or PostgreSQL", text_anchor="middle"))
     for y, number, title, line in (
         (92, 1, "Decide", ("from memory, in under", "a microsecond")),
-        (196, 2, "Share in a region", ("through Redis, in the", "background: milliseconds")),
-        (306, 3, "Share worldwide", ("through a database, in the", "background: about a second")),
+        (196, 2, "Share in a region", ("exactly, through Redis,", "in milliseconds")),
+        (306, 3, "Share worldwide", ("through a database, in", "about a second")),
     ):
         parts.append(f'<circle class="c0" cx="34" cy="{y}" r="13"/>')
         parts.append(_text(34, y + 5, str(number), "back", text_anchor="middle", font_weight=700))
@@ -306,13 +352,14 @@ def window() -> str:
 
 
 def main() -> None:
-    if sys.argv[1:] == ["--measure"]:
-        measure()
+    if sys.argv[1:2] == ["--measure"] and set(sys.argv[2:]) <= set(DATA):
+        measure(sys.argv[2:])
     elif sys.argv[1:]:
         raise SystemExit(__doc__)
     for path, content in pictures():
         path.write_text(content, encoding="utf-8")
-    ACCURACY_PAGE.write_text(tables(ACCURACY_PAGE.read_text(encoding="utf-8")), encoding="utf-8")
+    for page in PAGES:
+        page.write_text(tables(page.read_text(encoding="utf-8")), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -27,7 +27,7 @@ console.log(JSON.stringify(cases.map(([previous, current, elapsed, duration, cos
 def test_the_script_of_the_page_agrees_with_the_core() -> None:
     node = shutil.which("node")
     if node is None:
-        pytest.skip("Node is not installed: the script of the sliding window page was not checked")
+        pytest.skip("not checked on Node, the script of the sliding window page: not installed")
     random = Random(1)
     cases = []
     for _ in range(2_000):

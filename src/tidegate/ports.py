@@ -134,7 +134,7 @@ class Changes(NamedTuple):
     more: bool = False
     """There were too many rows for one answer: ask again, with this cursor, at once."""
     lost: bool = False
-    """The ledger holds less than the cursor had seen: it was wiped, or is an older copy. A full read tells what."""
+    """The ledger holds less than the cursor had seen: it was wiped, or is an older copy. A full read finds it."""
     unreadable: int = 0
     """Rows that were skipped, because their names are not UTF-8."""
 
@@ -285,7 +285,7 @@ class Catalog(Protocol):
 
     async def purge(self, cutoff_ms: int, *, timeout_s: float) -> int:
         """Delete for good a bounded number of overrides and keys that were deleted or revoked before `cutoff_ms`;
-        how many went, 0 when none is left. Namespaces stay, because a deleted one is told from one that never was;
+        how many went, 0 when none is left. Namespaces stay, because a deleted one differs from one that never was;
         and so does the key that was written last, because a catalog without keys is a new one."""
 
     async def put_workspace(self, row: WorkspaceRow, *, timeout_s: float) -> WorkspaceRow:

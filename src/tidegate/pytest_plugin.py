@@ -52,7 +52,7 @@ def tidegate_async_limiter(tidegate_clock: ManualClock) -> AsyncLimiter:
 
 @pytest.fixture
 def tidegate_origin() -> FailingOrigin:
-    """An origin whose `faults` a test controls: `tidegate_origin.faults.fail("read")`."""
+    """An origin whose `faults` a test controls: `tidegate_origin.faults.fail()`."""
     from tidegate.adapters.memory import MemoryOrigin
     from tidegate.testing.faults import FailingOrigin
 

@@ -85,10 +85,13 @@ def test_a_limit_is_allowed_until_it_is_used_up_and_then_exits_with_1(
 def test_limit_prints_the_response_of_the_api_as_json(as_client: Server, invoke_json: InvokeJSON) -> None:
     first = invoke_json("limit", "email.send", "json", "10/day", "--cost", "4")
     reset = first.pop("reset")
-    assert first == {"success": True, "limit": 10, "remaining": 6}
+    assert first == {"success": True, "limit": 10, "remaining": 6, "retryAfter": 0}
     assert reset > time.time() * 1000
     denied = invoke_json("limit", "email.send", "json", "10", "--duration", "1d", "--cost", "7", exit_code=1)
     assert (denied["success"], denied["remaining"]) == (False, 0)
+    assert 0 < denied["retryAfter"] <= 2 * 86_400
+    never = invoke_json("limit", "email.send", "json", "10/day", "--cost", "11", exit_code=1)
+    assert never["retryAfter"] is None
     peeked = invoke_json("limit", "email.send", "json", "10/day", "--cost", "0")
     assert peeked["remaining"] == 6
 
@@ -96,12 +99,39 @@ def test_limit_prints_the_response_of_the_api_as_json(as_client: Server, invoke_
 def test_limit_prints_what_is_left_and_when_to_retry(as_client: Server, invoke: Invoke) -> None:
     allowed = invoke("limit", "email.send", "text", "1/day")
     time_left = r"(\d+ (h|min|s)( \d+ (min|s))?|1 d)"
-    assert re.fullmatch(rf"allowed: 0 of 1 left, window ends in {time_left}\n", allowed.stdout)
+    assert re.fullmatch(rf"allowed: 0 of 1 per day left, window ends in {time_left}\n", allowed.stdout)
     denied = invoke("limit", "email.send", "text", "1/day")
     assert denied.exit_code == 1
     assert re.fullmatch(
-        rf"denied: 0 of 1 left, window ends in {time_left}, retry in {time_left}\n", denied.stdout
+        rf"denied: 0 of 1 per day left, window ends in {time_left}, retry in {time_left}\n", denied.stdout
     )
+    never = invoke("limit", "email.send", "text", "1/day", "--cost", "2")
+    assert never.stdout.endswith(", never fits: the cost is above the limit\n")
+
+
+def test_the_window_of_an_override_is_shown_not_that_of_the_request(
+    as_client: Server, invoke: Invoke
+) -> None:
+    invoke("limit", "overridden", "x", "1/day")
+    assert invoke("overrides", "set", "overridden", "x", "50/minute").exit_code == 0
+    assert invoke("limit", "overridden", "x", "1/day").stdout.startswith("allowed: 49 of 50 per minute left")
+
+
+def test_lists_have_headers(as_client: Server, invoke: Invoke) -> None:
+    invoke("limit", "listed", "x", "1/day")
+    invoke("overrides", "set", "listed", "premium_*", "50/minute")
+    shown = invoke("overrides", "list", "listed").stdout.splitlines()
+    assert re.fullmatch(r"IDENTIFIER +LIMIT +ID", shown[0])
+    assert re.fullmatch(r"premium_\* +50 per minute +rlor_\w+", shown[1])
+    data_dir = as_client.data_dir
+    for command, header in (
+        ("keys", r"ID +KEY +STATE +WORKSPACE +NAME +EXPIRES +PERMISSIONS"),
+        ("namespaces", r"NAME +ID +WORKSPACE +OVERRIDES +STATE"),
+        ("workspaces", r"ID +NAME +STATE +API QUOTA"),
+    ):
+        first, *rest = invoke(command, "list", "--data-dir", data_dir).stdout.splitlines()
+        assert re.fullmatch(header, first), first
+        assert rest
 
 
 @pytest.mark.parametrize("identifier", ["ünï 🎈", "a/b?c=d&e", " spaces ", '"quotes"\\', "-x", "--json"])

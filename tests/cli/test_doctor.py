@@ -226,6 +226,18 @@ def test_a_fleet_without_faults_passes_all_checks(
     assert found["clock"] == ["ok", "ok"]
 
 
+def test_a_redis_that_deletes_counts_when_its_memory_is_full_is_a_warning(
+    invoke_json: InvokeJSON, fresh_redis: RedisServer
+) -> None:
+    arguments = ("doctor", "--region", "fra", "--origin", fresh_redis.url)
+    assert statuses(invoke_json(*arguments))["memory"] == ["ok"]
+    fresh_redis.command("CONFIG", "SET", "maxmemory-policy", "allkeys-lru")
+    (finding,) = findings(invoke_json(*arguments))["memory"]
+    assert finding["status"] == "warn"
+    assert "allkeys-lru" in finding["detail"]
+    assert "noeviction" in finding["next_step"]
+
+
 def test_an_origin_of_another_region_fails(invoke_json: InvokeJSON, fresh_redis: RedisServer) -> None:
     invoke_json("doctor", "--region", "fra", "--origin", fresh_redis.url)
     document = invoke_json("doctor", "--region", "iad", "--origin", fresh_redis.url, exit_code=2)
@@ -250,8 +262,8 @@ def test_without_a_region_the_doctor_does_not_claim_the_origin(
 def test_a_clock_that_is_off_by_more_than_100_ms_is_a_warning_that_names_ntp(
     invoke_json: InvokeJSON, monkeypatch: pytest.MonkeyPatch, offset_ms: int, status: str
 ) -> None:
-    async def off(_url: str, _region: str | None) -> float:
-        return offset_ms
+    async def off(_url: str, _region: str | None) -> tuple[float, set[str]]:
+        return offset_ms, {"noeviction"}
 
     # A test cannot set the clock of the machine: the measured offset is a parameter.
     monkeypatch.setattr("tidegate.cli.doctor._query_origin", off)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import signal
 import subprocess
 import time
@@ -16,7 +17,7 @@ from tests.cli.conftest import PROGRAM, Invoke, InvokeJSON, Program
 from tidegate.adapters.catalogs import open_catalog
 from tidegate.adapters.urls import open_ledger
 from tidegate.core.model import LedgerRow
-from tidegate.ports import OverrideRow
+from tidegate.ports import NamespaceRow, OverrideRow
 
 HOUR_MS = 3_600_000
 
@@ -112,6 +113,29 @@ def test_ledger_shows_regions_rows_lag_and_the_hottest_cells(
     text = invoke("ledger", "--ledger", url).stdout
     assert "bob 🎈" in text
     assert "never" in text
+    assert re.search(r"^ +900  email +bob 🎈 +acme +fra +1 h, ends in \d+ (min|s)", text, re.MULTILINE)
+
+
+def test_ledger_shows_the_names_of_namespaces_that_a_server_counts_by_id(
+    invoke: Invoke, invoke_json: InvokeJSON, url: str
+) -> None:
+    invoke("migrate", "--ledger", url)
+    invoke_json("keys", "create", "--ledger", url, "--workspace", "acme")
+
+    async def create() -> None:
+        catalog = open_catalog(url)
+        row = NamespaceRow("rlns_1", "acme", "email.send", 1, None)
+        await catalog.create_namespace(row, timeout_s=10)
+        await catalog.close()
+
+    asyncio.run(create())
+    publish(url, [row("alice", "fra", 70, 0)._replace(namespace="rlns_1"), row("bob", "fra", 60, 0)])
+    shown = invoke_json("ledger", "--ledger", url)["hottest"]
+    assert [(each["namespace"], each["namespace_name"]) for each in shown] == [
+        ("rlns_1", "email.send"),
+        ("email", "email"),
+    ]
+    assert "email.send" in invoke("ledger", "--ledger", url).stdout
 
 
 @pytest.mark.server

@@ -51,7 +51,7 @@ class Dialect:
         self.is_postgres = name == "postgres"
         self.connect: Connect = PostgresConnection if self.is_postgres else MySQLConnection
         self.one = "$1" if self.is_postgres else "?"
-        # Not SLEEP on MariaDB and MySQL: that one looks by itself whether anybody still waits.
+        # Not SLEEP on MariaDB and MySQL: that one ends by itself when its client has gone.
         self.endless = "SELECT pg_sleep(60)" if self.is_postgres else "SELECT BENCHMARK(1e12, SHA2('x', 256))"
         self.thread = "SELECT pg_backend_pid()" if self.is_postgres else "SELECT CONNECTION_ID()"
 
@@ -153,7 +153,7 @@ async def test_a_transaction_whose_client_has_stopped_is_ended_by_the_server(
     async def stop_in_the_middle() -> None:
         async with lane.session(timeout_s=1) as session, session.transaction():
             await session.execute("INSERT INTO things VALUES (1)")
-            # This waits for the lock of the transaction around it, which nobody will ever commit.
+            # This waits for the lock of the transaction around it, which is never committed.
             await other.execute("INSERT INTO things VALUES (1)", timeout_s=TIMEOUT_S)
             await session.execute("INSERT INTO things VALUES (2)")
 

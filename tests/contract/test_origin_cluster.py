@@ -141,9 +141,7 @@ class TestRedisClusterOrigin(RemoteOriginContract):
         back.finish()
         assert await origin.merge(new, timeout_s=TIMEOUT_S) == [OriginReply(6, 6)] * 20
 
-    async def test_a_slot_that_nobody_serves_is_unavailable(
-        self, origin: Origin, place: ClusterPlace
-    ) -> None:
+    async def test_a_slot_without_a_master_is_unavailable(self, origin: Origin, place: ClusterPlace) -> None:
         node = place.cluster.nodes[0]
         slot = slot_of(TAGS[0])
         cell = self.cell_in(0)

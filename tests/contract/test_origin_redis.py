@@ -256,7 +256,7 @@ def test_it_works_on_uvloop_too(fresh_redis: RedisServer, tls_server: RedisServe
     uvloop.run(main())
 
 
-# Nobody closes the connections of the first two loops.
+# The connections of the first two loops are not closed.
 @pytest.mark.filterwarnings("ignore::ResourceWarning")
 def test_one_origin_serves_event_loops_one_after_the_other(fresh_redis: RedisServer) -> None:
     origin = RedisOrigin(fresh_redis.url)

@@ -1,7 +1,7 @@
-"""A server that takes connections and never says a word: whoever gives up leaves nothing behind.
+"""A server that takes connections and never answers: a caller that gives up leaves nothing behind.
 
 What is left behind would be a socket that the server must keep, and a warning of Python's when it is collected. The
-listener here is the kernel's alone: connections wait in its backlog, and nobody ever reads them.
+listener here is the kernel's alone: connections wait in its backlog, and are never read.
 """
 
 from __future__ import annotations

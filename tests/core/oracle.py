@@ -29,7 +29,7 @@ def fits(history: Mapping[int, int], cost: int, limit: int, now_ms: int, duratio
 def retry_after_ms(
     history: Mapping[int, int], cost: int, limit: int, now_ms: int, duration_ms: int
 ) -> int | None:
-    """The wait until `cost` fits if nobody else comes; None if it never does.
+    """The wait until `cost` fits if no other request comes; None if it never does.
 
     Cell by cell, the first instant is solved for: the current cell is fixed, and the previous one must weigh less
     than what is free plus one.

@@ -135,7 +135,7 @@ def check_item(decision: Decision, state: dict[int, int], request: Request, dema
     assert decision.effective == used
     assert decision.allowed == (used <= request.limit.quota)
     if decision:
-        # Nothing was consumed, by nobody in this batch.
+        # No item of this batch consumed anything.
         left = request.limit.quota - oracle.effective(state, 0, NOW_MS, duration_ms)
         assert decision.remaining == left
         assert decision.retry_after_ms == 0
@@ -272,7 +272,7 @@ def test_a_batch_after_a_failed_read_is_degraded_in_every_item_that_fits() -> No
     assert node.engine.from_degraded == 4
 
 
-def test_anticipation_fails_a_batch_whole_without_making_anybody_strict() -> None:
+def test_anticipation_fails_a_batch_whole_without_making_a_subject_strict() -> None:
     node = Node(has_origin=False, has_ledger=True, tuning=Tuning())
     limit = Limit(100, duration_ms=60_000, namespace="default")
     at_ms = 600_000

@@ -79,7 +79,7 @@ def test_a_new_subject_at_the_memory_bound_costs_the_same(dirty: bool) -> None:
     )
 
 
-def test_a_new_subject_when_everybody_is_blocked_costs_the_same() -> None:
+def test_a_new_subject_when_all_are_blocked_costs_the_same() -> None:
     def all_denied(count: int) -> Node:
         node = Node(tuning=Tuning(subjects_max=count))
         for i in range(count):
@@ -89,7 +89,7 @@ def test_a_new_subject_when_everybody_is_blocked_costs_the_same() -> None:
     same(all_denied, lambda node: node.engine.decide(LIMIT, "new", 1, T + 60))
 
 
-def test_a_new_subject_when_everybody_has_expired_costs_the_same() -> None:
+def test_a_new_subject_when_all_have_expired_costs_the_same() -> None:
     same(crowd, lambda node: node.engine.decide(LIMIT, "new", 1, T + 600_000))
 
 

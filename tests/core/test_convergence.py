@@ -56,7 +56,7 @@ def test_invariant_08_a_crash_loses_what_the_origin_had_not_got_and_nothing_else
 ) -> None:
     world = World()
     run(world, schedule)
-    # What a crashed node had on the wire is answered to nobody.
+    # What a crashed node had on the wire gets no reader for its answer.
     world.answers = [one for one in world.answers if one[0] in world.nodes]
     assert all(count >= 0 for count in world.truth.values()), "more was lost than accepted"
     world.heal()

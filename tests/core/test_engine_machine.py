@@ -7,6 +7,7 @@ repeated and lost, imports, publications, an origin that forgets, and a memory t
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
 
 from hypothesis import settings
@@ -78,6 +79,7 @@ class EngineMachine(RuleBasedStateMachine):
         self.ledger = DictLedger()
         self.now_ms = START_MS
         self.latest_ms = START_MS
+        self.has_stepped_back = False
         self.model: dict[Key, dict[int, ModelCell]] = {}
         self.peers: dict[tuple[bytes, int], int] = {}
         self.needs: list[tuple[Need, list[OriginReply]]] = []
@@ -118,7 +120,7 @@ class EngineMachine(RuleBasedStateMachine):
         }
 
     def begin(self) -> None:
-        """Note how everybody stands, before something happens that may make room."""
+        """Note the protection of every subject, before something happens that may evict one."""
         self.expired_before = self.engine.subjects.expired
         self.before = {
             key: Standing(subject.queue, subject.strict_until_ms) for key, subject in self.subjects().items()
@@ -129,11 +131,13 @@ class EngineMachine(RuleBasedStateMachine):
         present = self.subjects()
         gone = [key for key in self.before if key not in present]
         for key in gone:
-            self.check_eviction(key, [subject for other, subject in present.items() if other in self.before])
+            self.check_eviction(key, present)
         for key in list(self.model):
             subject = present.get(key)
             if subject is None:
-                assert key in gone or not any(cell.total() for cell in self.model[key].values())
+                # A batch can be larger than the memory: then it evicts subjects that it has created.
+                is_known = key in gone or key not in self.before
+                assert is_known or not any(cell.total() for cell in self.model[key].values())
                 del self.model[key]
                 continue
             for sequence in [one for one in self.model[key] if subject.cell(one) is None]:
@@ -141,16 +145,24 @@ class EngineMachine(RuleBasedStateMachine):
                 assert aged_out or self.model[key][sequence].total() == 0, (key, sequence)
                 del self.model[key][sequence]
 
-    def check_eviction(self, key: Key, stayed: list[Subject]) -> None:
-        """Who went must not have been better protected than somebody who stayed."""
+    def check_eviction(self, key: Key, present: dict[Key, Subject]) -> None:
+        """A subject that was evicted belonged to the largest table, and was no better protected than others of it."""
         aged_out = all((sequence + 3) * key[1] <= self.latest_ms for sequence in self.model.get(key, {}))
         if self.engine.subjects.expired > self.expired_before and aged_out:
             return
         victim = self.before[key]
+        stayed = [
+            subject for other, subject in present.items() if other in self.before and other[1] == key[1]
+        ]
+        sizes = Counter(duration_ms for _, duration_ms in present)
+        assert sizes[key[1]] + 1 >= max(sizes.values())
+        blocked = {other for other, standing in self.before.items() if standing.queue == BLOCKED}
+        blocked |= {other for other, subject in present.items() if subject.queue == BLOCKED}
         if victim.queue == PINNED:
             assert all(other.queue == PINNED for other in stayed)
         elif victim.queue == BLOCKED and victim.strict_until_ms > self.now_ms:
-            assert all(
+            is_half = 2 * sum(duration_ms == key[1] for _, duration_ms in blocked) > sizes[key[1]]
+            assert is_half or all(
                 other.queue == PINNED or (other.queue == BLOCKED and other.strict_until_ms > self.now_ms)
                 for other in stayed
             )
@@ -165,6 +177,8 @@ class EngineMachine(RuleBasedStateMachine):
     @rule(span_ms=spans_ms)
     def time_steps_back(self, span_ms: int) -> None:
         self.now_ms -= span_ms
+        self.has_stepped_back = True
+        self.seen.clear()
 
     @rule(looks=st.integers(1, 5))
     def the_aged_expire(self, looks: int) -> None:
@@ -209,7 +223,7 @@ class EngineMachine(RuleBasedStateMachine):
         assert isinstance(answer, Decision)
         self.expect(answer, limit, identifier, cost)
         if cost == 0 or not answer:
-            # Forgotten subjects may leave the queue meanwhile; nobody comes into it.
+            # Forgotten subjects may leave the queue meanwhile; none is added.
             assert len(self.engine.pending.dirty) <= dirty
         assert self.engine.subjects.count <= SUBJECTS_MAX
 
@@ -399,13 +413,13 @@ class EngineMachine(RuleBasedStateMachine):
             for cell in subject.cells():
                 origin, ledger = cell.origin, cell.ledger
                 assert origin is not None
+                deadlines = (origin.fresh_until_ms, origin.answered_at_ms, origin.failed_until_ms)
                 now = (
                     cell.own,
                     cell.others,
                     cell.foreign,
-                    origin.fresh_until_ms,
-                    origin.answered_at_ms,
-                    origin.failed_until_ms,
+                    # A clock that steps back begins with new deadlines.
+                    *((0, 0, 0) if self.has_stepped_back else deadlines),
                     0 if ledger is None else ledger.set_aside_until_ms,
                 )
                 _, before = self.seen.get(id(cell), (cell, now))
@@ -420,19 +434,21 @@ class EngineMachine(RuleBasedStateMachine):
         subjects = self.engine.subjects
         present = self.subjects()
         assert subjects.count == len(present)
-        for number, queue in (
-            (CLEAN, subjects._clean),
-            (BLOCKED, subjects._blocked),
-            (PINNED, subjects._pinned),
-        ):
-            slots = []
-            slot, older = queue.oldest, -1
-            while slot >= 0:
-                subject = subjects.slots[slot]
-                assert subject is not None and subject.queue == number and subject.older == older
-                slots.append(slot)
-                older, slot = slot, subject.newer
-            assert queue.newest == older and queue.length == len(slots)
+        for table in subjects.tables.values():
+            for number in (CLEAN, BLOCKED, PINNED):
+                queue = table.queue(number)
+                slots = []
+                slot, older = queue.oldest, -1
+                while slot >= 0:
+                    subject = subjects.slots[slot]
+                    assert subject is not None and subject.table == table.number
+                    assert subject.queue == number and subject.older == older
+                    slots.append(slot)
+                    older, slot = slot, subject.newer
+                assert queue.newest == older and queue.length == len(slots)
+            assert table.count == table.clean.length + table.blocked.length + table.pinned.length
+        sizes = [table.count for table in subjects.tables.values()]
+        assert {table.count for table in subjects._by_size.largest()} == set(sizes and [max(sizes)])
         for subject in present.values():
             assert subjects._buckets[subject.bucket][subject.position] is subject
         assert sum(len(bucket) for bucket in subjects._buckets.values()) == subjects.count

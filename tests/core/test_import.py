@@ -185,6 +185,61 @@ def test_a_row_that_an_older_copy_does_not_have_is_published_again() -> None:
     assert [(one.identifier, one.regional) for one in node.publish(ledger, T)] == [("b", 30)]
 
 
+# -- a full memory
+
+
+def small_region(subjects_max: int) -> Node:
+    return region_of_one(Tuning(anticipation=False, subjects_max=subjects_max))
+
+
+def test_foreign_counts_that_were_evicted_are_asked_for_when_a_request_needs_them() -> None:
+    node = small_region(3)
+    node.ledger_sync.begin_full_import()
+    node.ledger_sync.apply_import([row(100)], T)
+    assert node.decide(LIMIT, "a", 0, T).effective == 100
+    for number in range(10):
+        node.decide(LIMIT, f"spray{number}", 1, T + 1 + number)
+    assert not node.knows(LIMIT, "a")
+    node.ledger_sync.begin_full_import()
+    for number in range(10, 14):
+        node.decide(LIMIT, f"spray{number}", 1, T + 1 + number)
+    node.decide(LIMIT, "a", 0, T + 20)
+    assert node.ledger_sync.wants_full_import
+    node.ledger_sync.begin_full_import()
+    node.ledger_sync.apply_import([row(100)], T + 30, full=True)
+    assert not node.decide(LIMIT, "a", 1, T + 30)
+
+
+def test_rows_of_other_regions_evict_nothing_that_is_used_here() -> None:
+    node = small_region(3)
+    for identifier in "abc":
+        assert node.decide(LIMIT, identifier, 100, T)
+    sprayed = [row(50, identifier=f"spray{number}") for number in range(20)]
+    node.ledger_sync.apply_import([*sprayed, row(7, identifier="a")], T + 1)
+    assert not any(node.decide(LIMIT, identifier, 1, T + 2) for identifier in "abc")
+    assert node.cell(LIMIT, "a", 1000).foreign == 7
+    node.decide(LIMIT, "spray3", 0, T + 3)
+    assert node.ledger_sync.wants_full_import, "one of those that found no room is needed now"
+
+
+def test_rows_take_the_place_of_subjects_that_have_aged_out() -> None:
+    node = small_region(2)
+    second = Limit(10, duration_ms=1_000, namespace="default")
+    for identifier in "xy":
+        node.decide(second, identifier, 1, T - 25_000)
+    node.ledger_sync.apply_import([row(5)], T)
+    assert node.decide(LIMIT, "a", 0, T).effective == 5
+
+
+def test_a_full_read_that_fails_is_wanted_again() -> None:
+    node = small_region(2)
+    for number in range(5):
+        node.decide(LIMIT, f"spray{number}", 1, T + number)
+    node.ledger_sync.begin_full_import()
+    node.ledger_sync.fail_full_import()
+    assert node.ledger_sync.wants_full_import
+
+
 # -- anticipation
 
 
@@ -207,7 +262,40 @@ def test_between_imports_a_decision_adds_what_has_probably_grown() -> None:
     assert denial.retry_after_ms, "but it is waited for"
 
 
-def test_a_denial_that_only_anticipation_caused_makes_nobody_strict() -> None:
+def test_a_probable_denial_names_the_next_import_not_the_end_of_the_window() -> None:
+    day = Limit(100, duration_ms=24 * 60 * MINUTE, namespace="default")
+    sequence = T // day.duration_ms
+    node = region_of_one(Tuning())
+    for at_ms, regional in ((T, 10), (T + 1_000, 60)):
+        node.ledger_sync.apply_import(
+            [
+                LedgerRow(
+                    *("default", "default", "a", day.duration_ms, sequence),
+                    "iad",
+                    regional,
+                    (sequence + 2) * day.duration_ms,
+                )
+            ],
+            at_ms,
+        )
+        node.ledger_sync.finish_import(at_ms)
+    node.ledger_sync.expect_import(T + 6_000)
+    denial = node.decide(day, "a", 40, T + 1_500)
+    assert not denial and denial.effective == 100
+    assert denial.retry_after_ms == 4_500
+    node.ledger_sync.finish_import(T + 6_000)
+    assert node.decide(day, "a", 40, T + 6_000), "it grew no further"
+
+
+def test_a_probable_denial_while_an_import_is_late_names_an_interval() -> None:
+    node = region_of_one(Tuning(import_interval_ms=5_000))
+    growing(node, (T, 10), (T + 1_000, 90))
+    node.ledger_sync.expect_import(T + 1_200)
+    denial = node.decide(LIMIT, "a", 10, T + 1_500)
+    assert not denial and denial.retry_after_ms == 5_000
+
+
+def test_a_denial_that_only_anticipation_caused_makes_no_subject_strict() -> None:
     node = Node(has_ledger=True, tuning=Tuning())
     need = node.need(LIMIT, "a", 0, T)
     node.origin_sync.apply_read(need, [OriginReply(0, 0), OriginReply(0, 0)], T)

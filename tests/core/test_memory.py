@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.core.nodes import DictOrigin, Node
+from tests.core.nodes import DictLedger, DictOrigin, Node
 from tidegate.core.cells import BLOCKED, CLEAN, PINNED
 from tidegate.core.model import DEGRADED, ORIGIN, Limit, Tuning
 from tidegate.core.table import Table
@@ -62,7 +62,7 @@ def test_a_denied_subject_goes_when_only_denied_ones_are_left_and_it_is_counted(
     assert node.engine.subjects.evicted_blocked == 1
 
 
-def test_a_denial_that_is_over_protects_nobody() -> None:
+def test_a_denial_that_is_over_protects_no_subject() -> None:
     node = bounded(2)
     node.decide(SECOND, "x", 11, T)
     node.decide(SECOND, "a", 1, T + 500)
@@ -71,16 +71,52 @@ def test_a_denial_that_is_over_protects_nobody() -> None:
     assert node.engine.subjects.evicted_clean == 1
 
 
-def test_of_denied_subjects_one_goes_whose_denial_is_over() -> None:
-    """Denials last as long as the duration, so that the longest denied may be blocked the longest."""
-    node = bounded(3)
-    for later_ms in (0, 1):
-        node.decide(DAY, f"long{later_ms}", 11, T + later_ms)
-    node.decide(SECOND, "short", 11, T + 2)
-    node.decide(DAY, "new", 11, T + 1_500)
-    assert node.knows(DAY, "long0") and node.knows(DAY, "long1")
-    assert not node.knows(SECOND, "short")
-    assert (node.engine.subjects.evicted_clean, node.engine.subjects.evicted_blocked) == (1, 0)
+def test_denied_subjects_go_first_while_they_are_more_than_half() -> None:
+    node = bounded(8)
+    for number in range(8):
+        assert not node.decide(DAY, f"denied{number}", 11, T + number)
+    for later_ms, identifier in enumerate("abcdef", 10):
+        node.decide(DAY, identifier, 1, T + later_ms)
+    assert known(node, DAY, "abcdef") == "cdef", "from half of the memory on, the usual order holds"
+    assert [node.knows(DAY, f"denied{number}") for number in range(8)] == [False] * 4 + [True] * 4
+
+
+def test_a_memory_full_of_denied_subjects_does_not_switch_the_limiter_off() -> None:
+    """An attacker fills it with subjects that are denied for 30 days, and asks for one identifier between others."""
+    month = Limit(10, duration_ms=30 * 86_400_000, namespace="default")
+    node = bounded(100)
+    for number in range(200):
+        node.decide(month, f"denied{number}", 11, T + number)
+    allowed = 0
+    for number in range(500):
+        allowed += node.decide(month, "target", 1, T + 1_000 + 10 * number).allowed
+        for other in range(5):
+            node.decide(month, f"new{number}-{other}", 1, T + 1_001 + 10 * number + other)
+    assert allowed == 10
+
+
+@given(st.integers(1, 60), st.integers(0, 12))
+def test_pressure_costs_the_namespace_that_causes_it(spray: int, cost: int) -> None:
+    """Whatever one namespace sprays, allowed or denied, the subjects of a smaller one stay."""
+    node = bounded(20)
+    others = Limit(10, duration_ms=86_400_000, namespace="others")
+    for identifier in "abcdefghi":
+        node.decide(others, identifier, 10, T)
+    for number in range(spray):
+        node.decide(DAY, f"spray{number}", cost, T + 1 + number)
+    assert not any(node.decide(others, identifier, 1, T + 100) for identifier in "abcdefghi")
+
+
+def test_unreplayed_counts_of_a_spray_go_before_the_subjects_of_others() -> None:
+    node, origin = bounded(20, has_origin=True), DictOrigin()
+    others = Limit(10, duration_ms=86_400_000, namespace="others")
+    for identifier in "abcdefghi":
+        node.limit(others, identifier, 10, T, origin)
+    node.replay(origin, T)
+    for number in range(50):
+        node.decide(DAY, f"spray{number}", 1, T + 1 + number, DEGRADED)
+    assert known(node, others, "abcdefghi") == "abcdefghi"
+    assert node.engine.subjects.evicted_unreplayed == 50 - 11
 
 
 def test_a_denied_subject_that_is_allowed_again_is_like_any_other() -> None:
@@ -194,7 +230,7 @@ def test_expiry_looks_at_no_more_subjects_than_it_is_told_to() -> None:
     assert subjects.count == 0
 
 
-def test_expiry_that_finds_everybody_alive_looks_at_no_more_than_it_is_told_to_either() -> None:
+def test_expiry_that_finds_all_subjects_alive_checks_no_more_than_it_is_asked_to_either() -> None:
     node = Node(has_origin=False)
     for i in range(100):
         node.decide(SECOND, f"id{i}", 1, T)
@@ -342,3 +378,32 @@ def test_a_spray_while_the_origin_is_down_fills_no_queue() -> None:
     assert len(node.engine.pending.dirty) < 1_000
     assert len(node.engine.pending.changed) < 1_000
     assert len(node.engine.pending.pressed) < 1_000
+
+
+# -- a ledger without an origin
+
+
+def test_counts_that_wait_for_the_ledger_stay_while_anything_else_can_go_and_are_counted_when_they_go() -> (
+    None
+):
+    node = Node(has_origin=False, has_ledger=True, tuning=Tuning(subjects_max=4, touch_ms=1))
+    for later_ms, identifier in enumerate("ab"):
+        node.decide(DAY, identifier, 5, T + later_ms)
+    for later_ms in range(20):
+        node.decide(DAY, f"look{later_ms}", 0, T + 10 + later_ms)
+    assert known(node, DAY, "ab") == "ab"
+    assert node.engine.subjects.evicted_unreplayed == 0
+    for later_ms, identifier in enumerate("cdefg"):
+        node.decide(DAY, identifier, 5, T + 50 + later_ms)
+    assert node.engine.subjects.evicted_unreplayed == 3
+
+
+def test_published_counts_are_evicted_like_any_others() -> None:
+    node, ledger = Node(has_origin=False, has_ledger=True, tuning=Tuning(subjects_max=4)), DictLedger()
+    for identifier in "ab":
+        node.decide(DAY, identifier, 5, T)
+        assert node.subject(DAY, identifier).queue == PINNED
+    node.decide(Limit(1_000, duration_ms=86_400_000, namespace="default"), "c", 5, T)
+    node.publish(ledger, T)
+    assert [row.identifier for row in ledger.rows()] == ["a", "b"]
+    assert {node.subject(DAY, identifier).queue for identifier in "abc"} == {CLEAN}

@@ -41,6 +41,9 @@ rows = st.lists(
 
 Delivery = Callable[[Node], None]
 
+# When answers arrive, by the clock of the node. If it stepped back meanwhile, the order would be no other order.
+ARRIVED_MS = T + 30_000
+
 
 def with_answers_in_flight(script: list[tuple[int, int, int, bool]]) -> tuple[Node, list[Delivery]]:
     """A node that has sent and heard nothing back yet, and everything that is on its way."""
@@ -53,7 +56,7 @@ def with_answers_in_flight(script: list[tuple[int, int, int, bool]]) -> tuple[No
         now_ms += late_ms
         answer = node.engine.decide(LIMIT, "a", cost, now_ms)
         assert isinstance(answer, Need)
-        deliveries.append(read_delivery(answer, origin.read(answer.wanted), now_ms + 7))
+        deliveries.append(read_delivery(answer, origin.read(answer.wanted), ARRIVED_MS))
         node.decide(LIMIT, "a", cost, now_ms, DEGRADED)
         if peer:
             peers += peer
@@ -62,7 +65,7 @@ def with_answers_in_flight(script: list[tuple[int, int, int, bool]]) -> tuple[No
         if replays:
             replay = node.origin_sync.plan_replay(now_ms, 100)
             assert replay is not None
-            deliveries.append(replay_delivery(replay, origin.merge(replay.components), now_ms + 9))
+            deliveries.append(replay_delivery(replay, origin.merge(replay.components), ARRIVED_MS + 2))
     return node, deliveries
 
 

@@ -155,7 +155,7 @@ def test_what_is_heard_of_other_nodes_is_published_by_a_node_that_was_asked() ->
     node = Node(has_ledger=True)
     need = node.need(LIMIT, "a", 0, T)
     node.origin_sync.apply_read(need, [OriginReply(70, 0), OriginReply(0, 0)], T)
-    assert nothing_to_publish(node), "nobody has asked this node, so it knows no limit"
+    assert nothing_to_publish(node), "this node was never asked, so it knows no limit"
     node.decide(LIMIT, "a", 0, T)
     assert [row.regional for row in planned(node).rows] == [70]
 
@@ -340,7 +340,7 @@ def test_imports_are_fast_while_cells_above_their_threshold_grow() -> None:
 # -- refusals
 
 
-def test_a_refused_row_waits_longer_each_time_and_holds_nobody_else_up() -> None:
+def test_a_rejected_row_waits_longer_each_time_and_delays_no_other() -> None:
     node = regional_node()
     hour = Limit(100, duration_ms=3_600_000, namespace="default")
     at_ms = 3_600_000 * 1000
@@ -382,7 +382,7 @@ def test_the_time_of_the_next_try_never_falls() -> None:
     assert ledger is not None and ledger.set_aside_until_ms == T + 60_000
 
 
-def test_rows_of_subjects_that_were_forgotten_meanwhile_are_nobodys_business() -> None:
+def test_rows_of_subjects_that_were_evicted_meanwhile_are_ignored() -> None:
     node = regional_node(tuning=Tuning(subjects_max=1))
     node.decide(LIMIT, "a", 50, T)
     publication = planned(node)

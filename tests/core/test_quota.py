@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidegate.core.model import DURATION_MS_MAX, Limit, make_limit, subject_digest
+from tidegate.core.model import Limit, make_limit, subject_digest
 from tidegate.core.quota import format_duration, format_quota, parse_quota
 from tidegate.errors import InvalidInput
 
@@ -47,9 +47,9 @@ UNITS_MS = {
         ("1/1000ms", 1, 1_000),
         ("2 PER week", 2, 604_800_000),
         (
-            "9999999999999999999/5217w",
+            "9999999999999999999/999999999999999w",
             9_999_999_999_999_999_999,
-            5217 * 604_800_000,
+            999_999_999_999_999 * 604_800_000,
         ),
     ],
 )
@@ -120,10 +120,6 @@ def test_every_quota_string_round_trips(
 ) -> None:
     quota = f"{units}{separator}{times if times > 1 else ''} {unit.upper() if upper else unit}"
     assert parse_quota(quota) == (units, times * UNITS_MS[unit])
-    if times * UNITS_MS[unit] > DURATION_MS_MAX:
-        with pytest.raises(InvalidInput, match="a hundred years"):
-            Limit(quota, namespace="default")
-        return
     limit = Limit(quota, namespace="default")
     again = Limit(f"{limit.quota}/{limit.duration_ms}ms", namespace="default")
     assert again == limit

@@ -276,11 +276,20 @@ def test_the_pause_after_a_failed_read_survives_a_rollover() -> None:
 
 
 def test_a_decision_is_local_again_once_the_origin_was_heard_after_a_failed_read() -> None:
+    node, origin = warmed(), DictOrigin()
+    node.limit(MINUTE, "a", 1, T + 6_000)
+    assert node.decide(MINUTE, "a", 1, T + 6_050).source == "degraded"
+    node.replay(origin, T + 6_100)
+    assert node.decide(MINUTE, "a", 1, T + 6_101).source == "local"
+
+
+def test_a_decision_is_degraded_until_the_previous_cell_was_heard_too() -> None:
     node, origin = Node(), DictOrigin()
     node.limit(MINUTE, "a", 1, T)
     assert node.decide(MINUTE, "a", 1, T + 50).source == "degraded"
     node.replay(origin, T + 100)
-    assert node.decide(MINUTE, "a", 1, T + 101).source == "local"
+    assert node.decide(MINUTE, "a", 1, T + 101).source == "degraded"
+    assert node.limit(MINUTE, "a", 1, T + 301, origin).source == "origin"
 
 
 @given(st.lists(st.tuples(st.integers(0, 400), st.booleans()), min_size=1, max_size=30))
@@ -379,3 +388,55 @@ def test_an_embedded_limiter_has_no_outages() -> None:
     embedded = Engine(PLAIN, node_id="n")
     decision = embedded.decide(LOGIN, "a", 1, T, DEGRADED)
     assert isinstance(decision, Decision) and decision
+
+
+# -- the previous cell
+
+
+def test_what_a_neighbour_counted_last_in_the_previous_cell_is_read_although_the_current_one_is_fresh() -> (
+    None
+):
+    """A node that has only looked before the boundary must not admit a full quota behind it."""
+    limit = Limit(100, duration_ms=60_000, namespace="default")
+    node, other, origin = Node("n1"), Node("n2"), DictOrigin()
+    start_ms = T // 60_000 * 60_000 + 60_000
+    node.limit(limit, "a", 0, start_ms - 2_000, origin)
+    other.limit(limit, "a", 100, start_ms - 1_000, origin)
+    allowed = 0
+    for second in range(28):
+        now_ms = start_ms + 1_000 * second
+        allowed += 4 * node.limit(limit, "a", 4, now_ms, origin).allowed
+        node.replay(origin, now_ms)
+        if second == 1:
+            other.replay(origin, now_ms)
+    assert node.cell(limit, "a", start_ms // 60_000 - 1).others == 100
+    assert allowed <= 50, "more than half of the previous cell still counts"
+
+
+def test_a_late_replay_of_the_previous_cell_is_seen_while_replays_keep_the_current_one_fresh() -> None:
+    limit = Limit(1_000, duration_ms=60_000, namespace="default")
+    node, late, origin = Node("n1"), Node("n2"), DictOrigin()
+    start_ms = T // 60_000 * 60_000 + 60_000
+    late.limit(limit, "a", 500, start_ms - 1_000)
+    node.limit(limit, "a", 10, start_ms - 1_000, origin)
+    node.replay(origin, start_ms - 1_000)
+    for second in range(30):
+        node.limit(limit, "a", 1, start_ms + 1_000 * second, origin)
+        node.replay(origin, start_ms + 1_000 * second)
+        if second == 8:
+            late.replay(origin, start_ms + 1_000 * second)
+        if second >= 8 + 6:
+            assert node.cell(limit, "a", start_ms // 60_000 - 1).others == 500
+
+
+def test_replays_keep_the_previous_cell_fresh_without_a_read() -> None:
+    limit = Limit(1_000, duration_ms=60_000, namespace="default")
+    node, origin = Node(), DictOrigin()
+    start_ms = T // 60_000 * 60_000 + 60_000
+    node.limit(limit, "a", 10, start_ms - 1_000, origin)
+    node.replay(origin, start_ms - 1_000)
+    reads = origin.reads
+    for second in range(50):
+        node.limit(limit, "a", 1, start_ms + 1_000 * second, origin)
+        node.replay(origin, start_ms + 1_000 * second)
+    assert origin.reads == reads

@@ -1,4 +1,4 @@
-"""Check and commit are one step: nobody gets in between, on the same thread either.
+"""Check and commit are one step: no call gets in between, on the same thread either.
 
 A signal handler or a finalizer runs in the middle of whatever its thread is doing. Waiting for the decision that it
 interrupted would deadlock, so it is refused, and the interrupted one goes on as if nothing had happened.
@@ -68,7 +68,7 @@ class Door:
 
 
 class Meddler(str):
-    """An identifier that asks for a decision whenever somebody hashes it."""
+    """An identifier that asks for a decision whenever it is hashed."""
 
     __slots__ = ("meddle",)
     meddle: Callable[[], None]
@@ -116,7 +116,7 @@ def test_the_refusal_says_what_happened_and_may_be_tried_again() -> None:
     assert door.gate.limit(LIMIT, "a")
 
 
-def test_a_name_is_remembered_as_a_plain_str_that_runs_nobodys_code_later() -> None:
+def test_a_name_is_remembered_as_a_plain_str_that_runs_no_code_of_a_subclass_later() -> None:
     door = Door()
     meddled: list[str] = []
     door.gate.limit(LIMIT, meddler("a", lambda: meddled.append("hashed")))

@@ -282,6 +282,63 @@ def test_a_sweep_goes_in_slices_and_can_be_joined_by_another() -> None:
     assert not node.sweep.run(4)
 
 
+# -- healing has a brake
+
+
+def test_an_origin_that_evicts_cells_is_not_sent_everything_each_time() -> None:
+    """Every read shows a loss: its cell is merged again, and all others only after longer and longer pauses."""
+    node, origin = Node(), DictOrigin()
+    for number in range(200):
+        node.limit(LIMIT, f"id{number}", 1, T, origin)
+    node.replay(origin, T)
+    sent = 0
+    for second in range(6, 30):
+        for number in range(10):
+            digest = subject_digest("default", "default", f"id{number}", LIMIT.duration_ms)
+            origin.cells.pop((digest, T // LIMIT.duration_ms), None)
+            node.limit(LIMIT, f"id{number}", 0, T + 1_000 * second + number, origin)
+        node.sweep.resume(T + 1_000 * second + 10)
+        node.run_sweep()
+        sent += node.replay(origin, T + 1_000 * second + 20)
+    reads = 24 * 10
+    assert sent <= reads + 6 * 200, "24 rounds, but only about log2 of them merge all 200 cells again"
+    for number in range(10):
+        node.limit(LIMIT, f"id{number}", 0, T + 36_000, origin)
+    node.replay(origin, T + 36_000)
+    assert sum(sum(held.values()) for held in origin.cells.values()) == 200
+
+
+def test_a_cell_that_the_clock_of_the_origin_has_aged_out_is_no_loss() -> None:
+    second = Limit(10, duration_ms=1_000, namespace="default")
+    node, origin = Node(), DictOrigin()
+    node.sweep.origin_ahead_ms = 3_500
+    node.limit(second, "a", 1, T, origin)
+    for _ in range(5):
+        node.replay(origin, T)
+        origin.cells.clear()
+        node.limit(second, "a", 1, T, origin)
+    assert node.sweep.heals == 0 and not node.sweep.is_active
+
+
+def test_a_loss_in_the_pause_after_a_heal_is_healed_after_it() -> None:
+    node, origin = Node(), DictOrigin()
+    for identifier in "abc":
+        node.limit(LIMIT, identifier, 1, T, origin)
+    node.replay(origin, T)
+    for later_ms in (6_000, 6_500):
+        origin.cells.clear()
+        node.limit(LIMIT, "a", 1, T + later_ms, origin)
+        node.replay(origin, T + later_ms)
+        node.run_sweep()
+        node.replay(origin, T + later_ms)
+    assert len(origin.cells) < 3
+    assert not node.sweep.resume(T + 6_999)
+    assert node.sweep.resume(T + 7_000)
+    node.run_sweep()
+    node.replay(origin, T + 7_000)
+    assert len(origin.cells) == 3
+
+
 # -- two lives of one subject
 
 

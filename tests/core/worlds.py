@@ -133,7 +133,7 @@ class World:
     def check(self) -> None:
         for identifier, sequence in self.live_cells():
             truth = {region: self.truth[region, identifier, sequence] for region in REGIONS}
-            everybody_knows = max(truth.values()) >= publish_threshold(LIMIT.quota, len(REGIONS))
+            all_know = max(truth.values()) >= publish_threshold(LIMIT.quota, len(REGIONS))
             for node in self.nodes:
                 cell = node.subject(LIMIT, identifier).cell(sequence)
                 regional = 0 if cell is None else cell.regional()
@@ -141,7 +141,7 @@ class World:
                 foreign = 0 if cell is None else cell.foreign
                 expected = sum(truth.values()) - truth[node.region]
                 assert foreign <= expected
-                if everybody_knows:
+                if all_know:
                     assert foreign == expected, (node.engine.node_id, identifier, sequence)
         for region in REGIONS:
             for identifier, sequence in self.live_cells():

@@ -14,7 +14,9 @@ import termios
 import time
 import uuid
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 
@@ -98,16 +100,19 @@ class Demo:
 
 
 @pytest.fixture
-def start(tmp_path: Path) -> Iterator[Callable[..., Demo]]:
+def start() -> Iterator[Callable[..., Demo]]:
     demos: list[Demo] = []
 
     def start(*arguments: str, terminal: bool = False) -> Demo:
-        demos.append(Demo(tmp_path, *arguments, terminal=terminal))
+        # Not below pytest's directory: the path of MariaDB's socket has at most 107 characters.
+        directory = Path(stack.enter_context(TemporaryDirectory(prefix="tidegate-demo-test-")))
+        demos.append(Demo(directory, *arguments, terminal=terminal))
         return demos[-1]
 
-    yield start
-    for demo in demos:
-        demo.kill()
+    with ExitStack() as stack:
+        yield start
+        for demo in demos:
+            demo.kill()
 
 
 def test_ctrl_c_ends_the_demo_and_leaves_no_process_and_no_file(start: Callable[..., Demo]) -> None:

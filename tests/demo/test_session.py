@@ -3,12 +3,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+import httpx
 import pytest
 
 from tidegate.demo import fleet
 from tidegate.demo.session import Options, Report, Session
 from tidegate.demo.traffic import HOT
 from tidegate.demo.view import Picture
+from tidegate.server.console.sessions import MARKER
 
 
 class Watcher:
@@ -80,6 +82,19 @@ async def test_the_same_with_a_redis_for_each_region_and_a_database_server(
     report = await demonstrate(Options(regions=2, nodes=1, redis=True, mysql=True, speed=3.0))
     check(report)
     assert "Redis" in report.fleet and "MariaDB" in report.fleet
+
+
+async def test_the_key_of_the_demo_signs_in_to_its_console() -> None:
+    async with (
+        Session.open(Options(regions=1, nodes=1), lambda _text: None) as session,
+        httpx.AsyncClient() as client,
+    ):
+        page = await client.get(session.console)
+        assert page.status_code == 200 and page.headers["content-type"].startswith("text/html")
+        key = session.fleet.key
+        answer = await client.post(f"{session.console}/session", json={"key": key}, headers={MARKER: "1"})
+        assert answer.status_code == 200, answer.text
+        assert (await client.get(f"{session.console}/session")).status_code == 200
 
 
 async def test_a_session_that_cannot_start_removes_what_it_made(

@@ -44,6 +44,16 @@ def test_a_screen_shows_every_node_its_faults_and_what_it_believes() -> None:
         assert expected in text
 
 
+def test_the_bar_of_a_node_shows_its_part_of_the_limit_and_what_is_beyond() -> None:
+    def bar(sees: int) -> str:
+        picture = replace(PICTURE, nodes=(replace(PICTURE.nodes[0], sees=sees),))
+        (line,) = [line for line in screen(picture) if "fra-1" in line]
+        return line.split()[-1]
+
+    assert bar(HOT.quota) == "█" * 24 and bar(0) == "·" * 24 and bar(HOT.quota // 2) == "█" * 12 + "·" * 12
+    assert bar(HOT.quota * 5 // 4) == "█" * 24 + "▒" * 6 and len(bar(HOT.quota * 100)) == 48
+
+
 def test_a_line_names_the_troubles_and_when_all_agree_it_says_so() -> None:
     assert "iad database cut off, iad origin killed" in log_line(PICTURE)
     well = replace(PICTURE, nodes=tuple(replace(PICTURE.nodes[0], name=name) for name in ("a", "b")))

@@ -220,13 +220,13 @@ def test_a_function_of_the_request_is_a_key_and_anything_else_is_refused() -> No
 
 
 async def test_a_fallback_may_be_asynchronous() -> None:
-    async def nobody(_: object) -> None:
+    async def unknown(_: object) -> None:
         return None
 
-    async def somebody(_: object) -> str:
+    async def person(_: object) -> str:
         return "ann"
 
-    assert await find(nobody | ip, incoming()) == "ip:203.0.113.7"
-    assert await find(somebody | ip, incoming()) == "somebody:ann"
-    assert await find(user | key_of(somebody), incoming(native=Person(user=None))) == "somebody:ann"
-    assert await find(key_of(nobody) | nobody, incoming()) is None
+    assert await find(unknown | ip, incoming()) == "ip:203.0.113.7"
+    assert await find(person | ip, incoming()) == "person:ann"
+    assert await find(user | key_of(person), incoming(native=Person(user=None))) == "person:ann"
+    assert await find(key_of(unknown) | unknown, incoming()) is None

@@ -189,6 +189,31 @@ async def test_two_regions_agree_within_seconds_on_what_is_near_its_limit() -> N
 
 
 @on_virtual_time
+async def test_evicted_foreign_counts_come_back_within_three_intervals_and_cost_no_full_read_each_tick() -> (
+    None
+):
+    """Memory is sprayed all the time: the counts of other regions are read in full every second interval, not more."""
+    ledger, region, node = world(subjects_max=4, import_interval_ms=5_000)
+    ledger.publish_nowait([row("x", 1_000)])
+    await node.limiter.start()
+    await turns()
+    assert not await node.limiter.limit(THOUSAND_A_MINUTE, "x")
+    for second in range(20):
+        for number in range(10):
+            await node.limiter.limit(THOUSAND_A_MINUTE, f"spray {second} {number}")
+        await node.limiter.peek(THOUSAND_A_MINUTE, "x")
+        await asyncio.sleep(1)
+    full_reads = node.limiter._parts.engine.global_view.full_imports
+    assert 1 < full_reads <= 1 + 20 // 10 + 1
+    for _ in range(15):
+        await node.limiter.peek(THOUSAND_A_MINUTE, "x")
+        await asyncio.sleep(1)
+    # The minute is over: nine tenths of the 1,000 are carried.
+    assert (await node.limiter.peek(THOUSAND_A_MINUTE, "x")).effective > 900
+    await region.stop()
+
+
+@on_virtual_time
 async def test_rows_that_cannot_be_read_are_counted_and_said_once_and_stop_nothing(
     caplog: pytest.LogCaptureFixture,
 ) -> None:

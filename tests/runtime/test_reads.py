@@ -52,7 +52,7 @@ async def test_different_subjects_wanted_in_one_turn_of_the_loop_share_one_round
 
 
 @on_virtual_time
-async def test_a_caller_who_goes_away_cancels_nobody_elses_read_and_trips_no_breaker() -> None:
+async def test_a_caller_that_disconnects_cancels_no_other_read_and_trips_no_breaker() -> None:
     region = Region()
     node = region.node()
     await node.limiter.start()

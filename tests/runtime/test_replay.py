@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 from random import Random
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -13,6 +14,7 @@ from tidegate import Limit, Tuning
 from tidegate.adapters.backoff import Backoff
 from tidegate.adapters.memory import MemoryOrigin
 from tidegate.core.model import Component, OriginReply
+from tidegate.errors import DependencyUnavailable
 from tidegate.runtime.replay import SLICE_CELLS, YIELDS
 from tidegate.testing.faults import TrackingOrigin
 from tidegate.testing.limiters import make_async_limiter
@@ -416,3 +418,40 @@ async def test_a_turn_ends_when_those_who_waited_are_forgotten_meanwhile() -> No
         assert limiter.statistics().origin_dirty_subjects == 0
         await asyncio.sleep(60)
         assert sizes(origin.arguments("merge")) == [2]
+
+
+@on_virtual_time
+async def test_an_origin_that_answers_reads_but_takes_no_counts_shows_in_health_and_in_the_log(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    region = Region()
+    node = region.node()
+    await node.limiter.start()
+    await asyncio.sleep(1.5)
+    node.failing.faults.fail("merge", error=DependencyUnavailable("READONLY"))
+    await node.accept("x", 3)
+    await asyncio.sleep(3)
+    (line,) = [line for line in node.limiter.health() if line.name == "counts"]
+    assert not line.ok and "READONLY" in line.detail
+    assert node.limiter.statistics().replay_lag_s > 2
+    node.failing.faults.heal("merge")
+    await asyncio.sleep(6)
+    (line,) = [line for line in node.limiter.health() if line.name == "counts"]
+    assert line.ok
+    assert caplog.messages == [
+        "counts for the origin do not arrive and wait in memory: DependencyUnavailable: READONLY",
+        "counts for the origin arrive again",
+    ]
+    await region.stop()
+
+
+@on_virtual_time
+async def test_a_stop_says_what_it_could_not_send(caplog: pytest.LogCaptureFixture) -> None:
+    region = Region()
+    node = region.node()
+    await node.limiter.start()
+    node.failing.faults.fail("merge", error=DependencyUnavailable("READONLY"))
+    await node.accept("x", 3)
+    await node.accept("y", 4)
+    await region.stop()
+    assert "stopped too early: 7 counts of 2 subjects did not reach the origin" in caplog.messages

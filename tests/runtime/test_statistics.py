@@ -20,6 +20,7 @@ OF_THE_ENGINE = {
     "from_origin",
     "from_degraded",
     "subjects",
+    "subjects_bytes",
     "cells",
     "cells_created_by_traffic",
     "subjects_evicted",
@@ -85,7 +86,7 @@ async def test_decisions_reads_and_replays_are_counted_by_what_they_were() -> No
     assert statistics.origin_operations == {"cold": 3, "replay": 2}
     assert statistics.origin_errors == {("cold", "other"): 1}
     assert set(statistics.origin_latency) == {"cold", "replay"}
-    assert sum(statistics.origin_latency["cold"].counts) == 3, "the failed one too"
+    assert sum(statistics.origin_latency["cold"].counts) == 2, "without the failed one"
     assert statistics.origin_cells_merged == 2
     assert statistics.cells_created_by_traffic >= 3
     assert set(statistics.breaker_states) == {

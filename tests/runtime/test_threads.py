@@ -192,7 +192,7 @@ async def test_tasks_that_wait_for_a_read_when_the_limiter_stops_are_refused_or_
 
 
 @pytest.mark.parametrize("shared", [False, True], ids=["embedded", "origin"])
-def test_a_limit_function_that_somebody_kept_is_closed_too(shared: bool) -> None:
+def test_a_limit_function_that_was_kept_is_closed_too(shared: bool) -> None:
     limiter = Limiter(region="fra", origin=MemoryOrigin()) if shared else Limiter()
     limiter.start()
     kept = limiter.limit

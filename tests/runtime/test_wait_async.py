@@ -36,7 +36,7 @@ async def test_wait_gives_up_at_once_when_it_cannot_fit_in_time_or_ever() -> Non
 
 
 @on_virtual_time
-async def test_everybody_who_waits_is_served_in_the_end_and_the_limit_is_kept() -> None:
+async def test_every_waiting_caller_is_served_in_the_end_and_the_limit_is_kept() -> None:
     loop = asyncio.get_running_loop()
     limiter = make_async_limiter(clock=clock())
     served_s: list[float] = []

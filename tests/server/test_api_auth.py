@@ -101,18 +101,6 @@ def test_a_disabled_workspace_refuses_all_its_keys_within_seconds(server: Tidega
     assert reply.error["title"] == "Workspace is disabled"
 
 
-def test_wrong_keys_never_reach_the_database_one_by_one(server: TidegateServer) -> None:
-    # A wrong key is looked for once more in the database, since it may be new; but all wait for the same look.
-    # So a second wrong key in the same instant, and the same one again, cost nothing.
-    keys = [new_key() for _ in range(50)]
-    for key in keys * 3:
-        assert server.call("limit", BODY, key).status == 401
-    started = time.monotonic()
-    for key in keys * 3:
-        assert server.call("limit", BODY, key).status == 401
-    assert time.monotonic() - started < 20, "known to be unknown: no waiting"
-
-
 # Content types.
 
 
@@ -160,7 +148,7 @@ def test_the_quota_of_a_workspace_limits_the_calls_of_all_its_keys(server: Tideg
     assert all(1 <= int(reply.headers["ratelimit-reset"]) <= 3_600 for reply in replies)
     missing = workspace.call("getOverride", {"namespace": "a", "identifier": "x"})
     assert (missing.status, missing.headers["ratelimit-remaining"]) == (404, "1"), "on every answer"
-    workspace.call("multiLimit", [BODY, BODY])
+    workspace.call("multiLimit", [BODY])
     for _ in range(2):
         refused = workspace.limit("a")
         assert (refused.status, refused.problem) == (429, "user/too_many_requests/workspace_rate_limited")
@@ -168,6 +156,16 @@ def test_the_quota_of_a_workspace_limits_the_calls_of_all_its_keys(server: Tideg
         assert refused.headers["content-type"] == "application/problem+json", "although Accept says otherwise"
         assert refused.headers["ratelimit-remaining"] == "0"
         assert int(refused.headers["retry-after"]) >= 1
+
+
+def test_a_batch_uses_as_much_of_the_quota_as_it_has_items(server: TidegateServer) -> None:
+    workspace = server.workspace(quota=5, quota_duration_ms=3_600_000)
+    items = [{"namespace": "api", "identifier": f"u{n}", "limit": 9, "duration": 60_000} for n in range(3)]
+    first = workspace.call("multiLimit", items)
+    assert (first.status, first.headers["ratelimit-remaining"]) == (200, "2")
+    assert workspace.call("multiLimit", items).status == 429
+    assert workspace.call("multiLimit", items[:2]).status == 200
+    assert workspace.limit().status == 429
 
 
 def test_a_refused_call_checks_nothing_and_an_invalid_one_uses_no_quota(server: TidegateServer) -> None:

@@ -1,4 +1,4 @@
-"""The API as an ASGI application: the same answers, in a host of somebody else."""
+"""The API as an ASGI application: the same answers, in another server."""
 
 from __future__ import annotations
 

@@ -117,7 +117,7 @@ async def test_a_change_is_in_force_here_before_its_answer(database: Outage) -> 
     assert not await sync.delete_override(created, "x")
 
 
-async def test_everybody_who_waits_for_a_poll_shares_it(database: Outage) -> None:
+async def test_all_callers_that_wait_for_a_poll_share_it(database: Outage) -> None:
     sync = sync_of(database)
     await sync.start()
     database.calls.clear()
@@ -136,7 +136,7 @@ async def test_a_poll_that_was_under_way_does_not_count_for_who_comes_later(data
     assert database.calls == ["version", "version"]
 
 
-async def test_while_the_database_is_away_nobody_waits_for_it(database: Outage) -> None:
+async def test_while_the_database_is_down_no_request_waits_for_it(database: Outage) -> None:
     sync = sync_of(database)
     await sync.start()
     database.is_down = True

@@ -63,7 +63,7 @@ def test_known_keys_namespaces_and_overrides_outlive_the_database(
         server.start()
         assert server.get("/readyz").status == 200
         assert workspace.limit("api", "vip_1").data["overrideId"] == override_id
-        # A namespace that nobody has seen is counted under the id that it will have.
+        # A new namespace is counted under the id that it will have.
         assert workspace.limit("born.in.the.dark", limit=10).data["remaining"] == 9
 
         mariadb_server.recover()

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import re
+import ssl
 import tracemalloc
 from collections.abc import AsyncIterator, Coroutine
 from pathlib import Path
@@ -27,10 +28,11 @@ from tidegate.server.http1.bounds import HttpConfig, Intake, Rejection
 from tidegate.server.http1.connection import FEED_BYTES, LINGER_S, HttpConnection
 from tidegate.server.http1.listener import HttpServer
 from tidegate.server.http1.reader import RequestHead, RequestReader
-from tidegate.server.messages import Answer, Head, Route, Router
+from tidegate.server.messages import Answer, Head, Route, Router, Stream
 from tidegate.server.process.config_load import load
 from tidegate.server.process.first_start import prepare
 from tidegate.server.process.service import Service
+from tidegate.testing.servers.redis import create_certificate
 
 PAGE_BYTES = 15_000
 TIMEOUT_S = 20.0
@@ -80,7 +82,7 @@ class Unread(Transport):
 class Place:
     """A server that is not listening, and connections to it without sockets."""
 
-    def __init__(self, config: HttpConfig | None = None) -> None:
+    def __init__(self, config: HttpConfig | None = None, tls: ssl.SSLContext | None = None) -> None:
         self.served = 0
         self.release = asyncio.Event()
         refuse = refuser(lambda: "x")
@@ -90,7 +92,12 @@ class Place:
             Route("GET", "/livez", "livez", lambda _head, _body: (200, b"", b"ok"), is_probe=True),
         ]
         self.server = HttpServer(
-            Router(routes, refuse), config or HttpConfig(), refuse, lambda: "x", wall_time=lambda: 1.7e9
+            Router(routes, refuse),
+            config or HttpConfig(),
+            refuse,
+            lambda: "x",
+            tls=tls,
+            wall_time=lambda: 1.7e9,
         )
 
     def _page(self, _head: Head, _body: bytes) -> Answer:
@@ -171,8 +178,10 @@ async def test_a_client_that_never_takes_the_last_bytes_loses_its_connection_aft
 
 
 @contextlib.asynccontextmanager
-async def listening(connections_max: int) -> AsyncIterator[tuple[Place, int]]:
-    place = Place(HttpConfig(connections_max=connections_max))
+async def listening(
+    connections_max: int, tls: ssl.SSLContext | None = None
+) -> AsyncIterator[tuple[Place, int]]:
+    place = Place(HttpConfig(connections_max=connections_max), tls)
     bound = bound_socket()
     place.server.start(bound)
     # Ticks come from the test only, however slow the machine is.
@@ -195,8 +204,9 @@ class Caller:
         self._writer = writer
 
     @classmethod
-    async def connect(cls, port: int) -> Caller:
-        return cls(*await asyncio.open_connection("127.0.0.1", port))
+    async def connect(cls, port: int, tls: ssl.SSLContext | None = None) -> Caller:
+        async with asyncio.timeout(TIMEOUT_S):
+            return cls(*await asyncio.open_connection("127.0.0.1", port, ssl=tls))
 
     def send(self, data: bytes) -> None:
         self._writer.write(data)
@@ -214,6 +224,12 @@ class Caller:
         async with asyncio.timeout(TIMEOUT_S):
             with contextlib.suppress(ConnectionError):
                 assert await self._reader.read() == b""
+
+    async def ended(self) -> None:
+        """As `closed`, whatever comes before."""
+        async with asyncio.timeout(TIMEOUT_S):
+            with contextlib.suppress(ConnectionError):
+                await self._reader.read()
 
     def close(self) -> None:
         self._writer.close()
@@ -268,6 +284,43 @@ async def test_when_every_connection_waits_for_an_answer_probes_still_get_theirs
         assert [await each.status() for each in busy] == [200, 200]
         for each in (*busy, prober, other):
             each.close()
+
+
+async def test_clients_that_never_finish_their_tls_handshake_do_not_exclude_others(tmp_path: Path) -> None:
+    create_certificate(tmp_path / "cert.pem", tmp_path / "key.pem")
+    server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    server.load_cert_chain(tmp_path / "cert.pem", tmp_path / "key.pem")
+    client = ssl.create_default_context(cafile=tmp_path / "cert.pem")
+    client.check_hostname = False
+    async with listening(4, server) as (place, port):
+        silent = []
+        for count in range(1, 5):
+            silent.append(await Caller.connect(port))
+            async with asyncio.timeout(TIMEOUT_S):
+                while len(place.server._handshakes) < count:  # noqa: ASYNC110 - it has no event
+                    await asyncio.sleep(0)
+        prober = await Caller.connect(port, client)
+        prober.send(get("/livez"))
+        assert await prober.status() == 200
+        await silent[0].closed()
+        assert place.server.connections_evicted >= 1
+        for each in (*silent, prober):
+            each.close()
+
+
+async def test_a_client_that_does_not_speak_tls_gives_its_place_back(tmp_path: Path) -> None:
+    create_certificate(tmp_path / "cert.pem", tmp_path / "key.pem")
+    server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    server.load_cert_chain(tmp_path / "cert.pem", tmp_path / "key.pem")
+    async with listening(1, server) as (place, port):
+        plain = await Caller.connect(port)
+        plain.send(get("/livez"))
+        await plain.ended()
+        async with asyncio.timeout(TIMEOUT_S):
+            while place.server._handshakes:  # noqa: ASYNC110 - it has no event
+                await asyncio.sleep(0)
+        assert not place.server.connections
+        plain.close()
 
 
 async def test_a_new_connection_is_not_closed_for_another_one_within_a_tick() -> None:
@@ -393,6 +446,7 @@ async def answer_of(service: Service, operation: str, body: bytes, key: str | No
     head = Head(None if key is None else b"Bearer " + key.encode(), b"application/json")
     handler = service.router.find(b"POST", b"/v2/ratelimit." + operation.encode()).handler
     answer = handler(head, body)
+    assert not isinstance(answer, Stream)
     status, _, data = answer if isinstance(answer, tuple) else await answer
     return status, json.JSONDecoder().decode(data.decode())
 
@@ -465,6 +519,37 @@ async def test_a_caller_is_not_remembered_by_a_long_spelling_of_its_key(tmp_path
             credentials = b"Bearer " + b" " * spaces + key.encode()
             assert callers.find(credentials, key.encode()) is not None
             assert (callers.recall(credentials) is not None) == (spaces < 100)
+
+
+async def test_wrong_keys_never_reach_the_database_one_by_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    body = b'{"namespace":"n","identifier":"x","limit":1,"duration":60000}'
+    async with serving(tmp_path) as (service, _):
+        waits, polls = 0, 0
+        confirm, run_once = service._sync.confirm, service._sync.run_once
+
+        async def counted_confirm() -> None:
+            nonlocal waits
+            waits += 1
+            await confirm()
+
+        async def counted_run_once() -> None:
+            nonlocal polls
+            polls += 1
+            await run_once()
+
+        monkeypatch.setattr(service._sync, "confirm", counted_confirm)
+        monkeypatch.setattr(service._sync, "run_once", counted_run_once)
+        keys = [f"tg_{number:032}" for number in range(50)]
+        # A wrong key is looked for once more in the database, since it may be new; but all wait for the same look.
+        answers = await asyncio.gather(*[answer_of(service, "limit", body, key) for key in keys * 3])
+        assert [status for status, _ in answers] == [401] * 150
+        assert waits == 150
+        assert polls < 10
+        for key in keys:
+            assert (await answer_of(service, "limit", body, key))[0] == 401
+        assert waits == 150, "known to be unknown: no waiting"
 
 
 # Overrides.

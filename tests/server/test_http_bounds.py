@@ -64,7 +64,7 @@ def test_slowloris_gets_no_more_time_for_each_byte(hurried: TidegateServer) -> N
             each.sendall(b"GET /v2/liveness HTTP/1.1\r\nHost: x\r\n")
         answered: list[socket.socket] = []
         while dripping:
-            assert time.monotonic() - started < 10
+            assert time.monotonic() - started < TIMEOUT_S
             ready, _, _ = select.select(dripping, [], [], 0.05)
             for each in ready:
                 dripping.remove(each)
@@ -131,7 +131,7 @@ def test_connections_above_the_bound_wait_until_there_is_room(hurried: TidegateS
 
 
 def test_bodies_that_are_being_received_have_a_bound_together(server: TidegateServer) -> None:
-    # Eight of the largest fit; nobody needs a key to send a body.
+    # Eight of the largest fit; sending a body needs no key.
     body = b" " * 10_000_000
     head = b"POST /v2/ratelimit.limit HTTP/1.1\r\nHost: x\r\nContent-Length: 10485760\r\n\r\n"
     with ExitStack() as stack:
@@ -161,7 +161,6 @@ def test_sigterm_finishes_what_is_under_way_and_exits_0() -> None:
                 assert each.answer()[0] == 200
             request = post(workspace, limit_body("last"))
             worker.send(request[:-10])
-            started = time.monotonic()
             server.signal(signal.SIGTERM)
             assert idler.is_closed()
             worker.send(request[-10:])
@@ -170,19 +169,18 @@ def test_sigterm_finishes_what_is_under_way_and_exits_0() -> None:
             assert worker.is_closed()
         assert server.process is not None
         assert server.process.wait(TIMEOUT_S) == 0
-        assert time.monotonic() - started < 10
         with pytest.raises(OSError, match="refused"):
             server.socket()
 
 
 def test_a_client_that_never_finishes_does_not_hold_up_the_stop() -> None:
-    with TidegateServer(env={"TIDEGATE_HTTP_STOP_TIMEOUT_S": "3"}) as server, server.socket() as connection:
+    # Nothing but the deadline of the stop ends this connection before the test gives up.
+    patient = {"TIDEGATE_HTTP_STOP_TIMEOUT_S": "3", "TIDEGATE_HTTP_HEADER_TIMEOUT_S": "3600"}
+    with TidegateServer(env=patient) as server, server.socket() as connection:
         client = Client(connection)
         client.send(LIVENESS[:-3])
         eventually(lambda: server.metrics()["tidegate_http_connections"] >= 2, "it is connected")
-        started = time.monotonic()
         assert server.stop() == 0
-        assert time.monotonic() - started < 8
         assert client.is_closed()
 
 

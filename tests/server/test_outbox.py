@@ -99,7 +99,7 @@ async def test_what_was_added_is_flushed_once_in_the_same_turn() -> None:
     assert [sender.flushed for sender in senders] == [1] * len(senders)
 
 
-async def test_nobody_waits_for_more_than_a_handful_of_others() -> None:
+async def test_no_answer_waits_for_more_than_a_few_others() -> None:
     outbox = Outbox(asyncio.get_running_loop())
     senders = [Sender() for _ in range(3 * WAITING_MAX + 1)]
     for sender in senders:

@@ -20,7 +20,7 @@ SCRIPTS = Path(__file__).parent / "npm"
 def packages(tmp_path_factory: pytest.TempPathFactory) -> Path:
     if shutil.which("node") is None or shutil.which("npm") is None:
         pytest.skip(
-            "Node is not installed: @unkey/api and @unkey/ratelimit were not checked against the server"
+            "not checked on Node, the published clients @unkey/api and @unkey/ratelimit: not installed"
         )
     folder = tmp_path_factory.mktemp("npm")
     for file in SCRIPTS.iterdir():

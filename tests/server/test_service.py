@@ -12,11 +12,13 @@ import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import tidegate
 from tests.server.harness import TIMEOUT_S, TidegateServer, eventually
 from tidegate.testing.servers import RedisServer
 
@@ -85,7 +87,7 @@ def test_first_starts_that_fail_do_not_cost_the_key(tmp_path: Path) -> None:
     states = [
         found["state"] for found in cli("keys", "list", "--data-dir", str(folder), "--all", "--json")["keys"]
     ]
-    assert sorted(states) == ["active", "revoked", "revoked"], "keys that nobody has seen are good for nobody"
+    assert sorted(states) == ["active", "revoked", "revoked"], "keys that were never shown are revoked"
 
 
 def test_a_key_made_after_a_failed_first_start_is_the_only_one(tmp_path: Path) -> None:
@@ -277,6 +279,26 @@ def test_requests_and_decisions_are_counted(tmp_path: Path) -> None:
         assert f'tidegate_top_workspace_decisions{{workspace="{hidden.id}"}}' not in server.metrics()
 
 
+def test_what_a_server_says_about_itself(tmp_path: Path) -> None:
+    with TidegateServer(data_dir=tmp_path, env={"TIDEGATE_HTTP_CONNECTIONS_MAX": "3"}) as server:
+        found = server.metrics()
+        (about,) = [name for name in found if name.startswith("tidegate_build_info{")]
+        assert f'version="{tidegate.__version__}"' in about
+        assert f'compiled="{str(tidegate.compiled).lower()}"' in about
+        assert found["tidegate_workers"] == 1
+        assert found["tidegate_http_connections"] == 1, "the one that asks"
+        assert found["tidegate_http_connections_evicted_total"] == 0
+        on_disk = sum(file.stat().st_size for file in tmp_path.glob("origin.db*") if "shm" not in file.name)
+        assert found["tidegate_origin_file_bytes"] == on_disk > 0
+        with ExitStack() as stack:
+            for _ in range(3):
+                stack.enter_context(server.socket())
+            eventually(
+                lambda: server.metrics()["tidegate_http_connections_evicted_total"] >= 1,
+                "an idle connection is closed for the one that asks",
+            )
+
+
 # Workers.
 
 
@@ -359,7 +381,10 @@ def test_workers_go_with_their_supervisor(tmp_path: Path) -> None:
         workers = children(server.pid)
         assert len(workers) == 2
         server.kill()
-        eventually(lambda: not any(_is_alive(worker) for worker in workers), "orphans stop by themselves")
+        eventually(
+            lambda: not any(_is_alive(worker) for worker in workers),
+            "workers without a supervisor stop by themselves",
+        )
 
 
 def _is_alive(pid: int) -> bool:
@@ -380,10 +405,54 @@ def test_a_crash_of_a_node_with_redis_loses_nothing_older_than_a_round_trip(
         many = BODY | {"limit": 1_000_000}
         for _ in range(200):
             assert workspace.call("limit", many).data["success"] is True
-        eventually(lambda: server.metrics()["tidegate_origin_dirty_cells"] == 0, "all is acknowledged")
+        eventually(lambda: server.metrics()["tidegate_origin_dirty_subjects"] == 0, "all is acknowledged")
         server.kill()
         server.start()
         assert workspace.call("limit", many | {"cost": 0}).data["remaining"] == 1_000_000 - 200
+
+
+def test_a_redis_that_takes_no_counts_is_degraded_and_said_once(
+    fresh_redis: RedisServer, tmp_path: Path
+) -> None:
+    with TidegateServer("--origin", fresh_redis.url, "--region", "fra", data_dir=tmp_path / "data") as server:
+        workspace = server.workspace()
+        assert workspace.limit(limit=100).data["remaining"] == 99
+        fresh_redis.command("CONFIG", "SET", "maxmemory", "1")
+        numbers = itertools.count()
+
+        def is_degraded() -> bool:
+            assert workspace.limit(identifier=f"user_{next(numbers)}").data["success"] is True
+            return b"\ndegraded: counts: wait in memory: " in server.get("/readyz").body
+
+        eventually(is_degraded, "the node notices")
+        for _ in range(20):
+            assert is_degraded()
+        assert server.log.count("counts for the origin do not arrive") == 1
+        fresh_redis.command("CONFIG", "SET", "maxmemory", "0")
+
+        def is_ready() -> bool:
+            workspace.limit(identifier=f"user_{next(numbers)}")
+            return server.get("/readyz").body.startswith(b"ready")
+
+        eventually(is_ready, "the node recovers")
+        assert server.log.count("counts for the origin arrive again") == 1
+
+
+def test_a_second_server_on_the_same_data_directory_does_not_start(tmp_path: Path) -> None:
+    with TidegateServer(data_dir=tmp_path / "data") as server:
+        command = [sys.executable, "-m", "tidegate.cli", "serve", "--listen", "127.0.0.1:0"]
+        second = subprocess.run(
+            [*command, "--data-dir", str(server.data_dir)],
+            check=False,
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+        assert second.returncode == 2
+        assert f"{server.data_dir} is used by another server" in second.stderr
+        assert server.get("/livez").status == 200
+    with TidegateServer(data_dir=tmp_path / "data") as again:
+        assert again.get("/livez").status == 200, "the lock ends with the server"
 
 
 def test_a_dead_redis_is_degraded_and_decisions_go_on(fresh_redis: RedisServer, tmp_path: Path) -> None:

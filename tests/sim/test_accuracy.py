@@ -144,3 +144,11 @@ def test_accuracy_is_a_command_with_a_table_and_json() -> None:
     assert result.exit_code == 0
     names = [one["case"]["name"] for one in json.loads(result.output)["results"]]
     assert names == ["2 regions in one instant", "10 regions in one instant"]
+
+
+def test_a_long_command_says_on_stderr_how_far_it_has_come() -> None:
+    result = CliRunner().invoke(simulate, ["accuracy", "--group", "burst", "--jobs", "1"])
+    assert "1 of 2 cases" in result.stderr
+    assert "cases" not in result.stdout
+    silent = CliRunner().invoke(simulate, ["accuracy", "--group", "burst", "--jobs", "1", "--json"])
+    assert silent.stderr == ""

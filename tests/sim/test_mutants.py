@@ -1,4 +1,4 @@
-"""Every deliberately broken variant is found, by a simulation or by a scenario."""
+"""Every deliberately broken variant is found by a simulation, except those that only a scenario can find."""
 
 from __future__ import annotations
 
@@ -11,11 +11,14 @@ import pytest
 
 from tests.sim.mutants import MUTANTS
 
+# Found by a scenario only: a row that is imported after it expired takes memory, but weighs in no decision.
+BY_SCENARIO = {"rows_are_imported_after_they_expired"}
+
 ROOT = Path(__file__).parents[2]
 
 
-def test_there_are_at_least_twenty_mutants() -> None:
-    assert len(MUTANTS) >= 20
+def test_there_are_at_least_seventy_mutants() -> None:
+    assert len(MUTANTS) >= 70
 
 
 @pytest.mark.parametrize("name", sorted(MUTANTS))
@@ -31,4 +34,4 @@ def test_the_simulator_finds(name: str) -> None:
         check=False,
     )
     assert done.returncode == 0, f"{done.stdout}{done.stderr}"
-    assert done.stdout.startswith(f"{name}: seed ") or done.stdout.startswith(f"{name}: scenario ")
+    assert done.stdout.startswith(f"{name}: {'scenario' if name in BY_SCENARIO else 'seed'} ")

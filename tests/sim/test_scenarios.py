@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ from click.testing import CliRunner, Result
 from tidegate.sim.commands import simulate
 from tidegate.sim.expectations import differences, matches
 from tidegate.sim.scenario_files import OPERATIONS, MalformedScenario, Scenario, bundled_files, load_file
-from tidegate.sim.scenario_runner import run_scenario
+from tidegate.sim.scenario_runner import ScenarioRun, run_scenario
 
 T_MS = 1_799_971_200_000
 BUNDLED = [scenario for file in bundled_files() for scenario in load_file(file)]
@@ -134,6 +135,14 @@ def test_a_malformed_step_is_an_error_that_names_file_scenario_and_step(
         ),
         ('{"schema": 1, "scenarios": [{"name": "x", "nodes": [{"id": "a"}], "steps": []}]}', "a node is"),
         ('{"schema": 1, "scenarios": [{"name": "x", "kind": "load"}]}', "a load needs nodes_count"),
+        (
+            '{"schema": 1, "scenarios": [{"name": "x", "nodes": [{"id": "a", "region": ""}], "steps": []}]}',
+            r"bad\.json: scenario 1 \('x'\): node 'a': region: got ''",
+        ),
+        (
+            '{"schema": 1, "scenarios": [{"name": "x", "tuning": {"fresh_ms": -1}}]}',
+            r"bad\.json: scenario 1 \('x'\): tuning: fresh_ms: got -1",
+        ),
     ],
 )
 def test_a_malformed_file_is_an_error(tmp_path: Path, text: str, message: str) -> None:
@@ -141,6 +150,16 @@ def test_a_malformed_file_is_an_error(tmp_path: Path, text: str, message: str) -
     file.write_text(text)
     with pytest.raises(MalformedScenario, match=message):
         load_file(file)
+
+
+def test_a_value_that_only_the_limiter_refuses_is_an_error_that_names_file_and_scenario(
+    tmp_path: Path,
+) -> None:
+    load = next(one for file in bundled_files() for one in load_file(file) if one.load is not None)
+    assert load.load is not None
+    wrong = replace(load, file="bad.json", name="x", load=replace(load.load, limit=0))
+    with pytest.raises(MalformedScenario, match=r"bad\.json: scenario 'x': quota: got 0"):
+        ScenarioRun(wrong).run()
 
 
 def test_a_missing_file_is_an_error(tmp_path: Path) -> None:

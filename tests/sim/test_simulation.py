@@ -32,6 +32,7 @@ FAULTS = {
     "ledger down",
     "ledger freeze",
     "ledger rejects",
+    "ledger wipe",
     "message delayed",
     "message into a partition",
     "message overtaken",
@@ -39,14 +40,23 @@ FAULTS = {
     "node pause",
     "node stop",
     "origin crash",
+    "origin evicts",
     "origin failover",
     "origin freeze",
+    "origin readonly",
     "origin wipe",
+    "region deploy",
     "replica lagged",
     "reply lost",
     "request duplicated",
     "request lost",
+    "spray",
 }
+
+
+# Of the cells that are compared at the end, and of the answers.
+CELLS_EXCUSED_PERCENT_MAX = 12
+ANSWERS_EXCUSED_PERCENT_MAX = 2
 
 
 @pytest.mark.slow
@@ -57,6 +67,25 @@ def test_two_thousand_seeds_keep_the_invariants_and_every_fault_happens() -> Non
     assert [(one.seed, str(one.violations[0])) for one in summary.failures] == []
     assert summary.passed == 2_000
     assert summary.fired.keys() >= FAULTS
+    assert_little_is_excused(summary)
+
+
+def assert_little_is_excused(summary: Summary) -> None:
+    """What is not compared with the truth, because a fault explains it, stays a small part."""
+    counts = summary.counts
+    assert counts["cells excused"] * 100 <= counts["cells"] * CELLS_EXCUSED_PERCENT_MAX
+    excused = sum(count for name, count in counts.items() if name.startswith("answers excused"))
+    assert excused * 100 <= counts["answers"] * ANSWERS_EXCUSED_PERCENT_MAX
+
+
+def test_few_answers_and_few_cells_are_excused() -> None:
+    summary = Summary()
+    for report in run_seeds(range(1, 41), Options(), jobs=1):
+        assert report.violations == ()
+        summary.add(report)
+    assert summary.counts["answers"] > 5_000
+    assert summary.counts["answers held to a single counter"] > 100
+    assert_little_is_excused(summary)
 
 
 def test_the_same_seed_gives_the_same_trace() -> None:
@@ -131,16 +160,12 @@ def test_missing_or_conflicting_arguments_are_errors(arguments: list[str]) -> No
 def test_a_failing_seed_is_shrunk_and_written_as_a_scenario(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # An origin that drops every second merge. It is an adapter, so it can be replaced under a compiled core too.
+    # An origin that acknowledges odd counts and keeps none of them. It is an adapter, so it can be replaced under a
+    # compiled core too.
     original = MemoryOrigin.merge_nowait
-    merges = 0
 
     def dropping(self: MemoryOrigin, components: list[Component]) -> list[OriginReply]:
-        nonlocal merges
-        merges += 1
-        return original(self, components if merges % 2 else [])[: len(components)] or [
-            OriginReply(one.own, one.own) for one in components
-        ]
+        return original(self, [one._replace(own=one.own // 2 * 2) for one in components])
 
     monkeypatch.setattr(MemoryOrigin, "merge_nowait", dropping)
     plan = draw_plan(1, Options(regions=1, nodes=2, minutes=0.05)).with_tuning(credit=False)

@@ -5,6 +5,7 @@ import logging
 
 import pytest
 
+from tidegate.sim import virtual_time
 from tidegate.sim.virtual_time import LoopStalled, VirtualClock, VirtualLoop, owned_context, recorded_errors
 from tidegate.testing.clock import ManualClock
 
@@ -35,6 +36,31 @@ def test_a_loop_in_which_time_never_advances_is_stalled() -> None:
     spin()
     with pytest.raises(LoopStalled):
         loop.run_until_complete(asyncio.sleep(1))
+    loop.close()
+
+
+def test_a_loop_that_is_run_again_and_again_at_one_instant_is_not_stalled(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(virtual_time, "TURNS_MAX", 50)
+    loop = VirtualLoop()
+    for _ in range(100):
+        loop.run_until_complete(asyncio.sleep(0))
+    assert loop.time() == 0
+    loop.close()
+
+
+def test_a_loop_whose_time_is_moved_by_hand_is_not_stalled(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(virtual_time, "TURNS_MAX", 50)
+    loop = VirtualLoop()
+
+    async def work() -> None:
+        for step in range(1, 201):
+            loop.advance_to(step / 1_000)
+            await asyncio.sleep(0)
+
+    loop.run_until_complete(work())
+    assert loop.time() == 0.2
     loop.close()
 
 

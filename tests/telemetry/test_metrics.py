@@ -20,7 +20,7 @@ DESIGN = {
     "origin_operations_total": ("op",),
     "origin_errors_total": ("op", "reason"),
     "origin_latency_seconds": ("op",),
-    "origin_dirty_cells": (),
+    "origin_dirty_subjects": (),
     "replay_lag_seconds": (),
     "origin_heals_total": (),
     "global_publish_rows_total": (),

@@ -158,6 +158,11 @@ FIRES: dict[str, tuple[dict[str, str], dict[str, str]]] = {
         },
         {"job": "t"},
     ),
+    "TidegateRecallsMissing": ({f"tidegate_credit_listening{{{PLACE}}}": "2x90 1x30"}, HERE),
+    "TidegateCreditHeld": ({f"tidegate_credit_denied_held_total{{{PLACE}}}": "0+60x120"}, HERE),
+    "TidegateOriginFileNearlyFull": ({f"tidegate_origin_file_bytes{{{PLACE}}}": "900000000x120"}, HERE),
+    "TidegateRowsUnreadable": ({f"tidegate_global_import_rows_unreadable_total{{{PLACE}}}": "0+1x120"}, HERE),
+    "TidegateConnectionsEvicted": ({f"tidegate_http_connections_evicted_total{{{PLACE}}}": "0+1x120"}, HERE),
     "TidegatePublishErrors": ({f"tidegate_global_publish_errors_total{{{PLACE}}}": "0+1x120"}, HERE),
     "TidegateImportErrors": ({f"tidegate_global_import_errors_total{{{PLACE}}}": "0+1x120"}, HERE),
     "TidegateImportsBehind": ({f"tidegate_global_import_rows_last{{{PLACE}}}": "50000x120"}, HERE),
@@ -188,7 +193,7 @@ FIRES: dict[str, tuple[dict[str, str], dict[str, str]]] = {
     ),
     "TidegateRulesFaulty": ({f"tidegate_rls_rules_faulty{{{PLACE}}}": "1x120"}, HERE),
     "TidegateRlsConnectionsEnded": (
-        {f'tidegate_rls_connections_ended_total{{{PLACE},reason="refused"}}': "0+1x120"},
+        {f'tidegate_rls_connections_ended_total{{{PLACE},reason="evicted"}}': "0+1x120"},
         HERE,
     ),
     "TidegateWorkersMissing": ({f"tidegate_workers{{{PLACE}}}": "4x90 3x30"}, HERE),
@@ -241,7 +246,9 @@ def healthy_series() -> dict[str, str]:
             elif entry.kind == "gauge":
                 series[f"{name}{{{place}}}"] = steady.get(entry.name, "0x120")
             else:
-                is_fault = re.search("error|heals|aside|ended", entry.name) or set(values) & {
+                is_fault = re.search("error|heals|aside|ended|evicted|unreadable|held", entry.name) or set(
+                    values
+                ) & {
                     "blocked",
                     "unreplayed",
                     "dropped",

@@ -136,7 +136,7 @@ def test_a_killed_postgres_does_not_leave_its_shared_memory_behind() -> None:
 
 
 @EVERY_SERVER
-def test_a_port_that_somebody_else_took_is_exchanged_for_another(
+def test_a_port_that_another_process_took_is_exchanged_for_another(
     kind: type[ServerProcess], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with listener() as taken_port:
@@ -161,7 +161,7 @@ def test_a_reserved_port_is_not_given_to_others_while_its_server_is_down() -> No
     reservation = PortReservation()
     try:
         low, high = map(int, Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split())
-        assert low <= reservation.port <= high  # or nobody would have been given it anyway
+        assert low <= reservation.port <= high  # or the kernel would not have given it to any process
         with pytest.raises(ConnectionRefusedError):
             socket.create_connection((LOOPBACK, reservation.port), timeout=10)
         with socket.socket() as stranger, pytest.raises(OSError, match="Address already in use"):

@@ -34,7 +34,7 @@ Limiter(clock=ManualClock())  # type: ignore[call-arg]
 AsyncLimiter("fra")  # type: ignore[call-arg]
 Limit("100/minute")  # type: ignore[call-arg]
 Limit(1.5, namespace="x")  # type: ignore[arg-type]
-Tuning(5)  # type: ignore[call-arg]
+Tuning(5)  # type: ignore[call-arg, arg-type]
 LIMIT.quota = 5  # type: ignore[misc]
 
 

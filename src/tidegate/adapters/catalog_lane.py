@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 
 class LaneCatalog(Generic[SessionType]):
-    """The `Catalog` port on a dialect's lanes. `spell` turns `?` into what the dialect wants."""
+    """The `Catalog` port on a dialect's lanes. `spell` turns `?` into the placeholders of the dialect."""
 
     def __init__(self, connect: Callable[[], Lane[Any, SessionType]], spell: Callable[[str], str]) -> None:
         self._reader = connect()

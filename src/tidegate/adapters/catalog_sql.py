@@ -1,7 +1,7 @@
 """The catalog in SQL, written once for all dialects.
 
 Each operation is a generator that yields statements and is sent their rows: the SQLite adapter drives it on its
-thread, the others on the event loop. It is possible without dialects because writers are serialised: whoever writes
+thread, the others on the event loop. It is possible without dialects because writers are serialised: a writer
 raises the catalog's version first and holds that row's lock until the commit, so that it may look and then insert
 without a race. Placeholders are `?`. Knows no driver and no connection.
 """

@@ -1,4 +1,4 @@
-"""A point in time until which something may take, by a monotonic clock."""
+"""A point in time by which something must be done, by a monotonic clock."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""One connection to a database server: opened when needed, used by one caller at a time, dropped when in doubt.
+"""One connection to a database server: opened when needed, used by one caller at a time, dropped when unsure.
 
 Laws:
 - Everything inside `session(timeout_s=…)` ends by then: waiting for one's turn, connecting, every statement. A driver
   is never asked to cancel, because some wait for the server while they do; the socket is closed instead.
-- A connection goes on living only if its last statement was answered to the end and no transaction is open. After a
+- A connection is kept only if its last statement was answered to the end and no transaction is open. After a
   timeout, a cancelled caller or a lost byte it is dropped, so that no answer can ever reach the wrong question.
 - A driver's own exception never escapes.
 

@@ -2,17 +2,17 @@
 
 A publish takes the row of its region in `ratelimit_publishes`, raises it to `max(previous + 1, the database's clock)`
 and writes that number as `updated_at` of every row it raises. It holds the region's row until it commits. So, within
-one region, publishes commit in the order of their numbers: whoever sees number n sees every number below n. The place
+one region, publishes commit in the order of their numbers: a reader of number n sees every number below n. The place
 reached in each region, (updated_at, subject, sequence), is therefore all that a cursor needs. A transaction that
 stays open for an hour keeps its own region from publishing for an hour (other regions do not notice) and is read in
-full when it commits; its number was never passed, because nobody else could get a higher one meanwhile.
+full when it commits; its number was never passed, because no other publish could get a higher one meanwhile.
 
 Rejected: a watermark on the database's clock with an overlap. It is right only if no transaction is ever longer than
 the overlap, which no timeout of MySQL guarantees, and it reads the same rows again at every import. Snapshots of
 PostgreSQL (xmin, xip) are exact too, but MySQL has nothing like them, and transaction ids do not survive a restore.
 
 A full read walks the rows in the order of their expiry, so that it touches live rows only, and starts the cursor at
-the numbers that the regions had when it began: what changes behind its back has a higher number.
+the numbers that the regions had when it began: what changes meanwhile has a higher number.
 
 A region whose number is below the cursor's has been restored from an older copy, or lost its last commits in a
 fail-over: it is read from the start. Knows no SQL.

@@ -1,8 +1,8 @@
 """How a ledger row is written to and read from a database: the same bytes in every dialect.
 
 Names are UTF-8 with lone surrogates let through, so that any str that Python can hold comes back as it was. The key
-of a row is (subject digest, sequence, region). Work on many rows is done in slices that let the event loop breathe.
-Knows no SQL.
+of a row is (subject digest, sequence, region). Work on many rows is done in slices, with turns of the event loop
+between them. Knows no SQL.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ __all__ = [
 # What the port allows in one publish.
 ROWS_PER_PUBLISH_MAX: Final = 5_000
 
-# Rows handled between two breaths of the event loop: about half a millisecond on a busy core.
+# Rows handled between two turns of the event loop: about half a millisecond on a busy core.
 SLICE_ROWS: Final = 100
 
 
@@ -94,7 +94,7 @@ class RowReader:
     """Turns records of (subject, sequence, region, workspace, namespace, identifier, duration_ms, count, expires_at,
     updated_at) into rows, and remembers how new the newest of each region is.
 
-    A record that cannot be read is skipped and counted: whoever can write to the database can write anything, and one
+    A record that cannot be read is skipped and counted: any program with the password can write anything, and one
     such row must not keep all others from being imported.
     """
 

@@ -236,7 +236,7 @@ class MemoryOrigin:
             self._incarnation = store.incarnation
             return Pulse(store.region, was_empty, self._clock.now_ms())
 
-    # ---- accidents
+    # ---- failures
 
     def snapshot(self) -> OriginSnapshot:
         """A copy to fail over to."""
@@ -329,7 +329,7 @@ def _key(row: LedgerRow) -> RowKey:
 class MemoryLedger:
     """Honours `tidegate.ports.Ledger` for any number of regions in one process.
 
-    `rejects` plays a database that refuses a row. `cleans_itself` drops expired rows on publish: for a ledger
+    `rejects` imitates a database that rejects a row. `cleans_itself` drops expired rows on publish: for a ledger
     that no `tidegate cleanup` can reach.
     """
 
@@ -429,7 +429,7 @@ class MemoryLedger:
                 clock_ms=self._clock.now_ms(),
             )
 
-    # ---- inspection and accidents
+    # ---- inspection and failures
 
     def rows(self) -> list[LedgerRow]:
         """Every row, expired or not, sorted by its key."""

@@ -37,7 +37,7 @@ __all__ = ["Migration", "load_migrations", "migrate", "schema_version", "sqlite_
 FILE_NAME: Final = re.compile(r"(\d{4})_([a-z0-9_]+)\.sql")
 STATEMENT_END: Final = re.compile(r";[ \t]*$", re.MULTILINE)
 
-# Whoever wants to migrate holds it. Advisory locks of PostgreSQL are numbers; this one is ours by chance alone.
+# Held by the process that migrates. Advisory locks of PostgreSQL are numbers; this one was chosen at random.
 LOCK_NUMBER: Final = int.from_bytes(blake2b(b"tidegate migrate", digest_size=8).digest(), "big", signed=True)
 
 HISTORY: Final = (
@@ -98,7 +98,7 @@ async def schema_version(url: str, *, timeout_s: float = 10.0) -> int:
 
 
 def sqlite_schema_version(connection: sqlite3.Connection) -> int:
-    """The same, for who has the file open."""
+    """The same, for a caller that has the file open."""
     known = connection.execute(
         "SELECT count(*) FROM sqlite_master WHERE name = 'tidegate_schema'"
     ).fetchone()[0]

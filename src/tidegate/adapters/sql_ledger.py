@@ -10,6 +10,7 @@ A fault of configuration that shows up later than `open` (a table was dropped, a
 from __future__ import annotations
 
 import asyncio
+import logging
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -24,12 +25,23 @@ from tidegate.core.model import LedgerRow
 from tidegate.errors import ConfigurationError, DependencyUnavailable, SchemaMissing
 from tidegate.ports import Changes, LedgerOverview, RegionBeat
 
-__all__ = ["CLEANUP_BATCH_ROWS", "LEDGER_SCHEMA_VERSION", "SqlLedger", "check_schema"]
+__all__ = [
+    "CLEANUP_BATCH_ROWS",
+    "LEDGER_SCHEMA_VERSION",
+    "NEWEST_SCHEMA_VERSION",
+    "SqlLedger",
+    "check_schema",
+]
+
+logger = logging.getLogger(__name__)
 
 SessionType = TypeVar("SessionType", bound=Session[Any])
 
 # The migration that the ledger needs. Later ones belong to others.
 LEDGER_SCHEMA_VERSION: Final = 1
+
+# The newest that this version of Tidegate brings.
+NEWEST_SCHEMA_VERSION: Final = 3
 
 # One DELETE's worth: locks are held for some milliseconds, and replicas follow in small steps.
 CLEANUP_BATCH_ROWS: Final = 1_000
@@ -41,6 +53,14 @@ def check_schema(version: int, shown: str) -> None:
         state = "has no schema" if version == 0 else f"has schema version {version}"
         raise SchemaMissing(
             f"{shown}: {state}, version {LEDGER_SCHEMA_VERSION} is needed; run: tidegate migrate --ledger {shown}"
+        )
+    if version > NEWEST_SCHEMA_VERSION:
+        # A warning and no error: migrations only add, and nodes are updated one after the other.
+        logger.warning(
+            "%s has schema version %d, and this version of Tidegate knows %d: update this node",
+            shown,
+            version,
+            NEWEST_SCHEMA_VERSION,
         )
 
 

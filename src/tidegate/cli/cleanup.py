@@ -18,9 +18,10 @@ import click
 from tidegate.adapters import clock
 from tidegate.adapters.secrets import mask
 from tidegate.cli.catalogs import Place, opened_catalog
-from tidegate.cli.databases import ledger_options, opened_ledger, run
+from tidegate.cli.databases import ledger_options, opened_ledger
 from tidegate.cli.durations import DURATION
 from tidegate.cli.outcomes import json_option, print_error, print_result
+from tidegate.cli.progress import Progress
 from tidegate.core.quota import format_duration
 from tidegate.errors import DependencyError
 from tidegate.ports import Catalog, Ledger
@@ -66,16 +67,17 @@ def cleanup(
             f"{format_duration(every_ms)} is too short: use at least 1s", param_hint="--every"
         )
     work = partial(_once, url, timeout_s, grace_ms, purge_age_ms, as_json)
-    run(work() if every_ms is None else _repeatedly(work, every_ms, as_json))
+    asyncio.run(work() if every_ms is None else _repeatedly(work, every_ms, as_json))
 
 
 async def _once(url: str, timeout_s: float, grace_ms: int, purge_age_ms: int, as_json: bool) -> None:
     now_ms = clock.now_ms()
     started_s = time.monotonic()
-    async with opened_ledger(url, timeout_s) as ledger:
-        deleted, batches = await _delete_expired(ledger, now_ms - grace_ms, timeout_s)
-    async with opened_catalog(Place("", url, timeout_s)) as catalog:
-        purged = await _purge(catalog, now_ms - purge_age_ms, timeout_s)
+    with Progress("waiting for the database") as progress:
+        async with opened_ledger(url, timeout_s) as ledger:
+            deleted, batches = await _delete_expired(ledger, now_ms - grace_ms, timeout_s, progress)
+        async with opened_catalog(Place("", url, timeout_s)) as catalog:
+            purged = await _purge(catalog, now_ms - purge_age_ms, timeout_s)
     took_s = time.monotonic() - started_s
     document = {
         "deleted": deleted,
@@ -88,13 +90,16 @@ async def _once(url: str, timeout_s: float, grace_ms: int, purge_age_ms: int, as
     print_result(as_json, document, text)
 
 
-async def _delete_expired(ledger: Ledger, cutoff_ms: int, timeout_s: float) -> tuple[int, int]:
+async def _delete_expired(
+    ledger: Ledger, cutoff_ms: int, timeout_s: float, progress: Progress
+) -> tuple[int, int]:
     """(deleted rows, batches)."""
     deleted = batches = 0
     while True:
         gone = await ledger.cleanup(cutoff_ms, rows_max=BATCH_ROWS, timeout_s=timeout_s)
         deleted += gone
         batches += 1
+        progress.text = f"deleted {deleted} expired rows"
         if gone < BATCH_ROWS:
             return deleted, batches
 

@@ -1,4 +1,4 @@
-"""The client of a running server: the options `--url`, `--key` and `--timeout`, and POST with the standard library.
+"""The client of a running server: the options `--url`, `--key` and `--timeout`, and HTTP with the standard library.
 
 It does not retry, because a repeated `limit` could count twice. It follows no redirect, so that the key is sent only to
 the given URL.
@@ -9,7 +9,8 @@ from __future__ import annotations
 import http.client
 import json
 import ssl
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import wraps
 from typing import Any, Final, NamedTuple, TypeVar
 from urllib.parse import urlsplit
@@ -17,8 +18,9 @@ from urllib.parse import urlsplit
 import click
 
 from tidegate.adapters.secrets import mask_url
+from tidegate.cli.progress import Progress
 
-__all__ = ["Answer", "Client", "client_options"]
+__all__ = ["Answer", "Client", "NoAnswer", "client_options"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -73,37 +75,81 @@ class Client:
 
     def post(self, operation: str, body: object) -> Answer:
         """Call one operation of the API. Any response without `data` raises an error with the server's message."""
+        with self._response("POST", f"v2/{operation}", json.dumps(body).encode()) as response:
+            document = self._document(response)
+            if response.status != http.HTTPStatus.OK or "data" not in document:
+                raise ServerRefused(self._refusal(response.status, document))
+            return Answer(document, {name.lower(): value for name, value in response.getheaders()})
+
+    def get(self, path: str) -> Mapping[str, Any]:
+        """A document of the console."""
+        with self._response("GET", path) as response:
+            return self._console_document(response)
+
+    def lines(self, path: str) -> Iterator[str]:
+        """The lines of a stream of the console, until it ends."""
+        with self._response("GET", path) as response:
+            if response.status != http.HTTPStatus.OK:
+                self._console_document(response)
+            try:
+                while line := response.readline():
+                    yield line.decode("utf-8").rstrip("\n")
+            except (OSError, http.client.HTTPException) as error:
+                raise NoAnswer(f"{self._shown} ended the stream: {error}") from error
+
+    def _console_document(self, response: http.client.HTTPResponse) -> Mapping[str, Any]:
+        document = self._document(response)
+        if response.status == http.HTTPStatus.NOT_FOUND:
+            raise ServerRefused(
+                f"{self._shown} does not serve its console: start the server with --console-enabled on"
+            )
+        if response.status != http.HTTPStatus.OK:
+            raise ServerRefused(self._refusal(response.status, document))
+        return document
+
+    @contextmanager
+    def _response(
+        self, method: str, path: str, body: bytes | None = None
+    ) -> Iterator[http.client.HTTPResponse]:
         connection = self._connect()
-        headers = {
-            "Authorization": f"Bearer {self._key}",
-            "Content-Type": "application/json",
-            "Accept": "application/json",
-        }
+        headers = {"Authorization": f"Bearer {self._key}", "Accept": "application/json"}
+        if body is not None:
+            headers["Content-Type"] = "application/json"
         try:
-            connection.request("POST", f"{self._path}/v2/{operation}", json.dumps(body).encode(), headers)
-            response = connection.getresponse()
-            payload = response.read()
+            with Progress(f"waiting for {self._shown}"):
+                connection.request(method, f"{self._path}/{path}", body, headers)
+                response = connection.getresponse()
         except ssl.SSLCertVerificationError as error:
+            connection.close()
             raise NoAnswer(
                 f"the certificate of {self._shown} is not trusted: {error.verify_message}; if this is your own server, "
                 "set SSL_CERT_FILE to a PEM file with its certificate or with that of its CA"
             ) from error
         except (OSError, http.client.HTTPException) as error:
-            reason = "timed out" if isinstance(error, TimeoutError) else (str(error) or type(error).__name__)
-            raise NoAnswer(
-                f"no response from {self._shown}: {reason}; start the server, or set --url or TIDEGATE_URL"
-            ) from error
-        finally:
             connection.close()
+            raise self._no_answer(error) from error
         try:
-            document = json.loads(payload)
+            yield response
+        finally:
+            response.close()
+            connection.close()
+
+    def _no_answer(self, error: Exception) -> NoAnswer:
+        reason = "timed out" if isinstance(error, TimeoutError) else (str(error) or type(error).__name__)
+        return NoAnswer(
+            f"no response from {self._shown}: {reason}; start the server, or set --url or TIDEGATE_URL"
+        )
+
+    def _document(self, response: http.client.HTTPResponse) -> Mapping[str, Any]:
+        try:
+            document = json.loads(response.read())
+        except (OSError, http.client.HTTPException) as error:
+            raise self._no_answer(error) from error
         except (ValueError, RecursionError) as error:
             raise NoAnswer(
                 f"{self._shown} returned {response.status} without JSON: check that it is a Tidegate server (--url)"
             ) from error
-        if response.status != http.HTTPStatus.OK or not isinstance(document, dict) or "data" not in document:
-            raise ServerRefused(self._refusal(response.status, document))
-        return Answer(document, {name.lower(): value for name, value in response.getheaders()})
+        return document if isinstance(document, dict) else {}
 
     def _connect(self) -> http.client.HTTPConnection:
         if self._is_tls:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from tidegate.cli.progress import Progress
 from tidegate.cli.settings import value_options
 
 if TYPE_CHECKING:
@@ -55,6 +56,7 @@ async def opened_ledger(url: str, timeout_s: float) -> AsyncIterator[Ledger]:
         await ledger.close()
 
 
-def run(work: Coroutine[Any, Any, R]) -> R:
-    """Run the asynchronous part of a command."""
-    return asyncio.run(work)
+def run(work: Coroutine[Any, Any, R], doing: str = "waiting for the database") -> R:
+    """Run the asynchronous part of a command, and say on a terminal what it waits for."""
+    with Progress(doing):
+        return asyncio.run(work)

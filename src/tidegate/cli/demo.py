@@ -72,7 +72,7 @@ def _run(options: Options, *, browser: bool, as_json: bool) -> Report:
     async def main() -> Report:
         async with Session.open(options, lambda text: click.echo(text, err=True)) as session:
             if is_terminal:
-                if browser and session.console is not None:
+                if browser:
                     click.launch(session.console)
                 with _terminal(session):
                     return await session.run(_draw)

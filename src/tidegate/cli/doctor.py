@@ -21,6 +21,7 @@ import click
 from tidegate import compiled
 from tidegate.adapters import clock
 from tidegate.adapters.secrets import mask, mask_url
+from tidegate.adapters.urls import REDIS_SCHEMES
 from tidegate.cli.databases import opened_ledger, run
 from tidegate.cli.outcomes import ExitCode, json_option, print_result
 from tidegate.cli.serve import renamed
@@ -176,7 +177,7 @@ def check_origin(config: ServerConfig) -> Iterator[Finding]:
     # a configured name, the doctor must not claim it.
     region = config.region_name if config.origin is None else config.region
     try:
-        offset_ms = run(_query_origin(url, region))
+        offset_ms, policies = run(_query_origin(url, region))
     except MissingExtra as error:
         yield Finding("origin", "fail", str(error), f"pip install 'tidegate[{error.extra}]'")
     except RegionMismatch as error:
@@ -202,23 +203,46 @@ def check_origin(config: ServerConfig) -> Iterator[Finding]:
                 "if it belongs to another; the clock was not compared"
             )
             yield Finding("region", "warn", detail, "set --region")
+        if policies is not None:
+            yield _memory(policies)
 
 
-async def _query_origin(url: str, region: str | None) -> float | None:
-    """The offset of our clock from that of the origin; None without a region, because a pulse claims it."""
+def _memory(policies: set[str]) -> Finding:
+    """Counts that Redis deletes to make room come back with the next message of a node that still holds them; those of
+    nodes that are gone do not."""
+    evicting = sorted(policies - {"noeviction"})
+    if evicting:
+        step = "set maxmemory-policy to noeviction, and maxmemory high enough: nodes then keep what Redis cannot take"
+        return Finding(
+            "memory", "warn", f"Redis deletes counts when its memory is full ({', '.join(evicting)})", step
+        )
+    if not policies:
+        return Finding("memory", "ok", "this user may not ask Redis for its maxmemory-policy")
+    return Finding("memory", "ok", "Redis deletes no counts when its memory is full (noeviction)")
+
+
+async def _query_origin(url: str, region: str | None) -> tuple[float | None, set[str] | None]:
+    """The offset of our clock from that of the origin, None without a region, because a pulse claims it; and what Redis
+    does when its memory is full, None for another origin."""
     from tidegate.adapters.urls import open_origin
 
     origin = open_origin(url)
     try:
+        policies = None
+        if url.partition(":")[0] in REDIS_SCHEMES:
+            from tidegate.adapters.redis.origin import RedisOrigin
+
+            assert isinstance(origin, RedisOrigin)
+            policies = await origin.memory_policies(timeout_s=TIMEOUT_S)
         if region is None:
             await origin.read([Component(bytes(16), 0, "doctor", 0, 0)], timeout_s=TIMEOUT_S)
-            return None
+            return None, policies
         # Like a starting server, this claims an origin that has no region yet.
         await origin.open(region, timeout_s=TIMEOUT_S)
         before_ms = clock.now_ms()
         pulse = await origin.pulse(region, timeout_s=TIMEOUT_S)
         after_ms = clock.now_ms()
-        return (before_ms + after_ms) / 2 - pulse.time_ms
+        return (before_ms + after_ms) / 2 - pulse.time_ms, policies
     finally:
         await origin.close()
 
@@ -345,32 +369,33 @@ def doctor(load_settings: Callable[[], Loaded], as_json: bool) -> ExitCode:
     Takes the options of `serve`. Exits 0 if no check failed (warnings do not count), 2 otherwise. It changes nothing,
     with one exception: like a starting server, it claims an origin without a region for --region.
     """
+    findings: list[Finding] = []
+    # Each is printed when it is found: a dependency that does not answer takes seconds.
+    for finding in _findings(load_settings):
+        findings.append(finding)
+        if not as_json:
+            click.echo(_line(finding))
+    is_healthy = all(finding.status != "fail" for finding in findings)
+    if as_json:
+        document = {"ok": is_healthy, "checks": [finding._asdict() for finding in findings]}
+        print_result(as_json, document, "")
+    return ExitCode.OK if is_healthy else ExitCode.ERROR
+
+
+def _findings(load_settings: Callable[[], Loaded]) -> Iterator[Finding]:
     try:
         loaded = load_settings()
     except ConfigFaults as error:
-        findings = [Finding("config", "warn", warning) for warning in error.warnings]
-        findings += [
-            Finding(
-                "config",
-                "fail",
-                f"{fault.field}: got {fault.value} from {fault.source}, expected {fault.expected}",
-                fault.next_step,
-            )
-            for fault in error.faults
-        ]
+        yield from (Finding("config", "warn", warning) for warning in error.warnings)
+        for fault in error.faults:
+            detail = f"{fault.field}: got {fault.value} from {fault.source}, expected {fault.expected}"
+            yield Finding("config", "fail", detail, fault.next_step)
     else:
-        findings = [Finding("config", "warn", warning) for warning in loaded.warnings]
-        findings += [
-            Finding("config", "ok", "file, environment and flags are valid"),
-            *examine(loaded.config),
-        ]
-    is_healthy = all(finding.status != "fail" for finding in findings)
-    lines = [
-        f"{finding.status:<4}  {finding.check:<12} {finding.detail}"
-        + (f"\n      {'':<12} -> {finding.next_step}" if finding.next_step else "")
-        for finding in findings
-    ]
-    print_result(
-        as_json, {"ok": is_healthy, "checks": [finding._asdict() for finding in findings]}, "\n".join(lines)
-    )
-    return ExitCode.OK if is_healthy else ExitCode.ERROR
+        yield from (Finding("config", "warn", warning) for warning in loaded.warnings)
+        yield Finding("config", "ok", "file, environment and flags are valid")
+        yield from examine(loaded.config)
+
+
+def _line(finding: Finding) -> str:
+    step = f"\n      {'':<12} -> {finding.next_step}" if finding.next_step else ""
+    return f"{finding.status:<4}  {finding.check:<12} {finding.detail}{step}"

@@ -12,6 +12,7 @@ from tidegate.cli.catalogs import Place, all_rows, catalog_options, find_workspa
 from tidegate.cli.databases import run
 from tidegate.cli.durations import DURATION
 from tidegate.cli.outcomes import json_option, print_result, warn
+from tidegate.cli.tables import table
 from tidegate.errors import InvalidInput
 from tidegate.server.catalog.keys import checked_permissions, why_without_effect
 
@@ -196,11 +197,19 @@ def list_keys(place: Place, workspace: str | None, everything: bool, as_json: bo
         if everything or _state(row, at_ms) in {"active", "disabled"}
     ]
     lines = [
-        f"{key['id']}  {key['hint']}…  {key['state']:<8}  {key['workspace']}  {key['name'] or '-'}  "
-        f"{','.join(key['permissions']) or '-'}" + (f"  expires {key['expires']}" if key["expires"] else "")
+        [
+            key["id"],
+            key["hint"] + "…",
+            key["state"],
+            key["workspace"],
+            key["name"] or "-",
+            key["expires"] or "never",
+            ",".join(key["permissions"]) or "-",
+        ]
         for key in found
     ]
-    print_result(as_json, {"keys": found}, "\n".join(lines) or "no keys")
+    headers = ["ID", "KEY", "STATE", "WORKSPACE", "NAME", "EXPIRES", "PERMISSIONS"]
+    print_result(as_json, {"keys": found}, table(headers, lines) if lines else "no keys")
 
 
 async def _list(place: Place, workspace: str | None) -> list[KeyRow]:

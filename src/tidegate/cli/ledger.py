@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import click
 
 from tidegate.adapters import clock
+from tidegate.cli.catalogs import Place, all_rows, opened_catalog
 from tidegate.cli.databases import ledger_options, opened_ledger, run
 from tidegate.cli.outcomes import json_option, print_result
+from tidegate.cli.tables import table
 from tidegate.core.quota import format_duration
 from tidegate.ports import LedgerOverview
 
@@ -28,19 +31,26 @@ __all__ = ["ledger"]
 @json_option
 def ledger(url: str, timeout_s: float, hottest_max: int, as_json: bool) -> None:
     """Show the regions in the database, their last heartbeat, their rows, and the highest counts."""
-    overview = run(_overview(url, timeout_s, hottest_max))
-    document = describe(overview)
+    overview, names = run(_overview(url, timeout_s, hottest_max))
+    document = describe(overview, names)
     print_result(as_json, document, "\n".join(_lines(document)))
 
 
-async def _overview(url: str, timeout_s: float, hottest_max: int) -> LedgerOverview:
+async def _overview(url: str, timeout_s: float, hottest_max: int) -> tuple[LedgerOverview, Mapping[str, str]]:
+    """The overview, and the names of namespaces by id: a server counts by id, and people know the names."""
     async with opened_ledger(url, timeout_s) as opened:
         now_ms = clock.now_ms()
-        return await opened.overview(now_ms=now_ms, hottest_max=hottest_max, timeout_s=timeout_s)
+        overview = await opened.overview(now_ms=now_ms, hottest_max=hottest_max, timeout_s=timeout_s)
+    if not overview.hottest:
+        return overview, {}
+    place = Place("", url, timeout_s)
+    async with opened_catalog(place) as catalog:
+        rows = await all_rows(catalog, place)
+    return overview, {row.id: row.name for row in rows.namespaces}
 
 
-def describe(overview: LedgerOverview) -> dict[str, Any]:
-    """The overview as plain data."""
+def describe(overview: LedgerOverview, names: Mapping[str, str]) -> dict[str, Any]:
+    """The overview as plain data. A library that shares the database has no ids: its namespaces are names already."""
     beats = {beat.region: overview.clock_ms - beat.beat_at_ms for beat in overview.regions}
     # A region may have rows but no heartbeat (its nodes have stopped), or a heartbeat but no rows (nothing published).
     regions = [
@@ -52,23 +62,46 @@ def describe(overview: LedgerOverview) -> dict[str, Any]:
         "regions": regions,
         "rows": sum(overview.rows.values()),
         "expired_rows": overview.expired_rows,
-        "hottest": [row._asdict() for row in overview.hottest],
+        "hottest": [
+            {**row._asdict(), "namespace_name": names.get(row.namespace, row.namespace)}
+            for row in overview.hottest
+        ],
     }
 
 
+def _window(row: Mapping[str, Any], now_ms: int) -> str:
+    """`1 min, ends in 18 s`."""
+    ends_ms = (row["sequence"] + 1) * row["duration_ms"] - now_ms
+    ends = f"ends in {format_duration(ends_ms)}" if ends_ms > 0 else f"ended {format_duration(-ends_ms)} ago"
+    return f"{format_duration(row['duration_ms'])}, {ends}"
+
+
 def _lines(document: dict[str, Any]) -> list[str]:
-    lines = [f"{'region':<24} {'rows':>10}  last heartbeat"]
-    for region in document["regions"]:
-        beat = "never" if region["lag_ms"] is None else f"{region['lag_ms'] / 1000:.1f} s ago"
-        lines.append(f"{region['region']:<24} {region['rows']:>10}  {beat}")
-    lines += [
+    regions = [
+        [
+            region["region"],
+            str(region["rows"]),
+            "never" if region["lag_ms"] is None else f"{format_duration(max(0, region['lag_ms']))} ago",
+        ]
+        for region in document["regions"]
+    ]
+    lines = [
+        table(["REGION", "ROWS", "LAST HEARTBEAT"], regions, right=frozenset({1})),
         "",
         f"{document['rows']} live rows, {document['expired_rows']} expired (tidegate cleanup deletes them)",
     ]
     if document["hottest"]:
-        lines += ["", f"{'count':>12}  highest counts"]
-        for row in document["hottest"]:
-            window = f"window {row['sequence']} of {format_duration(row['duration_ms'])}"
-            place = f"{row['workspace']} / {row['namespace']} / {row['identifier']!r}"
-            lines.append(f"{row['regional']:>12}  {place}, {window}, region {row['region']}")
+        headers = ["COUNT", "NAMESPACE", "IDENTIFIER", "WORKSPACE", "REGION", "WINDOW"]
+        rows = [
+            [
+                str(row["regional"]),
+                row["namespace_name"],
+                row["identifier"],
+                row["workspace"],
+                row["region"],
+                _window(row, document["clock_ms"]),
+            ]
+            for row in document["hottest"]
+        ]
+        lines += ["", table(headers, rows, right=frozenset({0}))]
     return lines

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
+import re
+from collections.abc import Mapping
+from typing import Any, Final
 
 import click
 
@@ -10,19 +12,39 @@ from tidegate.adapters import clock
 from tidegate.cli.client import Client, client_options
 from tidegate.cli.outcomes import ExitCode, json_option, print_result
 from tidegate.cli.quotas import quota_from, quota_options
-from tidegate.core.quota import format_duration
+from tidegate.core.quota import format_duration, format_quota
 
 __all__ = ["describe", "limit"]
 
 
-def describe(allowed: bool, data: dict[str, Any], now_ms: int, retry_after_s: str | None = None) -> str:
-    """One line about one decision."""
+POLICY: Final = re.compile(r";q=([0-9]+);w=([0-9]+)$")
+
+
+def describe(allowed: bool, data: Mapping[str, Any], now_ms: int, rule: str | None = None) -> str:
+    """One line about one decision. `rule`: the limit with its window, if that is known."""
     outcome = "allowed" if allowed else "denied"
     ends_in = format_duration(max(0, data["reset"] - now_ms))
-    line = f"{outcome}: {data['remaining']} of {data['limit']} left, window ends in {ends_in}"
-    if retry_after_s is not None and not allowed:
-        line += f", retry in {format_duration(int(retry_after_s) * 1000)}"
+    line = f"{outcome}: {data['remaining']} of {rule or data['limit']} left, window ends in {ends_in}"
+    if not allowed and "retryAfter" in data:
+        retry_after_s = data["retryAfter"]
+        line += (
+            ", never fits: the cost is above the limit"
+            if retry_after_s is None
+            else f", retry in {format_duration(retry_after_s * 1000)}"
+        )
     return line + (f" (override {data['overrideId']})" if data.get("overrideId") else "")
+
+
+def with_retry(data: Mapping[str, Any], headers: Mapping[str, str]) -> dict[str, Any]:
+    """The answer with `retryAfter`: seconds until the same request would fit; 0 if allowed, None if it never will."""
+    wait = headers.get("retry-after")
+    return {**data, "retryAfter": 0 if data["success"] else None if wait is None else int(wait)}
+
+
+def rule_of(headers: Mapping[str, str]) -> str | None:
+    """The limit that was applied, an override's included: `100 per minute`. The answer itself has no window."""
+    found = POLICY.search(headers.get("ratelimit-policy", ""))
+    return None if found is None else format_quota(int(found[1]), int(found[2]) * 1000)
 
 
 @click.command()
@@ -49,7 +71,8 @@ def limit(
     tidegate limit email.send user_123 100/minute
     tidegate limit email.send user_123 100 --duration 60s --cost 5
 
-    Exits 0 if allowed, 1 if denied, 2 on an error.
+    Exits 0 if allowed, 1 if denied, 2 on an error. A denial says when to retry. With --json that is `retryAfter`, in
+    seconds: 0 if allowed, null if the cost is above the limit and never fits.
     """
     number, window_ms = quota_from(quota, duration_ms)
     body = {
@@ -60,7 +83,7 @@ def limit(
         "cost": cost,
     }
     response = client.post("ratelimit.limit", body)
-    data = response.data
-    retry_after_s = response.headers.get("retry-after")
-    print_result(as_json, data, describe(data["success"], data, clock.now_ms(), retry_after_s))
+    data = with_retry(response.data, response.headers)
+    text = describe(data["success"], data, clock.now_ms(), rule_of(response.headers))
+    print_result(as_json, data, text)
     return ExitCode.OK if data["success"] else ExitCode.DENIED

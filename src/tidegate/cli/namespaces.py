@@ -10,6 +10,7 @@ from tidegate.adapters.clock import now_ms
 from tidegate.cli.catalogs import Place, all_rows, catalog_options, find_workspace, opened_catalog
 from tidegate.cli.databases import run
 from tidegate.cli.outcomes import json_option, print_result
+from tidegate.cli.tables import table
 
 if TYPE_CHECKING:
     from tidegate.ports import CatalogChanges, NamespaceRow
@@ -50,11 +51,17 @@ def list_namespaces(place: Place, workspace: str | None, everything: bool, as_js
         if (owner is None or row.workspace_id == owner) and (everything or row.deleted_at_ms is None)
     ]
     lines = [
-        f"{item['id']}  {item['workspace']}  {item['name']!r}  {item['overrides']} overrides"
-        + ("  deleted" if item["deleted"] else "")
+        [
+            item["name"],
+            item["id"],
+            item["workspace"],
+            str(item["overrides"]),
+            "deleted" if item["deleted"] else "live",
+        ]
         for item in found
     ]
-    print_result(as_json, {"namespaces": found}, "\n".join(lines) or "no namespaces")
+    text = table(["NAME", "ID", "WORKSPACE", "OVERRIDES", "STATE"], lines, right=frozenset({3}))
+    print_result(as_json, {"namespaces": found}, text if lines else "no namespaces")
 
 
 @namespaces.command()

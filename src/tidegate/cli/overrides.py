@@ -9,14 +9,18 @@ import click
 from tidegate.cli.client import Client, client_options
 from tidegate.cli.outcomes import json_option, print_result
 from tidegate.cli.quotas import quota_from, quota_options
+from tidegate.cli.tables import table, visible
 from tidegate.core.quota import format_quota
 
 __all__ = ["overrides"]
 
 
+def _effect(override: dict[str, Any]) -> str:
+    return "blocked" if override["limit"] == 0 else format_quota(override["limit"], override["duration"])
+
+
 def _describe(override: dict[str, Any]) -> str:
-    effect = "blocked" if override["limit"] == 0 else format_quota(override["limit"], override["duration"])
-    return f"{override['overrideId']}  {override['identifier']}  {effect}"
+    return f"{override['overrideId']}  {visible(override['identifier'])}  {_effect(override)}"
 
 
 @click.group()
@@ -85,7 +89,8 @@ def list_overrides(client: Client, namespace: str, page_size: int, cursor: str |
         following = document["pagination"].get("cursor")
         if following is None or cursor is not None:
             break
-    text = "\n".join(map(_describe, found)) or "no overrides"
+    rows = [[each["identifier"], _effect(each), each["overrideId"]] for each in found]
+    text = table(["IDENTIFIER", "LIMIT", "ID"], rows) if rows else "no overrides"
     more = f"\nnext page: --cursor {following}" if following is not None else ""
     print_result(as_json, {"overrides": found, "cursor": following}, text + more)
 

@@ -30,6 +30,7 @@ COMMANDS: Final[dict[str, Entry]] = {
     "demo": Entry(
         "tidegate.cli.demo", "demo", "Run a fleet of several regions on this machine, and break it."
     ),
+    "top": Entry("tidegate.cli.top", "top", "Show who is being limited right now, live in a terminal."),
     "limit": Entry("tidegate.cli.limit", "limit", "Get a decision from a server; exits 1 if denied."),
     "multi-limit": Entry("tidegate.cli.multi_limit", "multi_limit", "Get several decisions, all or nothing."),
     "overrides": Entry("tidegate.cli.overrides", "overrides", "Set, get, list and delete overrides."),

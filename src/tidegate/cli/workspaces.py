@@ -9,6 +9,7 @@ import click
 from tidegate.cli.catalogs import Place, all_rows, catalog_options, find_workspace, opened_catalog
 from tidegate.cli.databases import run
 from tidegate.cli.outcomes import json_option, print_result
+from tidegate.cli.tables import table
 from tidegate.core.quota import format_quota, parse_quota
 
 if TYPE_CHECKING:
@@ -22,11 +23,13 @@ def _document(row: WorkspaceRow) -> dict[str, Any]:
     return {"id": row.id, "name": row.name, "enabled": row.enabled, "quota": quota}
 
 
-def _describe(item: dict[str, Any]) -> str:
+def _calls(item: dict[str, Any]) -> str:
     quota = item["quota"]
-    calls = (
-        "no API quota" if quota is None else f"{format_quota(quota['limit'], quota['duration'])} API calls"
-    )
+    return "none" if quota is None else format_quota(quota["limit"], quota["duration"])
+
+
+def _describe(item: dict[str, Any]) -> str:
+    calls = "no API quota" if item["quota"] is None else f"{_calls(item)} API calls"
     return f"{item['id']}  {item['name']!r}  {'enabled' if item['enabled'] else 'disabled'}  {calls}"
 
 
@@ -42,7 +45,12 @@ def list_workspaces(place: Place, as_json: bool) -> None:
     """List workspaces."""
     rows = run(_rows(place))
     found = [_document(row) for row in sorted(rows.workspaces)]
-    print_result(as_json, {"workspaces": found}, "\n".join(map(_describe, found)) or "no workspaces")
+    lines = [
+        [item["id"], item["name"], "enabled" if item["enabled"] else "disabled", _calls(item)]
+        for item in found
+    ]
+    text = table(["ID", "NAME", "STATE", "API QUOTA"], lines) if lines else "no workspaces"
+    print_result(as_json, {"workspaces": found}, text)
 
 
 @workspaces.command("set")

@@ -22,7 +22,7 @@ __all__ = ["BLOCKED", "CLEAN", "PINNED", "Cell", "Subject"]
 # The queue of a subject. Memory is freed in this order.
 CLEAN: Final = 0  # holds nothing that is not stored elsewhere too
 BLOCKED: Final = 1  # was denied recently: evicting it would allow it again
-PINNED: Final = 2  # holds counts that the origin has not acknowledged
+PINNED: Final = 2  # holds counts that no store has acknowledged, or waits for an answer of the origin
 
 
 @final
@@ -53,8 +53,11 @@ class Cell:
         return self.own + self.others + self.foreign
 
     def is_unreplayed(self) -> bool:
-        """Whether it holds counts that the origin has not acknowledged."""
-        return self.origin is not None and self.own > self.origin.acked
+        """Whether it holds counts that the origin has not acknowledged; without one, that wait for the ledger."""
+        if self.origin is not None:
+            return self.own > self.origin.acked
+        ledger = self.ledger
+        return ledger is not None and ledger.is_changed and self.own > ledger.published
 
 
 @final
@@ -150,6 +153,10 @@ class Subject:
         if self.oldest is not None:
             count += 1
         return count if self.rest is None else count + len(self.rest)
+
+    def is_unreplayed(self) -> bool:
+        """Whether it holds counts that the origin has not acknowledged."""
+        return any(cell.is_unreplayed() for cell in self.cells())
 
     def insert(self, cell: Cell, sequence_min: int) -> None:
         """Add a cell. If it is later than `current` it becomes current, and the others move back by that much.

@@ -215,7 +215,7 @@ class Credit:
     # -- messages
 
     def is_due(self, clock_ms: int, pace_ms: int) -> bool:
-        """Whether a message should leave now. One that no request waits for may rest for `pace_ms` after the last."""
+        """Whether a message should leave now. One that no request waits for may wait for `pace_ms` after the last."""
         if self.in_flight:
             return False
         if self.waiting is not None or self.is_recalled:

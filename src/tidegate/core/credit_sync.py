@@ -126,7 +126,7 @@ class CreditSync:
         engine = self._engine
         if ticket.decisions is not None:
             return True
-        items = engine.evaluate(ticket.items, ticket.now_ms, LOCAL)
+        items = engine.evaluate(ticket.items, ticket.now_ms, LOCAL, ticket.wall_ms)
         verdict = engine.judge_all(items)
         lacking = engine.lacking(items, clock_ms) if verdict == FITS else []
         if not lacking:
@@ -139,7 +139,7 @@ class CreditSync:
             engine.credit_of(subject).wait(part)
             self.pending.queue_ask(subject)
             if subject.queue != PINNED:
-                self._subjects.move(subject, PINNED, ticket.now_ms)
+                self._subjects.move(subject, PINNED, ticket.wall_ms)
         return False
 
     def give_up(self, ticket: Ticket, clock_ms: int) -> None:
@@ -149,7 +149,7 @@ class CreditSync:
         for part in ticket.parts:
             self._engine.credit_of(part.subject).failed_until_ms = clock_ms + self._retry_ms
         self._withdraw(ticket)
-        ticket.decisions = self._engine.decide_degraded(ticket.items, ticket.now_ms, clock_ms)
+        ticket.decisions = self._engine.decide_degraded(ticket.items, ticket.now_ms, clock_ms, ticket.wall_ms)
 
     def ask_again(self, subject: Subject) -> None:
         """A moment has passed since other nodes were asked for what the requests of this subject need."""
@@ -309,7 +309,8 @@ class CreditSync:
         for i, subject in enumerate(exchange.subjects):
             request = exchange.requests[i]
             if subject is None:
-                continue  # what was to be given back ends by itself
+                # Not again: the origin lets it end by itself, and one that is down would be asked without a pause.
+                continue
             credit = self._engine.credit_of(subject)
             if not credit.fail_message(request.number):
                 continue
@@ -432,7 +433,7 @@ class CreditSync:
     def _accept(self, ticket: Ticket, clock_ms: int) -> None:
         """Decide a ticket that credit covers. What is known of other regions may still deny it."""
         engine = self._engine
-        items = engine.evaluate(ticket.items, ticket.now_ms, ORIGIN)
+        items = engine.evaluate(ticket.items, ticket.now_ms, ORIGIN, ticket.wall_ms)
         ticket.decisions = engine.answer_all(items, engine.judge_all(items), clock_ms)
 
     def _deny(
@@ -440,7 +441,7 @@ class CreditSync:
     ) -> None:
         """Deny a ticket because of one subject: its window is full, or others hold what is left of it."""
         engine = self._engine
-        items = engine.evaluate(ticket.items, ticket.now_ms, ORIGIN)
+        items = engine.evaluate(ticket.items, ticket.now_ms, ORIGIN, ticket.wall_ms)
         highest = engine.judge_all(items)
         if highest == FITS:
             highest = HELD
@@ -448,7 +449,8 @@ class CreditSync:
                 if item.subject is part.subject:
                     item.verdict = HELD
                     item.beside = reply.firm
-                    if verdict == DENY_HELD:
+                    needed = item.used + item.demand + reply.firm
+                    if verdict == DENY_HELD or needed <= item.limit.quota:
                         item.retry_ms = retry_held_ms(reply, self._rules, patience_ms)
         if verdict == DENY_HELD:
             self.denied_held += 1
@@ -491,7 +493,7 @@ class CreditSync:
     def _covers_rest(self, ticket: Ticket, parts: list[Part], clock_ms: int) -> bool:
         """Whether credit covers the subjects of a batch that did not wait: it did when the batch came."""
         waited = {part.subject for part in parts}
-        items = self._engine.evaluate(ticket.items, ticket.now_ms, LOCAL)
+        items = self._engine.evaluate(ticket.items, ticket.now_ms, LOCAL, ticket.wall_ms)
         rest = [item for item in items if item.subject not in waited]
         return not rest or not self._engine.lacking(rest, clock_ms)
 

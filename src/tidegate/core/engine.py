@@ -7,6 +7,10 @@ gives the answers to `OriginSync`, and asks again with the `source` it has by th
 
 Check and commit are one step: nothing that is called between them can start another decision. The engine knows no
 clock, no lock and no I/O. One driver owns it, and lets one thread in at a time.
+
+Three times. `now_ms` is the request's, which may be its own: it chooses the cells and how much they weigh. `wall_ms`
+is the node's: it decides what is fresh, what has expired and what was used last, because a request must not age what
+others use. `clock_ms` never steps back: credit lives by it.
 """
 
 from __future__ import annotations
@@ -15,7 +19,7 @@ from collections.abc import Sequence
 from typing import Final, final
 
 from tidegate.core._native import mypyc_attr
-from tidegate.core.cells import BLOCKED, CLEAN, Cell, Subject
+from tidegate.core.cells import BLOCKED, CLEAN, PINNED, Cell, Subject
 from tidegate.core.credit import Credit
 from tidegate.core.model import (
     DEGRADED,
@@ -49,8 +53,8 @@ UNKNOWN: Final = 3  # may fit, but the origin did not answer when it should have
 UNREAD: Final = 4  # may fit, but the origin must be read first
 DENIED: Final = 5  # does not fit; cells only grow, so no read could change that
 
-# Cells that a subject may keep beside its last three, while its clock jumps. With more, the aged ones are dropped.
-REST_MAX: Final = 8
+# Cells that a subject may keep while its clock jumps. With more, the aged ones are dropped.
+CELLS_MAX: Final = 11
 
 
 @final
@@ -87,6 +91,7 @@ class Evaluation:
         "subject",
         "used",
         "verdict",
+        "wall_ms",
     )
 
     def __init__(
@@ -94,6 +99,7 @@ class Evaluation:
         limit: Limit,
         cost: int,
         now_ms: int,
+        wall_ms: int,
         source: int,
         subject: Subject,
         cell: Cell,
@@ -103,6 +109,7 @@ class Evaluation:
         self.limit: Final[Limit] = limit
         self.cost: Final[int] = cost
         self.now_ms: Final[int] = now_ms
+        self.wall_ms: Final[int] = wall_ms
         self.subject: Final[Subject] = subject
         self.cell: Final[Cell] = cell
         # The count of the previous cell, and what counts in the sliding window without this request.
@@ -128,6 +135,7 @@ class Engine:
 
     __slots__ = (
         "_anticipates",
+        "_fresh_ms",
         "_retry_ms",
         "_tables",
         "_touch_ms",
@@ -160,6 +168,7 @@ class Engine:
         self.has_credit: Final[bool] = has_origin and has_credit
         # Of the last message to the origin, over all subjects. Written by `CreditSync`.
         self.message_number: int = 0
+        self._fresh_ms: Final[int] = tuning.fresh_ms
         self._retry_ms: Final[int] = tuning.read_retry_ms
         self._touch_ms: Final[int] = tuning.touch_ms
         self._anticipates: Final[bool] = tuning.anticipation
@@ -179,13 +188,23 @@ class Engine:
     # -- one request
 
     def decide(
-        self, limit: Limit, identifier: str, cost: int, now_ms: int, source: int = LOCAL, clock_ms: int = 0
+        self,
+        limit: Limit,
+        identifier: str,
+        cost: int,
+        now_ms: int,
+        source: int = LOCAL,
+        clock_ms: int = 0,
+        wall_ms: int = -1,
     ) -> Decision | Need | Ticket:
         """Decide one request at `now_ms`. With a `source` other than LOCAL the driver has tried to read.
 
-        `clock_ms` is a clock that never steps back; only credit needs it. `Gate` has checked the types and the cost;
-        the identifier's length is checked when its subject is created.
+        `clock_ms` is a clock that never steps back; only credit needs it. Without a `wall_ms` the request's time is the
+        node's. `Gate` has checked the types and the cost; the identifier's length is checked when its subject is
+        created.
         """
+        if wall_ms < 0:
+            wall_ms = now_ms
         if self.is_embedded:
             known = self.decide_known(limit, identifier, cost, now_ms)
             if known is not None:
@@ -194,12 +213,15 @@ class Engine:
         sequence = now_ms // duration_ms
         subject = self.subjects.find(limit.key, identifier)
         if subject is None:
-            subject = self._create(limit, identifier, sequence, now_ms)
+            subject = self._create(limit, identifier, sequence, wall_ms)
+            if source == ORIGIN and subject.incarnation > 0:
+                # It was evicted after the read: the answer is not known any more.
+                source = DEGRADED
         if subject.sequence == sequence:
             cell = subject.current
             previous = subject.previous
         else:
-            cell = self._cell(subject, sequence, duration_ms)
+            cell = self._cell(subject, sequence, duration_ms, wall_ms)
             previous = subject.cell(sequence - 1)
         used = cell.own + cell.others + cell.foreign
         before = 0
@@ -208,22 +230,22 @@ class Engine:
             used = effective(used, before, now_ms - sequence * duration_ms, duration_ms)
         quota = limit.quota
         needed = used + cost
-        verdict = self._judge(subject, cell, limit, needed, now_ms, source)
+        verdict = self._judge(subject, cell, limit, needed, now_ms, wall_ms, source)
         if verdict == FITS:
             if self.has_credit:
                 credit = subject.credit
                 if credit is None or not credit.covers(cost, quota, now_ms, clock_ms):
-                    return self._ask(limit, identifier, cost, now_ms, clock_ms, subject)
+                    return self._ask(limit, identifier, cost, now_ms, clock_ms, wall_ms, subject)
                 if cost > 0:
                     credit.spend(cost, clock_ms)
                     if credit.is_low():
                         self.pending.queue_ask(subject)
             cell.own += cost
-            if now_ms - subject.touched_ms >= self._touch_ms:
-                self._touch(subject, now_ms)
+            if wall_ms - subject.touched_ms >= self._touch_ms:
+                self._touch(subject, wall_ms)
             self.pending.note(subject, cell, limit, now_ms, cost > 0)
-            return self._allow(subject, cell, limit, quota - needed, needed, now_ms, source)
-        item = Evaluation(limit, cost, now_ms, source, subject, cell, before, used)
+            return self._allow(subject, cell, limit, quota - needed, needed, now_ms, wall_ms, source)
+        item = Evaluation(limit, cost, now_ms, wall_ms, source, subject, cell, before, used)
         item.verdict = verdict
         return self._need(item) if verdict == UNREAD else self._deny(item)
 
@@ -267,25 +289,38 @@ class Engine:
         return Decision(False, limit, 0, now_ms, needed, retry_after_ms, LOCAL, -1, -1)
 
     def _ask(
-        self, limit: Limit, identifier: str, cost: int, now_ms: int, clock_ms: int, subject: Subject
+        self,
+        limit: Limit,
+        identifier: str,
+        cost: int,
+        now_ms: int,
+        clock_ms: int,
+        wall_ms: int,
+        subject: Subject,
     ) -> Decision | Ticket:
         """A request for which there is no credit waits for the origin, unless that has just failed to answer."""
         items = [(limit, identifier, cost)]
         if subject.credit is not None and clock_ms < subject.credit.failed_until_ms:
-            return self.decide_degraded(items, now_ms, clock_ms)[0]
-        return Ticket(items, [subject], now_ms, clock_ms)
+            return self.decide_degraded(items, now_ms, clock_ms, wall_ms)[0]
+        return Ticket(items, [subject], now_ms, clock_ms, wall_ms)
 
-    def _create(self, limit: Limit, identifier: str, sequence: int, now_ms: int) -> Subject:
+    def _create(self, limit: Limit, identifier: str, sequence: int, wall_ms: int) -> Subject:
         name = checked_name("identifier", identifier)
-        subject = self.subjects.create(limit.key, name, sequence, now_ms)
-        self.subjects.make_room(now_ms, subject)
+        if self.subjects.has_lost_foreign:
+            self.global_view.is_full_import_wanted = True
+        subject = self.subjects.create(limit.key, name, sequence, wall_ms)
+        self.subjects.make_room(wall_ms, subject)
         self.pending.prune()
         return subject
 
     # -- batches
 
     def decide_many(
-        self, requests: Sequence[tuple[Limit, str, int]], now_ms: int, source: int = LOCAL
+        self,
+        requests: Sequence[tuple[Limit, str, int]],
+        now_ms: int,
+        source: int = LOCAL,
+        wall_ms: int = -1,
     ) -> tuple[list[Decision] | None, list[Need]]:
         """Decide a batch of (limit, identifier, cost) at one instant, all or nothing, in one step.
 
@@ -293,7 +328,9 @@ class Engine:
         judged once more on the final state, so that the order of items decides nothing. When one is certain to
         fail, nothing is read.
         """
-        items = self.evaluate(requests, now_ms, source)
+        if wall_ms < 0:
+            wall_ms = now_ms
+        items = self.evaluate(requests, now_ms, source, wall_ms)
         verdict = self.judge_all(items)
         if verdict == UNREAD:
             return None, self._needs(items)
@@ -301,17 +338,17 @@ class Engine:
             for item in items:
                 item.cell.own += item.cost
         decisions = [self._answer(item, verdict) for item in items]
-        self._make_room(len(items), now_ms)
+        self._make_room(len(items), wall_ms)
         return decisions, []
 
     def decide_all(
-        self, requests: Sequence[tuple[Limit, str, int]], now_ms: int, clock_ms: int
+        self, requests: Sequence[tuple[Limit, str, int]], now_ms: int, clock_ms: int, wall_ms: int
     ) -> list[Decision] | Ticket:
         """`decide_many` with credit: decide the batch from memory, or return what waits for the origin.
 
         Credit must cover the whole batch: for each subject the sum of its costs.
         """
-        items = self.evaluate(requests, now_ms, LOCAL)
+        items = self.evaluate(requests, now_ms, LOCAL, wall_ms)
         verdict = self.judge_all(items)
         if verdict == FITS:
             lacking = self.lacking(items, clock_ms)
@@ -319,23 +356,23 @@ class Engine:
                 for subject, _, _ in lacking:
                     credit = subject.credit
                     if credit is not None and clock_ms < credit.failed_until_ms:
-                        return self.decide_degraded(requests, now_ms, clock_ms)
-                return Ticket(list(requests), [item.subject for item in items], now_ms, clock_ms)
+                        return self.decide_degraded(requests, now_ms, clock_ms, wall_ms)
+                return Ticket(list(requests), [item.subject for item in items], now_ms, clock_ms, wall_ms)
         decisions = self.answer_all(items, verdict, clock_ms)
-        self._make_room(len(items), now_ms)
+        self._make_room(len(items), wall_ms)
         return decisions
 
     def decide_degraded(
-        self, requests: Sequence[tuple[Limit, str, int]], now_ms: int, clock_ms: int
+        self, requests: Sequence[tuple[Limit, str, int]], now_ms: int, clock_ms: int, wall_ms: int
     ) -> list[Decision]:
         """Decide from memory, because the origin does not answer."""
-        items = self.evaluate(requests, now_ms, DEGRADED)
+        items = self.evaluate(requests, now_ms, DEGRADED, wall_ms)
         decisions = self.answer_all(items, self.judge_all(items), clock_ms)
-        self._make_room(len(items), now_ms)
+        self._make_room(len(items), wall_ms)
         return decisions
 
     def evaluate(
-        self, requests: Sequence[tuple[Limit, str, int]], now_ms: int, source: int
+        self, requests: Sequence[tuple[Limit, str, int]], now_ms: int, source: int, wall_ms: int
     ) -> list[Evaluation]:
         """What counts for each request of a batch, without the others."""
         items: list[Evaluation] = []
@@ -344,13 +381,18 @@ class Engine:
             sequence = now_ms // duration_ms
             subject = self.subjects.find(limit.key, identifier)
             if subject is None:
+                if self.subjects.has_lost_foreign:
+                    self.global_view.is_full_import_wanted = True
                 # Room is made after the batch: a later item must not evict the subject of an earlier one.
-                subject = self.subjects.create(limit.key, identifier, sequence, now_ms)
-            cell = self._cell(subject, sequence, duration_ms)
+                subject = self.subjects.create(limit.key, identifier, sequence, wall_ms)
+                if source == ORIGIN and subject.incarnation > 0:
+                    # It was evicted after the read: the answer is not known any more.
+                    source = DEGRADED
+            cell = self._cell(subject, sequence, duration_ms, wall_ms)
             previous = subject.cell(sequence - 1)
             before = 0 if previous is None else previous.total()
             used = effective(cell.total(), before, now_ms - sequence * duration_ms, duration_ms)
-            items.append(Evaluation(limit, cost, now_ms, source, subject, cell, before, used))
+            items.append(Evaluation(limit, cost, now_ms, wall_ms, source, subject, cell, before, used))
         return items
 
     def lacking(self, items: list[Evaluation], clock_ms: int) -> list[tuple[Subject, int, int]]:
@@ -395,10 +437,10 @@ class Engine:
             subject.credit = credit
         return credit
 
-    def _make_room(self, times: int, now_ms: int) -> None:
+    def _make_room(self, times: int, wall_ms: int) -> None:
         """Once for each item, for the expiry work. The batch is done, so that its own subjects may be evicted too."""
         for _ in range(times):
-            self.subjects.make_room(now_ms, None)
+            self.subjects.make_room(wall_ms, None)
 
     def judge_all(self, items: list[Evaluation]) -> int:
         """The verdict on a batch: the highest one of its items."""
@@ -421,7 +463,9 @@ class Engine:
 
     def _judge_item(self, item: Evaluation, demand: int) -> int:
         needed = item.used + demand
-        return self._judge(item.subject, item.cell, item.limit, needed, item.now_ms, item.source)
+        return self._judge(
+            item.subject, item.cell, item.limit, needed, item.now_ms, item.wall_ms, item.source
+        )
 
     def _needs(self, items: list[Evaluation]) -> list[Need]:
         """The reads of a batch, one for each subject."""
@@ -436,8 +480,8 @@ class Engine:
         remaining = item.limit.quota - item.used
         if verdict == FITS:
             self.pending.note(item.subject, item.cell, item.limit, item.now_ms, item.cost > 0)
-            if item.now_ms - item.subject.touched_ms >= self._touch_ms:
-                self._touch(item.subject, item.now_ms)
+            if item.wall_ms - item.subject.touched_ms >= self._touch_ms:
+                self._touch(item.subject, item.wall_ms)
             remaining -= item.demand
         elif item.verdict == verdict:
             return self._deny(item)
@@ -445,23 +489,42 @@ class Engine:
             # It fits, but nothing of a failed batch is consumed: `used` stays as it is.
             self.pending.note(item.subject, item.cell, item.limit, item.now_ms, False)
         return self._allow(
-            item.subject, item.cell, item.limit, remaining, item.used + item.demand, item.now_ms, item.source
+            item.subject,
+            item.cell,
+            item.limit,
+            remaining,
+            item.used + item.demand,
+            item.now_ms,
+            item.wall_ms,
+            item.source,
         )
 
     # -- judging
 
-    def _cell(self, subject: Subject, sequence: int, duration_ms: int) -> Cell:
-        """The cell of `sequence`, which is now; created if there is none."""
+    def _cell(self, subject: Subject, sequence: int, duration_ms: int, wall_ms: int) -> Cell:
+        """The cell of `sequence`; created if there is none. What the clock has not aged out stays."""
         cell = subject.cell(sequence)
         if cell is not None:
             return cell
-        if subject.rest is not None and len(subject.rest) >= REST_MAX:
+        if subject.count() >= CELLS_MAX:
             # Time stepped back: `current` is a later cell, and so no new one pushes the aged ones out.
+            self.subjects.drop_aged(subject, wall_ms, duration_ms)
+        if subject.count() >= CELLS_MAX:
+            # Requests with times of their own, far ahead of the clock. Their cells are bounded too.
             self.subjects.drop_aged(subject, sequence * duration_ms, duration_ms)
-        return self.subjects.new_cell(subject, sequence, duration_ms, sequence - 2)
+        sequence_now = wall_ms // duration_ms
+        sequence_min = (sequence if sequence < sequence_now else sequence_now) - 2
+        return self.subjects.new_cell(subject, sequence, duration_ms, sequence_min, wall_ms)
 
     def _judge(
-        self, subject: Subject, cell: Cell, limit: Limit, needed: int, now_ms: int, source: int
+        self,
+        subject: Subject,
+        cell: Cell,
+        limit: Limit,
+        needed: int,
+        now_ms: int,
+        wall_ms: int,
+        source: int,
     ) -> int:
         """The verdict on a request, for which `needed` is what would count with it."""
         quota = limit.quota
@@ -472,35 +535,38 @@ class Engine:
             origin is not None
             and source == LOCAL
             and not self.has_credit
-            and (now_ms >= origin.fresh_until_ms or now_ms < subject.strict_until_ms)
-            and now_ms >= origin.failed_until_ms
+            and (now_ms < subject.strict_until_ms or origin.is_stale(wall_ms, self._fresh_ms))
+            and not origin.is_paused(wall_ms, self._retry_ms)
         ):
             return UNREAD
         if limit.denies_on_outage and origin is not None:
             if source == LOCAL:
-                source = self._source(subject, origin, now_ms)
+                source = self._source(subject, origin, now_ms, wall_ms)
             if source == DEGRADED:
                 return UNKNOWN
         ledger = cell.ledger
-        if ledger is not None and needed + self._probable(ledger, now_ms) > quota:
+        if ledger is not None and needed + self._probable(ledger, wall_ms) > quota:
             return UNLIKELY
         return FITS
 
-    def _probable(self, ledger: LedgerView, now_ms: int) -> int:
+    def _probable(self, ledger: LedgerView, wall_ms: int) -> int:
         """What other regions have probably accepted in a cell since the last import."""
         if ledger.growth is None or not self._anticipates:
             return 0
         view = self.global_view
-        return ledger.growth.expected(now_ms, view.anticipation_ms_max, view.growth_since_ms)
+        return ledger.growth.expected(wall_ms, view.anticipation_ms_max, view.growth_since_ms)
 
-    def _source(self, subject: Subject, origin: OriginView, now_ms: int) -> int:
+    def _source(self, subject: Subject, origin: OriginView, now_ms: int, wall_ms: int) -> int:
         """DEGRADED if the origin should be read, but the last read has just failed and is not repeated yet.
 
-        Memory is good enough if the origin has answered since that failure, but not in strict mode.
+        Memory is good enough if the origin has answered since that failure, for both cells, but not in strict mode.
         """
-        if now_ms >= origin.failed_until_ms:
+        if not origin.is_paused(wall_ms, self._retry_ms):
             return LOCAL
-        is_answered = origin.answered_at_ms >= origin.failed_until_ms - self._retry_ms
+        is_answered = (
+            origin.answered_at_ms >= origin.failed_until_ms - self._retry_ms
+            and origin.previous_until_ms > origin.failed_until_ms
+        )
         return LOCAL if is_answered and now_ms >= subject.strict_until_ms else DEGRADED
 
     def _need(self, item: Evaluation) -> Need:
@@ -511,13 +577,16 @@ class Engine:
         origin = cell.origin
         assert origin is not None
         reason = STRICT
-        if item.now_ms >= origin.fresh_until_ms:
+        if origin.is_stale(item.wall_ms, self._fresh_ms):
             reason = COLD if origin.answered_at_ms < 0 else STALE
             previous = subject.cell(cell.sequence - 1)
             if previous is None:
                 # For the read only, since most are empty: it is kept if the origin has counts of it.
                 previous = self.subjects.blank_cell(cell.sequence - 1, key[2])
             cells.append(previous)
+        if subject.queue != PINNED:
+            # It must not be evicted before the answer comes: the decision would be made without it.
+            self.subjects.move(subject, PINNED, item.wall_ms)
         return Need(reason, subject, cells, [self.component(subject, one, key) for one in cells])
 
     def component(self, subject: Subject, cell: Cell, key: tuple[str, str, int]) -> Component:
@@ -533,9 +602,9 @@ class Engine:
 
     # -- answering
 
-    def _touch(self, subject: Subject, now_ms: int) -> None:
-        is_over = subject.queue == BLOCKED and subject.strict_until_ms <= now_ms
-        self.subjects.move(subject, CLEAN if is_over else subject.queue, now_ms)
+    def _touch(self, subject: Subject, wall_ms: int) -> None:
+        is_over = subject.queue == BLOCKED and subject.strict_until_ms <= wall_ms
+        self.subjects.move(subject, CLEAN if is_over else subject.queue, wall_ms)
 
     def _allow(
         self,
@@ -545,18 +614,19 @@ class Engine:
         remaining: int,
         needed: int,
         now_ms: int,
+        wall_ms: int,
         source: int,
     ) -> Decision:
         self.allowed += 1
         regional_age_ms = -1
         origin = cell.origin
         if origin is not None:
-            regional_age_ms = origin.age_ms(now_ms)
+            regional_age_ms = origin.age_ms(wall_ms)
             if source == LOCAL:
-                source = self._source(subject, origin, now_ms)
+                source = self._source(subject, origin, now_ms, wall_ms)
             if source != LOCAL:
                 self._count_source(source)
-        global_age_ms = self.global_view.age_ms(now_ms)
+        global_age_ms = self.global_view.age_ms(wall_ms)
         return Decision(True, limit, remaining, now_ms, needed, 0, source, regional_age_ms, global_age_ms)
 
     def _deny(self, item: Evaluation) -> Decision:
@@ -568,6 +638,7 @@ class Engine:
         subject = item.subject
         limit = item.limit
         now_ms = item.now_ms
+        wall_ms = item.wall_ms
         duration_ms = limit.duration_ms
         strict_until_ms = now_ms + duration_ms
         self.denied += 1
@@ -576,23 +647,23 @@ class Engine:
                 self.strict_activations += 1
             subject.strict_until_ms = strict_until_ms
             if subject.queue == CLEAN:
-                self.subjects.move(subject, BLOCKED, now_ms)
-            elif now_ms - subject.touched_ms >= self._touch_ms:
-                self.subjects.move(subject, subject.queue, now_ms)
+                self.subjects.move(subject, BLOCKED, wall_ms)
+            elif wall_ms - subject.touched_ms >= self._touch_ms:
+                self.subjects.move(subject, subject.queue, wall_ms)
         needed = item.used + item.demand
         retry_after_ms = self._retry_after_ms(item, limit.quota - item.demand, duration_ms)
         source = item.source
         origin = item.cell.origin
         regional_age_ms = -1
         if origin is not None:
-            regional_age_ms = origin.age_ms(now_ms)
+            regional_age_ms = origin.age_ms(wall_ms)
             if item.verdict != DENIED and source == LOCAL and not self.has_credit:
-                source = self._source(subject, origin, now_ms)
+                source = self._source(subject, origin, now_ms, wall_ms)
         if source == ORIGIN:
             self.denied_from_origin += 1
         self._count_source(source)
         self.pending.note(subject, item.cell, limit, now_ms, False)
-        global_age_ms = self.global_view.age_ms(now_ms)
+        global_age_ms = self.global_view.age_ms(wall_ms)
         return Decision(
             False, limit, 0, now_ms, needed, retry_after_ms, source, regional_age_ms, global_age_ms
         )
@@ -607,15 +678,19 @@ class Engine:
             return item.retry_ms
         if item.verdict == UNKNOWN:
             # More is known after the next read.
-            next_read_ms = 0 if cell.origin is None else cell.origin.failed_until_ms - item.now_ms
+            next_read_ms = 0 if cell.origin is None else cell.origin.failed_until_ms - item.wall_ms
             return next_read_ms if next_read_ms > 0 else self._retry_ms
         sequence = cell.sequence
         start_ms = sequence * duration_ms
         elapsed_ms = item.now_ms - start_ms
         current = cell.own + cell.others + cell.foreign + item.beside
-        if item.verdict == UNLIKELY and cell.ledger is not None:
-            current += self._probable(cell.ledger, item.now_ms)
         previous = item.before
+        if item.verdict == UNLIKELY and cell.ledger is not None:
+            # More is known after the next import, which may show that the others went no further.
+            current += self._probable(cell.ledger, item.wall_ms)
+            until_import_ms = self.global_view.until_import_ms(item.wall_ms)
+            until_fit_ms = wait_ms(current, previous, room, elapsed_ms, duration_ms)
+            return until_import_ms if until_import_ms < until_fit_ms else until_fit_ms
         if subject.sequence == sequence:
             return wait_ms(current, previous, room, elapsed_ms, duration_ms)
         # Later cells have counts already, because clocks differ: try cell after cell.

@@ -209,7 +209,8 @@ class Gate:
         self._state = DECIDING
         try:
             clock_ms = self._clock_ns() // 1_000_000 if self._has_credit else 0
-            answer = self._engine.decide(limit, identifier, amount, at_ms, LOCAL, clock_ms)
+            wall_ms = at_ms if now_ms is None else self._now_ns() // 1_000_000
+            answer = self._engine.decide(limit, identifier, amount, at_ms, LOCAL, clock_ms, wall_ms)
         finally:
             self._state = IDLE
             if self._locked:
@@ -245,7 +246,7 @@ class Gate:
         """The engine's answer to arguments that were checked before: the second try of a driver."""
         clock_ms = self._clock_ns() // 1_000_000 if self._has_credit else 0
         with self:
-            answer = self._engine.decide(limit, identifier, cost, now_ms, source, clock_ms)
+            answer = self._engine.decide(limit, identifier, cost, now_ms, source, clock_ms, self.now_ms())
         if self._pending.is_urgent:
             self._wake()
         return answer
@@ -279,7 +280,7 @@ class Gate:
     def _decide_all(self, requests: Sequence[tuple[Limit, str, int]], now_ms: int) -> list[Decision] | Ticket:
         clock_ms = self.clock_ms()
         with self:
-            answer = self._engine.decide_all(requests, now_ms, clock_ms)
+            answer = self._engine.decide_all(requests, now_ms, clock_ms, self.now_ms())
         if self._pending.is_urgent:
             self._wake()
         return answer
@@ -288,7 +289,7 @@ class Gate:
         self, requests: Sequence[tuple[Limit, str, int]], now_ms: int, source: int
     ) -> tuple[list[Decision] | None, list[Need]]:
         with self:
-            answers = self._engine.decide_many(requests, now_ms, source)
+            answers = self._engine.decide_many(requests, now_ms, source, self.now_ms())
         if self._pending.is_urgent:
             self._wake()
         return answers

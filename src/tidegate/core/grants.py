@@ -109,7 +109,7 @@ class CellTotals(NamedTuple):
     total: int
     """Sum of all components, after the merge."""
     component: int
-    """The writer's component as it was before the merge: less than was acknowledged tells of a loss."""
+    """The writer's component as it was before the merge: less than was acknowledged shows a loss."""
     foreign: int
     """What other regions have published for it, as far as the origin or this message knows."""
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final, final
 
-from tidegate.core.cells import Cell, Subject
+from tidegate.core.cells import BLOCKED, CLEAN, PINNED, Cell, Subject
 from tidegate.core.engine import Engine
 from tidegate.core.model import LedgerRow, Tuning
 from tidegate.core.pending import Pending
@@ -21,6 +21,9 @@ from tidegate.core.views import GlobalView, Growth, LedgerView
 from tidegate.core.windows import publish_threshold
 
 __all__ = ["LedgerSync", "Publication"]
+
+# Expiry work done along with each row that finds memory full.
+EXPIRE_PER_ROW: Final = 4
 
 
 @final
@@ -110,6 +113,9 @@ class LedgerSync:
                     ledger.is_changed = False
                     if now_ms < ledger.set_aside_until_ms:
                         self.pending.queue_publish(subject, cell)
+            if subject.queue == PINNED and subject.current.origin is None and not subject.is_unreplayed():
+                is_blocked = subject.strict_until_ms > now_ms
+                self._subjects.move(subject, BLOCKED if is_blocked else CLEAN, subject.touched_ms)
 
     def _row(
         self, subject: Subject, cell: Cell, ledger: LedgerView, key: tuple[str, str, int], now_ms: int
@@ -167,9 +173,21 @@ class LedgerSync:
 
     # -- import
 
+    @property
+    def wants_full_import(self) -> bool:
+        """A request came for a subject whose foreign counts may have been evicted: no change brings them back."""
+        return self._global_view.is_full_import_wanted
+
     def begin_full_import(self) -> None:
         """A full read of the ledger begins: it should return every live row of this region."""
         self._global_view.full_imports += 1
+        self._global_view.is_full_import_wanted = False
+        self._subjects.has_lost_foreign = False
+
+    def fail_full_import(self) -> None:
+        """A full read did not come to its end: what it should have brought back is still missing."""
+        self._subjects.has_lost_foreign = True
+        self._global_view.is_full_import_wanted = True
 
     def apply_import(
         self,
@@ -188,7 +206,10 @@ class LedgerSync:
             if now_ms >= row.expires_at_ms or row.duration_ms < self._tuning.ledger_duration_ms_min:
                 continue
             self.rows_imported += 1
-            subject, cell = self._import_cell(row, now_ms)
+            subject = self._import_subject(row, now_ms)
+            if subject is None:
+                continue
+            cell = self._import_cell(subject, row, now_ms)
             ledger = cell.ledger
             assert ledger is not None
             if row.region == self._region:
@@ -197,20 +218,29 @@ class LedgerSync:
                 lag = 0 if lag_ms is None else lag_ms.get(row.region, 0)
                 self._apply_foreign_row(subject, cell, ledger, row, now_ms, lag)
 
-    def _import_cell(self, row: LedgerRow, now_ms: int) -> tuple[Subject, Cell]:
+    def _import_subject(self, row: LedgerRow, now_ms: int) -> Subject | None:
+        """The subject of a row. In a full memory none is created: traffic in other regions must not evict what is used
+        in this one. If a request comes for it, the next full import brings its rows."""
         subjects = self._subjects
         key = (row.workspace, row.namespace, row.duration_ms)
         subject = subjects.find(key, row.identifier)
-        if subject is None:
-            self.cells_imported += 1
-            subject = subjects.create(key, row.identifier, row.sequence, now_ms)
-            subjects.make_room(now_ms, subject)
+        if subject is not None:
+            return subject
+        if subjects.is_full:
+            subjects.expire(now_ms, EXPIRE_PER_ROW)
+            if subjects.is_full:
+                subjects.has_lost_foreign = True
+                return None
+        self.cells_imported += 1
+        return subjects.create(key, row.identifier, row.sequence, now_ms)
+
+    def _import_cell(self, subject: Subject, row: LedgerRow, now_ms: int) -> Cell:
         cell = subject.cell(row.sequence)
         if cell is None:
             self.cells_imported += 1
             sequence_min = now_ms // row.duration_ms - 2
-            cell = subjects.new_cell(subject, row.sequence, row.duration_ms, sequence_min)
-        return subject, cell
+            cell = self._subjects.new_cell(subject, row.sequence, row.duration_ms, sequence_min, now_ms)
+        return cell
 
     def _apply_own_row(
         self, subject: Subject, cell: Cell, ledger: LedgerView, row: LedgerRow, full: bool
@@ -272,3 +302,7 @@ class LedgerSync:
     def apply_import_interval(self, interval_ms: int) -> None:
         """Imports follow each other this fast at the moment: anticipation reaches two of them ahead."""
         self._global_view.anticipation_ms_max = 2 * interval_ms
+
+    def expect_import(self, at_ms: int) -> None:
+        """The next import begins at this time."""
+        self._global_view.next_import_ms = at_ms

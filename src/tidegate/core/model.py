@@ -49,8 +49,8 @@ REGION_EXPECTED: Final = "a name of 1 to 64 letters, digits, dots, hyphens and u
 # Shorter windows would roll over faster than a slow round trip.
 DURATION_MS_MIN: Final = 1000
 
-# A hundred years. The end of a window, and the moment when its counts expire, then fit into 64 bits everywhere: a
-# database refuses rows beyond that, one by one, and they would delay those of others.
+# A hundred years: the longest window that a client of the server may ask for. Its end, and the moment when its counts
+# expire, fit into 64 bits: a database refuses rows beyond that, one by one, and they would delay those of others.
 DURATION_MS_MAX: Final = 3_155_760_000_000
 
 # How a decision was made; `Decision.source` spells it out.
@@ -158,9 +158,6 @@ class Limit:
                 expected = f'milliseconds, as in duration_ms=60_000; or write the quota as "{count}/minute"'
                 raise InvalidInput("duration_ms", duration_ms, expected)
             length_ms = checked_int("duration_ms", duration_ms, DURATION_MS_MIN)
-        if length_ms > DURATION_MS_MAX:
-            expected = f"a duration of at most {DURATION_MS_MAX} ms, a hundred years"
-            raise InvalidInput("duration_ms", length_ms, expected)
         self.quota: Final[int] = count
         self.duration_ms: Final[int] = length_ms
         self.namespace: Final[str] = checked_name("namespace", namespace)
@@ -433,7 +430,7 @@ class Tuning:
     # machine, where writing each count alone would cost more than deciding it.
     replay_interval_ms: int = 0
     replay_timeout_ms: int = 1_000
-    # Backoff of a failing loop, doubled from first to last, with full jitter.
+    # Backoff of a failing loop, doubled from first to last; a random part of the upper half of it is waited.
     backoff_first_ms: int = 100
     backoff_last_ms: int = 5_000
     # How long a graceful stop may spend on its last flush.
@@ -480,6 +477,9 @@ class Tuning:
 
     # About 350 bytes each, compiled: an attacker who sprays identifiers cannot take more than this.
     subjects_max: int = 1_000_000
+    # The same in bytes, by estimate: names may be long, and a table of its own for each subject costs more than the
+    # subject. A million subjects with short names need a third of it.
+    subjects_bytes_max: int = 1_073_741_824
     # How exact "least recently used" is. Finer would move a list node on every decision.
     touch_ms: int = 1_000
 
@@ -504,7 +504,7 @@ MAY_BE_ZERO: Final = frozenset(
 
 
 def check_tuning(values: Mapping[str, object]) -> None:
-    """Refuse a value that its field cannot have. A name that is no field is left to Python."""
+    """Refuse a value that its field cannot have. An unknown name is left to Python."""
     for name, value in values.items():
         if name in ("anticipation", "credit"):
             if not isinstance(value, bool):

@@ -62,7 +62,8 @@ class OriginSync:
             cell = self._cell_of(need, i, reply)
             self._restore_own(subject, cell, reply.component)
             self._merge_others(subject, cell, reply.total - reply.component, now_ms)
-            self._detect_loss(subject, cell, need.acked[i], reply.component)
+            self._detect_loss(subject, cell, need.acked[i], reply.component, now_ms)
+        self.unpin(subject, now_ms)
 
     def _cell_of(self, need: Need, index: int, reply: OriginReply) -> Cell:
         """The cell that a reply is about. One that was created for the read is kept if the origin has counts of it."""
@@ -81,8 +82,8 @@ class OriginSync:
         for cell in need.cells:
             origin = cell.origin
             if origin is not None:
-                origin.fresh_until_ms = max(origin.fresh_until_ms, until_ms)
-                origin.failed_until_ms = max(origin.failed_until_ms, until_ms)
+                origin.fail(until_ms)
+        self.unpin(need.subject, now_ms)
 
     # -- replay
 
@@ -111,11 +112,11 @@ class OriginSync:
             origin = cell.origin
             if origin is None or cell.own == 0 or cell.sequence < sequence_min:
                 continue
-            # The previous cell is sent until the origin has answered once after its end: replays keep the current
-            # cell fresh, so that no read would bring what other nodes counted last in the previous one.
+            # The previous cell is sent along, once after its end and then whenever half of the time is over that its
+            # answers last: replays keep the current cell fresh, and so the previous one alone should need no read.
             ended_ms = (cell.sequence + 1) * duration_ms
-            is_unfinished = cell.sequence == sequence_min + 1 and origin.answered_at_ms < ended_ms
-            if cell.own > origin.acked or is_unfinished:
+            is_due = origin.answered_at_ms < ended_ms or origin.answered_at_ms + self._fresh_ms <= now_ms
+            if cell.own > origin.acked or (is_due and cell.sequence == sequence_min + 1):
                 replay.subjects.append(subject)
                 replay.cells.append(cell)
                 replay.acked.append(origin.acked)
@@ -146,7 +147,7 @@ class OriginSync:
         origin = cell.origin
         assert origin is not None
         self._restore_own(subject, cell, component)
-        self._detect_loss(subject, cell, acked, component)
+        self._detect_loss(subject, cell, acked, component, now_ms)
         origin.acked = max(origin.acked, sent)
         self._merge_others(subject, cell, total - max(component, sent), now_ms)
 
@@ -176,8 +177,10 @@ class OriginSync:
     def _merge_others(self, subject: Subject, cell: Cell, others: int, now_ms: int) -> None:
         origin = cell.origin
         assert origin is not None
-        origin.fresh_until_ms = max(origin.fresh_until_ms, now_ms + self._fresh_ms)
-        origin.answered_at_ms = max(origin.answered_at_ms, now_ms)
+        origin.answer(now_ms, self._fresh_ms)
+        following = subject.cell(cell.sequence + 1)
+        if following is not None and following.origin is not None:
+            following.origin.answer_previous(now_ms, self._fresh_ms)
         if others > cell.others:
             cell.others = others
             self.pending.queue_publish(subject, cell)
@@ -193,17 +196,19 @@ class OriginSync:
             self.pending.queue_replay(subject, subject.touched_ms)
             self.pending.queue_publish(subject, cell)
 
-    def _detect_loss(self, subject: Subject, cell: Cell, acked: int, component: int) -> None:
+    def _detect_loss(self, subject: Subject, cell: Cell, acked: int, component: int, now_ms: int) -> None:
         """Heal if the origin holds less of ours than it had acknowledged when the request was sent.
 
-        It was wiped, or failed over to an older copy: one such answer is evidence about every cell. A heal that is
-        under way need not start again for what it has not reached yet.
+        It was wiped, or failed over to an older copy: such an answer says something about every cell. But a cell that
+        is missing because the clock of the origin has passed its end is no loss.
         """
         origin = cell.origin
         assert origin is not None
-        if component >= acked or component >= origin.acked:
+        if component >= acked or component >= origin.acked or subject.table < 0:
+            return
+        expires_at_ms = (cell.sequence + 3) * self._subjects.key_of(subject)[2]
+        if now_ms + self.sweep.origin_ahead_ms >= expires_at_ms:
             return
         origin.acked = 0
-        if not self.sweep.will_heal(subject):
-            self.sweep.start_heal()
+        self.sweep.suspect(subject, now_ms)
         self.pending.queue_replay(subject, subject.touched_ms)

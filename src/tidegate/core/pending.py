@@ -102,6 +102,9 @@ class Pending:
             return
         if not ledger.is_changed:
             ledger.is_changed = True
+            if cell.origin is None and subject.queue != PINNED and cell.own > ledger.published:
+                # Without an origin nothing else holds these counts until they are published.
+                self._subjects.move(subject, PINNED, subject.touched_ms)
             if not subject.is_changed:
                 subject.is_changed = True
                 self.changed.append(subject)

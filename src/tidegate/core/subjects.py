@@ -1,8 +1,10 @@
 """Memory: which subjects are kept, which are evicted first, and when they expire.
 
 Laws: no call walks all subjects; every call does a bounded amount of work. The number of subjects is bounded. At the
-bound, the least recently used subject without unreplayed counts is evicted, blocked ones last. One with unreplayed
-counts is evicted only when nothing else is left; `evicted_unreplayed` counts those.
+bound, the table that holds the most gives one up: the caller that fills the memory pays for it. There the least recently used
+subject without unreplayed counts is evicted. Blocked ones are evicted last, as long as they are not more than half of
+the table: otherwise one client with many blocked subjects could have all others evicted. One with unreplayed counts is
+evicted only when nothing else is left in the table; `evicted_unreplayed` counts those.
 
 Recency is exact to `touch_ms`. Queues are linked by slot numbers, because references would form cycles.
 """
@@ -12,9 +14,9 @@ from __future__ import annotations
 from heapq import heappop, heappush
 from typing import Final, cast, final
 
-from tidegate.core.cells import BLOCKED, CLEAN, PINNED, Cell, Subject
+from tidegate.core.cells import BLOCKED, PINNED, Cell, Subject
 from tidegate.core.model import Tuning
-from tidegate.core.table import Table
+from tidegate.core.table import Queue, Table, TablesBySize
 from tidegate.core.views import LedgerView, OriginView
 
 __all__ = ["Subjects"]
@@ -27,20 +29,21 @@ HOLDS_MS: Final = 10_000
 # Evicted subjects whose credit is given back with the next message. What is left out ends by itself.
 RELEASED_MAX: Final = 10_000
 
-# How many blocked subjects are checked for one whose denial is over, when there is no other to evict.
-BLOCKED_LOOKS: Final = 32
+# A subject with its cells and its places in table, queue and calendar, without its name; and a table without its key.
+# Measured, interpreted and compiled, by tests/core/test_memory_bytes.py.
+SUBJECT_BYTES: Final = 800
+TABLE_BYTES: Final = 1_200
 
 
-@final
-class Queue:
-    """A doubly linked list of slots, from the oldest to the newest."""
+def text_bytes(text: str) -> int:
+    """What a name takes, at most: Python stores a text with one emoji in four bytes for each character."""
+    return len(text) if text.isascii() else 4 * len(text)
 
-    __slots__ = ("length", "newest", "oldest")
 
-    def __init__(self) -> None:
-        self.oldest: int = -1
-        self.newest: int = -1
-        self.length: int = 0
+def table_bytes(table: Table) -> int:
+    """What a table takes when it is empty."""
+    workspace, namespace, _ = table.key
+    return TABLE_BYTES + text_bytes(workspace) + text_bytes(namespace)
 
 
 @final
@@ -48,9 +51,8 @@ class Subjects:
     """All subjects of one node."""
 
     __slots__ = (
-        "_blocked",
         "_buckets",
-        "_clean",
+        "_by_size",
         "_due",
         "_free_slots",
         "_free_tables",
@@ -60,8 +62,9 @@ class Subjects:
         "_has_origin",
         "_ledger_duration_ms_min",
         "_numbered",
-        "_pinned",
+        "_bytes_max",
         "_subjects_max",
+        "bytes",
         "cells",
         "cells_created",
         "count",
@@ -69,6 +72,7 @@ class Subjects:
         "evicted_clean",
         "evicted_unreplayed",
         "expired",
+        "has_lost_foreign",
         "released",
         "slots",
         "tables",
@@ -81,6 +85,7 @@ class Subjects:
         self._fresh_ms: Final[int] = tuning.fresh_ms
         self._grace_ms: Final[int] = tuning.rollover_grace_ms
         self._subjects_max: Final[int] = tuning.subjects_max
+        self._bytes_max: Final[int] = tuning.subjects_bytes_max
         # By (workspace, namespace, duration_ms), and by number. `Engine.decide` reads the first too.
         self.tables: Final[dict[object, Table]] = {}
         self._numbered: list[Table | None] = []
@@ -88,12 +93,12 @@ class Subjects:
         # Every subject by slot; None where there is none any more. Sweeps go through it in slices.
         self.slots: list[Subject | None] = []
         self._free_slots: list[int] = []
-        self._clean: Final[Queue] = Queue()
-        self._blocked: Final[Queue] = Queue()
-        self._pinned: Final[Queue] = Queue()
+        self._by_size: Final[TablesBySize] = TablesBySize()
         self._buckets: dict[int, list[Subject]] = {}
         self._due: list[int] = []
         self.count: int = 0
+        # What the subjects and their tables take, by estimate.
+        self.bytes: int = 0
         # Cells created so far, and those in memory now.
         self.cells_created: int = 0
         self.cells: int = 0
@@ -101,6 +106,8 @@ class Subjects:
         self.evicted_blocked: int = 0
         self.evicted_unreplayed: int = 0
         self.expired: int = 0
+        # Since the last full import, counts of other regions were evicted, or were not kept because memory was full.
+        self.has_lost_foreign: bool = False
         # (digest, incarnation) of subjects that were dropped while they may have held credit. Taken by `CreditSync`.
         self.released: list[tuple[bytes, int]] = []
 
@@ -134,9 +141,11 @@ class Subjects:
         self.cells += 1
         self.slots[slot] = subject
         table.add(subject)
+        self._by_size.grown(table)
         self.count += 1
+        self.bytes += SUBJECT_BYTES + text_bytes(identifier)
         subject.touched_ms = now_ms
-        self._append(self._clean, subject)
+        self._append(table.clean, subject)
         self._schedule(subject, table, now_ms)
         return subject
 
@@ -147,13 +156,17 @@ class Subjects:
             sequence, OriginView() if self._has_origin else None, LedgerView() if is_published else None
         )
 
-    def new_cell(self, subject: Subject, sequence: int, duration_ms: int, sequence_min: int) -> Cell:
+    def new_cell(
+        self, subject: Subject, sequence: int, duration_ms: int, sequence_min: int, clock_ms: int
+    ) -> Cell:
         """Add the cell of `sequence` to a subject; its cells from `sequence_min` on are kept."""
         cell = self.blank_cell(sequence, duration_ms)
         origin = cell.origin
         earlier = subject.cell(sequence - 1)
-        if origin is not None and earlier is not None and earlier.origin is not None:
-            origin.follow(earlier.origin, sequence * duration_ms, duration_ms, self._fresh_ms, self._grace_ms)
+        start_ms = sequence * duration_ms
+        if origin is not None and earlier is not None and earlier.origin is not None and start_ms <= clock_ms:
+            # Not for a cell of the future: nodes whose clocks are ahead may have counted in it.
+            origin.follow(earlier.origin, start_ms, duration_ms, self._fresh_ms, self._grace_ms)
         self.insert(subject, cell, sequence_min)
         return cell
 
@@ -173,14 +186,10 @@ class Subjects:
             table = Table(names, len(self._numbered))
             self._numbered.append(table)
         self.tables[key] = table
+        self.bytes += table_bytes(table)
         return table
 
     # -- queues
-
-    def _queue(self, number: int) -> Queue:
-        if number == CLEAN:
-            return self._clean
-        return self._blocked if number == BLOCKED else self._pinned
 
     def _append(self, queue: Queue, subject: Subject) -> None:
         slot = subject.slot
@@ -215,59 +224,57 @@ class Subjects:
 
     def move(self, subject: Subject, queue: int, now_ms: int) -> None:
         """Put the subject at the newest end of `queue`."""
-        self._unlink(self._queue(subject.queue), subject)
+        table = self._numbered[subject.table]
+        assert table is not None
+        self._unlink(table.queue(subject.queue), subject)
         subject.queue = queue
         if now_ms > subject.touched_ms:
             subject.touched_ms = now_ms
-        self._append(self._queue(queue), subject)
+        self._append(table.queue(queue), subject)
 
     # -- the memory bound
+
+    @property
+    def is_full(self) -> bool:
+        """One more subject would evict another."""
+        return self.count >= self._subjects_max or self.bytes + SUBJECT_BYTES >= self._bytes_max
 
     def make_room(self, now_ms: int, keep: Subject | None) -> None:
         """Evict subjects until the bound holds again, never `keep`; and do a little of the expiry work."""
         self.expire(now_ms, EXPIRE_PER_CREATION)
-        while self.count > self._subjects_max:
+        while self.count > self._subjects_max or self.bytes > self._bytes_max:
             victim = self._victim(now_ms, keep)
             if victim is None:
                 return
-            if victim.queue == PINNED:
+            if victim.queue == PINNED and victim.is_unreplayed():
                 self.evicted_unreplayed += 1
             elif victim.queue == BLOCKED and victim.strict_until_ms > now_ms:
                 self.evicted_blocked += 1
             else:
                 self.evicted_clean += 1
+            if self._has_ledger:
+                self.has_lost_foreign = True
             self.drop(victim, now_ms)
 
     def _victim(self, now_ms: int, keep: Subject | None) -> Subject | None:
-        clean = self._oldest(self._clean, keep)
-        blocked = self._oldest(self._blocked, keep)
-        if (
-            blocked is not None
-            and blocked.strict_until_ms <= now_ms
-            and (clean is None or blocked.touched_ms < clean.touched_ms)
-        ):
-            # Its denial is over, so that it counts as clean, and it is the older one.
-            return blocked
+        """Who is evicted next. Of two tables of one subject each, one may hold nothing but `keep`."""
+        for table in self._by_size.largest():
+            victim = self._victim_of(table, now_ms, keep)
+            if victim is not None:
+                return victim
+        return None
+
+    def _victim_of(self, table: Table, now_ms: int, keep: Subject | None) -> Subject | None:
+        clean = self._oldest(table.clean, keep)
+        blocked = self._oldest(table.blocked, keep)
+        if blocked is not None:
+            is_over = blocked.strict_until_ms <= now_ms
+            is_older = clean is None or blocked.touched_ms < clean.touched_ms
+            if (is_over and is_older) or 2 * table.blocked.length > table.count:
+                return blocked
         if clean is not None:
             return clean
-        if blocked is not None:
-            return self._unblocked(blocked, now_ms, keep)
-        return self._oldest(self._pinned, keep)
-
-    def _unblocked(self, oldest: Subject, now_ms: int, keep: Subject | None) -> Subject:
-        """One of the older blocked subjects whose denial is over, or else the oldest.
-
-        A denial lasts as long as its window, so that the oldest is not always the first to end.
-        """
-        subject = oldest
-        for _ in range(BLOCKED_LOOKS):
-            if subject.strict_until_ms <= now_ms and subject is not keep:
-                return subject
-            newer = self.slots[subject.newer] if subject.newer >= 0 else None
-            if newer is None:
-                break
-            subject = newer
-        return oldest
+        return self._oldest(table.pinned, keep) if blocked is None else blocked
 
     def _oldest(self, queue: Queue, keep: Subject | None) -> Subject | None:
         slot = queue.oldest
@@ -291,10 +298,13 @@ class Subjects:
             and len(self.released) < RELEASED_MAX
         ):
             self.released.append((subject.digest_of(table.key), subject.incarnation))
-        self._unlink(self._queue(subject.queue), subject)
+        self._unlink(table.queue(subject.queue), subject)
         self._unschedule(subject)
         table.remove(subject.identifier)
+        self._by_size.shrunk(table)
+        self.bytes -= SUBJECT_BYTES + text_bytes(subject.identifier)
         if table.count == 0:
+            self.bytes -= table_bytes(table)
             del self.tables[table.key]
             self._numbered[table.number] = None
             self._free_tables.append(table.number)

@@ -11,6 +11,11 @@ from tidegate.core.views import GlobalView
 
 __all__ = ["Sweep"]
 
+# Pause after a heal that an answer caused, doubled while such answers go on. An origin that evicts cells, or expires
+# them early, shows a loss in many answers: merging everything again each time would be most of its load.
+HEAL_PAUSE_FIRST_MS: Final = 1_000
+HEAL_PAUSE_LAST_MS: Final = 64_000
+
 
 @final
 class Sweep:
@@ -18,6 +23,9 @@ class Sweep:
 
     __slots__ = (
         "_global_view",
+        "_heal_after_ms",
+        "_heal_pause_ms",
+        "_is_suspected",
         "_next_slot",
         "_pending",
         "_replays_all",
@@ -25,6 +33,7 @@ class Sweep:
         "_republishes_lost",
         "_subjects",
         "heals",
+        "origin_ahead_ms",
     )
 
     def __init__(self, subjects: Subjects, pending: Pending, global_view: GlobalView) -> None:
@@ -37,6 +46,13 @@ class Sweep:
         self._replays_all: bool = False
         self._republishes_all: bool = False
         self._republishes_lost: bool = False
+        # A loss that an answer shows starts no heal before this, and how long the next pause is.
+        self._heal_after_ms: int = 0
+        self._heal_pause_ms: int = HEAL_PAUSE_FIRST_MS
+        # Such an answer came in the pause.
+        self._is_suspected: bool = False
+        # By how much the clock of the origin may be ahead. Written by the pulse.
+        self.origin_ahead_ms: int = 0
         # Cells that were queued again for a replay.
         self.heals: int = 0
 
@@ -49,6 +65,35 @@ class Sweep:
         """Replay every cell again: the origin lost counts."""
         self._replays_all = True
         self._next_slot = 0
+
+    def suspect(self, subject: Subject, now_ms: int) -> None:
+        """An answer shows that the origin lost counts of this subject, and so perhaps of others.
+
+        Heal, but not soon after the last heal: `resume` then does it after the pause. A heal that is under way need not
+        start again for what it has not reached yet.
+        """
+        if self.will_heal(subject):
+            return
+        if now_ms < self._heal_after_ms <= now_ms + HEAL_PAUSE_LAST_MS:
+            self._is_suspected = True
+            return
+        is_quiet = now_ms - self._heal_after_ms > self._heal_pause_ms
+        self._heal_pause_ms = (
+            HEAL_PAUSE_FIRST_MS if is_quiet else min(2 * self._heal_pause_ms, HEAL_PAUSE_LAST_MS)
+        )
+        self._heal_after_ms = now_ms + self._heal_pause_ms
+        self._is_suspected = False
+        self.start_heal()
+
+    def resume(self, now_ms: int) -> bool:
+        """Start the heal that a pause has delayed. True if there was one."""
+        if not self._is_suspected or now_ms < self._heal_after_ms <= now_ms + HEAL_PAUSE_LAST_MS:
+            return False
+        self._is_suspected = False
+        self._heal_pause_ms = min(2 * self._heal_pause_ms, HEAL_PAUSE_LAST_MS)
+        self._heal_after_ms = now_ms + self._heal_pause_ms
+        self.start_heal()
+        return True
 
     def start_republish(self) -> None:
         """Check every cell against the publish filters again: thresholds fell."""

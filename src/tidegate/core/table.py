@@ -1,12 +1,24 @@
-"""The subjects of one (workspace, namespace, duration), by identifier."""
+"""The subjects of one (workspace, namespace, duration): by identifier, by when they were used, and how many."""
 
 from __future__ import annotations
 
 from typing import Final, final
 
-from tidegate.core.cells import Subject
+from tidegate.core.cells import BLOCKED, CLEAN, Subject
 
-__all__ = ["Table"]
+__all__ = ["Queue", "Table", "TablesBySize"]
+
+
+@final
+class Queue:
+    """A doubly linked list of slots, from the oldest to the newest."""
+
+    __slots__ = ("length", "newest", "oldest")
+
+    def __init__(self) -> None:
+        self.oldest: int = -1
+        self.newest: int = -1
+        self.length: int = 0
 
 
 @final
@@ -17,7 +29,19 @@ class Table:
     pause must stay far below a millisecond.
     """
 
-    __slots__ = ("bucket_ms", "count", "duration_ms", "key", "mask", "number", "shards", "whole")
+    __slots__ = (
+        "blocked",
+        "bucket_ms",
+        "clean",
+        "count",
+        "duration_ms",
+        "key",
+        "mask",
+        "number",
+        "pinned",
+        "shards",
+        "whole",
+    )
 
     # A dictionary of 4,096 entries grows in about 0.1 ms; 256 of them hold the default bound of 1,000,000.
     SPLIT_AT: Final = 4_096
@@ -35,11 +59,20 @@ class Table:
             bucket_ms *= 2
         self.bucket_ms: Final[int] = bucket_ms
         self.count: int = 0
+        self.clean: Final[Queue] = Queue()
+        self.blocked: Final[Queue] = Queue()
+        self.pinned: Final[Queue] = Queue()
         # 0 until the split, then one less than the number of shards.
         self.mask: int = 0
         # All subjects until the split; then it is empty, and they are in the shards.
         self.whole: dict[str, Subject] = {}
         self.shards: list[dict[str, Subject]] = []
+
+    def queue(self, number: int) -> Queue:
+        """The queue that a subject's `queue` names."""
+        if number == CLEAN:
+            return self.clean
+        return self.blocked if number == BLOCKED else self.pinned
 
     def find(self, identifier: str) -> Subject | None:
         return self._shard(identifier).get(identifier)
@@ -65,3 +98,53 @@ class Table:
         self.shards = shards
         self.mask = mask
         self.whole = {}
+
+
+@final
+class TablesBySize:
+    """Which table holds the most subjects, in constant time: sizes change by one."""
+
+    __slots__ = ("_largest", "_sizes")
+
+    def __init__(self) -> None:
+        # Tables by size, then by number; of tables of one size the first is the one that has had it longest.
+        self._sizes: dict[int, dict[int, Table]] = {}
+        self._largest: int = 0
+
+    def grown(self, table: Table) -> None:
+        """The table has one subject more than before."""
+        if table.count > 1:
+            self._remove(table, table.count - 1)
+        self._add(table)
+        if table.count > self._largest:
+            self._largest = table.count
+
+    def shrunk(self, table: Table) -> None:
+        """The table has one subject less than before."""
+        self._remove(table, table.count + 1)
+        if table.count > 0:
+            self._add(table)
+        if self._largest not in self._sizes:
+            self._largest -= 1
+
+    def largest(self) -> list[Table]:
+        """Up to two of the tables that hold the most."""
+        found: list[Table] = []
+        for table in self._sizes.get(self._largest, {}).values():
+            found.append(table)
+            if len(found) == 2:
+                break
+        return found
+
+    def _add(self, table: Table) -> None:
+        tables = self._sizes.get(table.count)
+        if tables is None:
+            tables = {}
+            self._sizes[table.count] = tables
+        tables[table.number] = table
+
+    def _remove(self, table: Table, size: int) -> None:
+        tables = self._sizes[size]
+        del tables[table.number]
+        if not tables:
+            del self._sizes[size]

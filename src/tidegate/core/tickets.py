@@ -22,10 +22,25 @@ __all__ = ["Part", "Ticket"]
 class Ticket:
     """A request or a batch that waits. All items have the same instant."""
 
-    __slots__ = ("decisions", "is_cancelled", "items", "now_ms", "owner", "parts", "since_ms", "subjects")
+    __slots__ = (
+        "decisions",
+        "is_cancelled",
+        "items",
+        "now_ms",
+        "owner",
+        "parts",
+        "since_ms",
+        "subjects",
+        "wall_ms",
+    )
 
     def __init__(
-        self, items: list[tuple[Limit, str, int]], subjects: list[Subject], now_ms: int, since_ms: int
+        self,
+        items: list[tuple[Limit, str, int]],
+        subjects: list[Subject],
+        now_ms: int,
+        since_ms: int,
+        wall_ms: int,
     ) -> None:
         self.items: Final[list[tuple[Limit, str, int]]] = items
         # The subject of each item.
@@ -33,6 +48,8 @@ class Ticket:
         self.now_ms: Final[int] = now_ms
         # Since when it waits, by the clock of the driver.
         self.since_ms: Final[int] = since_ms
+        # What the clock of the node showed when it came. `now_ms` may be a time of its own.
+        self.wall_ms: Final[int] = wall_ms
         # What waits in a queue at the moment. Written by `CreditSync`.
         self.parts: list[Part] = []
         # The answer. Written once.

@@ -20,17 +20,61 @@ __all__ = ["GlobalView", "Growth", "LedgerView", "OriginView"]
 class OriginView:
     """What the origin holds of a cell, and how long a decision may rely on that."""
 
-    __slots__ = ("acked", "answered_at_ms", "failed_until_ms", "fresh_until_ms")
+    __slots__ = ("acked", "answered_at_ms", "failed_until_ms", "fresh_until_ms", "previous_until_ms")
 
     def __init__(self) -> None:
         # No read is needed before this instant. Written by reads, replays, failed reads and rollover.
         self.fresh_until_ms: int = 0
+        # The same for the previous cell, which weighs in every decision too. It is here because an empty previous cell
+        # is not kept. Written with `fresh_until_ms` of that cell.
+        self.previous_until_ms: int = 0
         # A read failed, and the next one waits for this. Never later than `fresh_until_ms`. Written by failed reads.
         self.failed_until_ms: int = 0
         # When the origin last answered, -1 for never. Written by reads, replays and rollover.
         self.answered_at_ms: int = -1
         # `own` as the origin last acknowledged it. Falls to 0 when the origin is found to have lost it.
         self.acked: int = 0
+
+    def is_stale(self, clock_ms: int, fresh_ms: int) -> bool:
+        """A read of both cells is needed. Also if the deadline lies further ahead than an answer sets it: the clock
+        has stepped back since, and how old that answer is cannot be known. A smaller step can make it last twice as
+        long."""
+        return (
+            clock_ms >= self.fresh_until_ms
+            or clock_ms >= self.previous_until_ms
+            or self.fresh_until_ms > clock_ms + 2 * fresh_ms
+        )
+
+    def is_paused(self, clock_ms: int, retry_ms: int) -> bool:
+        """A read failed less than `retry_ms` ago. A later deadline is from before the clock stepped back."""
+        return clock_ms < self.failed_until_ms <= clock_ms + retry_ms
+
+    def answer(self, clock_ms: int, fresh_ms: int) -> None:
+        """The origin answered. After a clock stepped back, what was set before it no longer counts."""
+        if self.fresh_until_ms > clock_ms + 2 * fresh_ms:
+            self.answered_at_ms = 0
+            self.fresh_until_ms = 0
+            self.previous_until_ms = 0
+            self.failed_until_ms = 0
+        if self.answered_at_ms < clock_ms:
+            self.answered_at_ms = clock_ms
+        if self.fresh_until_ms < clock_ms + fresh_ms:
+            self.fresh_until_ms = clock_ms + fresh_ms
+
+    def answer_previous(self, clock_ms: int, fresh_ms: int) -> None:
+        """The origin answered for the previous cell. That one has ended and grows only by what arrives late: its
+        answers last twice as long."""
+        if self.previous_until_ms < clock_ms + 2 * fresh_ms:
+            self.previous_until_ms = clock_ms + 2 * fresh_ms
+
+    def fail(self, until_ms: int) -> None:
+        """A read failed: memory has to do until then."""
+        if self.failed_until_ms < until_ms:
+            self.failed_until_ms = until_ms
+        if self.fresh_until_ms < until_ms:
+            self.fresh_until_ms = until_ms
+        if self.previous_until_ms < until_ms:
+            self.previous_until_ms = until_ms
 
     def age_ms(self, now_ms: int) -> int:
         """How old the last answer is, -1 if there was none."""
@@ -44,18 +88,19 @@ class OriginView:
     ) -> None:
         """Start the view of the cell that follows the cell of `earlier`.
 
-        If that one was fresh when this one began, this one was empty then: it is fresh for `grace_ms`. Only an
+        If that one was fresh when this one began, this one was empty then: both are fresh for `grace_ms`. Only an
         answer from within the earlier cell counts; if grace gave grace, windows as short as it would never be read.
         The pause after a failed read goes on.
         """
         answered_at_ms = earlier.answered_at_ms
         if answered_at_ms + fresh_ms > start_ms and answered_at_ms > start_ms - duration_ms:
             self.fresh_until_ms = start_ms + grace_ms
+            self.previous_until_ms = start_ms + grace_ms
             self.answered_at_ms = start_ms
+        if self.previous_until_ms < earlier.fresh_until_ms:
+            self.previous_until_ms = earlier.fresh_until_ms
         if earlier.failed_until_ms > start_ms:
-            self.failed_until_ms = earlier.failed_until_ms
-            if self.fresh_until_ms < earlier.failed_until_ms:
-                self.fresh_until_ms = earlier.failed_until_ms
+            self.fail(earlier.failed_until_ms)
 
 
 @final
@@ -141,7 +186,15 @@ class LedgerView:
 class GlobalView:
     """What the ledger says about all regions together. Written by `LedgerSync`."""
 
-    __slots__ = ("anticipation_ms_max", "full_imports", "growth_since_ms", "imported_at_ms", "regions")
+    __slots__ = (
+        "anticipation_ms_max",
+        "full_imports",
+        "growth_since_ms",
+        "imported_at_ms",
+        "is_full_import_wanted",
+        "next_import_ms",
+        "regions",
+    )
 
     def __init__(self, import_interval_ms: int) -> None:
         # Live regions in the ledger, this one included.
@@ -151,8 +204,21 @@ class GlobalView:
         self.growth_since_ms: int = 0
         # Full imports begun so far.
         self.full_imports: int = 0
+        # A request came for a subject whose foreign counts may have been evicted. Written by `Engine` too.
+        self.is_full_import_wanted: bool = False
         # How far ahead anticipation reaches: two import intervals, as long as they are at the moment.
         self.anticipation_ms_max: int = 2 * import_interval_ms
+        # When the next import begins; in the past while one is under way.
+        self.next_import_ms: int = 0
+
+    def until_import_ms(self, clock_ms: int) -> int:
+        """How long until more is known about other regions: never 0, and never longer than an import interval."""
+        interval_ms = self.anticipation_ms_max // 2
+        until_ms = self.next_import_ms - clock_ms
+        if until_ms <= 0 or until_ms > 2 * interval_ms:
+            # An import is late, or the clock stepped back.
+            until_ms = interval_ms
+        return until_ms if until_ms > 0 else 1
 
     def age_ms(self, now_ms: int) -> int:
         """How old the last import is, -1 if there was none."""

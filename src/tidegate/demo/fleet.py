@@ -16,6 +16,7 @@ from tidegate.core.model import Limit
 from tidegate.demo.stores import Database, Origins
 from tidegate.runtime.limiter import AsyncLimiter
 from tidegate.server.catalog.keys import ALL, IdSource
+from tidegate.server.console.sessions import load_secret
 from tidegate.server.process.config import ServerConfig
 from tidegate.server.process.first_start import create_key
 from tidegate.server.process.service import Service
@@ -91,7 +92,7 @@ class Fleet:
         limiter = AsyncLimiter(
             region=region, origin=self.origins.connect(region), ledger=self.database.connect(region)
         )
-        service = Service(config, limiter=limiter)
+        service = Service(config, limiter=limiter, console_secret=load_secret(directory))
         bound = bind_sockets(config, shared=False)
         # In the list first: a start that fails half-way is stopped with the others.
         self.nodes.append(Node(name, region, bound["listen"].getsockname()[1], service, limiter))

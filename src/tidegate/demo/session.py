@@ -128,16 +128,18 @@ class Session:
         fleet: Fleet,
         signalled: asyncio.Event,
         say: Callable[[str], None],
-        addresses: Sequence[str],
-        console: str | None,
     ) -> None:
-        self.console = console
-        """The address of the console, if the server has one."""
+        self.console = f"{fleet.nodes[0].url}/console"
         self._options = options
         self._say = say
-        self._fleet = fleet
+        self.fleet = fleet
         self._tally = Tally()
-        self._addresses = tuple(addresses)
+        ports = ", ".join(f"{node.name} {node.port}" for node in fleet.nodes)
+        self._addresses = (
+            f"console: {self.console}",
+            f"nodes: {fleet.nodes[0].url}, ports {ports}",
+            f"key: {fleet.key}",
+        )
         self._signalled = signalled
         self._ending = asyncio.Event()
         self._round = 1
@@ -176,7 +178,7 @@ class Session:
             stack.push_async_callback(fleet.stop)
             say(f"Starting {options.regions * options.nodes} nodes …")
             await fleet.start()
-            yield Session(options, fleet, signalled, say, *await _addresses(fleet))
+            yield Session(options, fleet, signalled, say)
 
     def press(self, key: str) -> None:
         """What the keyboard and the script do. Other keys are ignored."""
@@ -192,8 +194,8 @@ class Session:
     async def run(self, show: Callable[[Picture], None]) -> Report:
         """Drive traffic until the end, then heal and wait until all nodes agree."""
         loop = asyncio.get_running_loop()
-        targets = [Target(node.name, node.region, HOST, node.port) for node in self._fleet.nodes]
-        traffic = Traffic(targets, self._fleet.key, self._tally, Random(), self._options.speed)
+        targets = [Target(node.name, node.region, HOST, node.port) for node in self.fleet.nodes]
+        traffic = Traffic(targets, self.fleet.key, self._tally, Random(), self._options.speed)
         await self._warm_up()
         self._began_s = loop.time()
         self._begin_phase("all well")
@@ -226,11 +228,11 @@ class Session:
 
     async def _warm_up(self) -> None:
         """Create the namespaces: a node that hears of one from another needs a moment."""
-        client = Client(HOST, self._fleet.nodes[0].port, self._fleet.key)
+        client = Client(HOST, self.fleet.nodes[0].port, self.fleet.key)
         for caller in CALLERS:
             await client.limit(caller, "warm-up", cost=0)
         await client.close()
-        self._hot_limit = await self._fleet.limit_of(HOT.namespace, HOT.quota, HOT.duration_ms)
+        self._hot_limit = await self.fleet.limit_of(HOT.namespace, HOT.quota, HOT.duration_ms)
 
     # Keys.
 
@@ -242,20 +244,20 @@ class Session:
             elif key == "p":
                 await self._partition()
             else:
-                await self._fleet.heal()
+                await self.fleet.heal()
                 self._note("everything healed")
 
     async def _kill(self) -> None:
-        alive = [region for region in self._fleet.regions if region not in self._fleet.origins.killed]
+        alive = [region for region in self.fleet.regions if region not in self.fleet.origins.killed]
         if alive:
-            await self._fleet.origins.kill(alive[0])
+            await self.fleet.origins.kill(alive[0])
             self._note(f"origin of {alive[0]} killed, its counts are gone")
 
     async def _partition(self) -> None:
         # From the other end, so that `k` and `p` show two regions with one fault each.
-        connected = [region for region in self._fleet.regions if region not in self._fleet.database.cut]
+        connected = [region for region in self.fleet.regions if region not in self.fleet.database.cut]
         if connected:
-            await self._fleet.database.partition(connected[-1])
+            await self.fleet.database.partition(connected[-1])
             self._note(f"region {connected[-1]} cut off from the database")
 
     def _note(self, what: str) -> None:
@@ -285,7 +287,7 @@ class Session:
         while True:
             await asyncio.sleep(PICTURE_INTERVAL_S)
             now_ms = time.time_ns() // 1_000_000
-            views = await self._fleet.views(self._hot_limit, traffic.hot, now_ms)
+            views = await self.fleet.views(self._hot_limit, traffic.hot, now_ms)
             at_s = self._elapsed_s()
             counts = {name: (count.allowed, count.denied) for name, count in self._tally.by_node.items()}
             show(self._drawn(at_s, now_ms, views, counts, before, at_s - before_s))
@@ -312,11 +314,11 @@ class Session:
         seconds: float,
     ) -> Picture:
         nodes = []
-        for node in self._fleet.nodes:
+        for node in self.fleet.nodes:
             allowed, denied = counts.get(node.name, (0, 0))
             old_allowed, old_denied = before.get(node.name, (0, 0))
-            is_killed = node.region in self._fleet.origins.killed
-            is_cut = node.region in self._fleet.database.cut
+            is_killed = node.region in self.fleet.origins.killed
+            is_cut = node.region in self.fleet.database.cut
             nodes.append(
                 NodePicture(
                     node.name,
@@ -347,7 +349,7 @@ class Session:
     async def _agree(self) -> None:
         """Heal, and wait until every node knows what the clients know."""
         loop = asyncio.get_running_loop()
-        await self._fleet.heal()
+        await self.fleet.heal()
         hot = self._judged()
         if hot is None:
             return
@@ -356,7 +358,7 @@ class Session:
         began_s = loop.time()
         while not self._signalled.is_set() and loop.time() - began_s <= AGREE_TIMEOUT_S:
             now_ms = time.time_ns() // 1_000_000
-            self.report.hot_seen = await self._fleet.views(self._hot_limit, hot, now_ms)
+            self.report.hot_seen = await self.fleet.views(self._hot_limit, hot, now_ms)
             self.report.hot_accepted = self._tally.hot_accepted(hot, now_ms)
             if set(self.report.hot_seen.values()) == {self.report.hot_accepted}:
                 self.report.agreed_after_s = round(loop.time() - began_s, 3)
@@ -369,7 +371,7 @@ class Session:
         """The newest round of which so much was accepted that at least one region has published."""
         now_ms = time.time_ns() // 1_000_000
         for number in range(self._round, 0, -1):
-            if self._tally.hot_accepted(f"hot-{number}", now_ms) > HOT.quota // 2 + len(self._fleet.regions):
+            if self._tally.hot_accepted(f"hot-{number}", now_ms) > HOT.quota // 2 + len(self.fleet.regions):
                 return f"hot-{number}"
         return None
 
@@ -377,14 +379,3 @@ class Session:
 def _on_signals(call: Callable[[], None]) -> None:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         asyncio.get_running_loop().add_signal_handler(number, call)
-
-
-async def _addresses(fleet: Fleet) -> tuple[list[str], str | None]:
-    """Where to look, for people; and the console, if the nodes have one."""
-    node = fleet.nodes[0]
-    client = Client(HOST, node.port, fleet.key)
-    status = await client.get("/console")
-    await client.close()
-    console = None if status in {0, 404} else f"{node.url}/console"
-    lines = [f"nodes: {', '.join(f'{each.name} {each.url}' for each in fleet.nodes)}", f"key: {fleet.key}"]
-    return ([f"console: {console}"] if console else []) + lines, console

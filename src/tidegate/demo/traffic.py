@@ -149,11 +149,6 @@ class Client:
         status, answer = await self._exchange(head.encode("ascii") + body)
         return msgspec.json.decode(answer)["data"] if status == 200 else None
 
-    async def get(self, path: str) -> int:
-        """The status of a page."""
-        status, _ = await self._exchange(f"GET {path} HTTP/1.1\r\nHost: {self._host}\r\n\r\n".encode("ascii"))
-        return status
-
     async def _exchange(self, request: bytes) -> tuple[int, bytes]:
         try:
             async with asyncio.timeout(ANSWER_TIMEOUT_S):

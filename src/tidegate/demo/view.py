@@ -10,6 +10,7 @@ from tidegate.demo.traffic import CALLERS, HOT
 
 __all__ = ["NodePicture", "Picture", "log_line", "screen"]
 
+BAR_LENGTH = 24
 KEYS = "k  kill an origin      p  partition a region      h  heal everything      q  quit"
 
 
@@ -77,7 +78,7 @@ def screen(picture: Picture) -> list[str]:
         is_first = node.region != last
         last = node.region
         state = (node.region, node.origin, node.database) if is_first else ("", "", "")
-        bar = "█" * round(30 * min(node.sees, 2 * HOT.quota) / (2 * HOT.quota))
+        bar = _bar(node.sees)
         rates = (f"{node.allowed_per_s:.0f}", f"{node.denied_per_s:.0f}")
         lines.append(_row((*state, node.name, *rates, f"{node.sees:>6,}  {bar}")))
     lines += [
@@ -92,6 +93,13 @@ def screen(picture: Picture) -> list[str]:
         KEYS,
     ]
     return lines
+
+
+def _bar(used: int) -> str:
+    """How much of the limit is used, and by how much it is exceeded."""
+    filled = round(BAR_LENGTH * used / HOT.quota)
+    beyond = min(filled - BAR_LENGTH, BAR_LENGTH)
+    return "█" * min(filled, BAR_LENGTH) + "·" * -beyond + "▒" * beyond
 
 
 def _row(cells: Sequence[str]) -> str:

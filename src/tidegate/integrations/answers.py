@@ -1,6 +1,6 @@
 """What a client gets: header fields, status and body. Pure: values in, values out.
 
-The header fields are those of the limit that is closest to refusing. A denial names every limit that refused, by its
+The header fields are those of the limit that has the least left. A denial names every limit that refused, by its
 policy, in the problem type of the IETF draft.
 """
 
@@ -41,7 +41,7 @@ class Outcome(NamedTuple):
 
 
 def closest(decisions: Sequence[Decision]) -> Decision:
-    """The limit that is closest to refusing: of denials the one to wait for longest, else the least room left."""
+    """The limit that has the least left: of denials the one to wait for longest, else the least room left."""
     if len(decisions) == 1:
         return decisions[0]
     denials = [decision for decision in decisions if not decision]
@@ -66,7 +66,7 @@ def describe(denial: Decision) -> str:
 
 
 class Denial(NamedTuple):
-    """A refused request, for whoever writes its answer."""
+    """A denied request, for the function that writes its response."""
 
     decision: Decision
     """The limit to wait for longest."""

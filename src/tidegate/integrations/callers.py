@@ -1,6 +1,6 @@
-"""Who is the caller: keys by address, user, API key or session, and which proxies are believed.
+"""Who is the caller: keys by address, user, API key or session, and which proxies are trusted.
 
-Laws: by default no header is believed, because every client can send X-Forwarded-For. With proxies configured, a
+Laws: by default no header is trusted, because every client can send X-Forwarded-For. With proxies configured, a
 header is read from the right, where the trusted proxies wrote, and never further than they reach. IPv6 callers count
 by their /64, because one subscriber has all of it. Secrets (API keys, session ids) are counted by a digest.
 """
@@ -34,7 +34,7 @@ UNIX: Final = "unix"
 
 def parse_address(text: str) -> Address | None:
     """The address in `1.2.3.4`, `1.2.3.4:80`, `2001:db8::1`, `[2001:db8::1]:80`; None if there is none."""
-    # What is longer is no address, and must not be remembered: clients write these headers.
+    # What is longer is not an address, and must not be remembered: clients write these headers.
     return _parse_address(text) if len(text) <= ADDRESS_LENGTH_MAX else None
 
 
@@ -57,7 +57,7 @@ def _parse_address(text: str) -> Address | None:
 def _forwarded_for(value: str) -> list[str]:
     """The `for=` of every element of a Forwarded header (RFC 7239), in order; "" where an element has none.
 
-    A header with an open quote is worth nothing: a client could use it to swallow what the proxies appended.
+    A header with an open quote is ignored: a client could use it to hide what the proxies appended.
     """
     found: list[str] = []
     for element in _split_unquoted(value, ","):

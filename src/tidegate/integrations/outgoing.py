@@ -1,4 +1,4 @@
-"""Keeping within somebody else's limit: requests that go out wait for room, or raise.
+"""Keeps within the limit of a service that is called: requests wait until they fit, or raise.
 
 The clients (`tidegate.integrations.httpx`, `.requests`) hand each request to `Outgoing` or `AsyncOutgoing` before they
 send it. Several quotas are one batch, taken when all of them have room.
@@ -59,7 +59,7 @@ class _Quota:
         return [Request(limit, identifier, cost) for limit in self._limits]
 
     def pause_s(self, decisions: list[Decision], waited_s: float) -> float | None:
-        """How long to sleep before the next try, None when the request may go; raises when it is no use."""
+        """How long to sleep before the next try, None when the request may go; raises when waiting cannot help."""
         wait_s = pause_s(decisions, inf if self._timeout is None else self._timeout - waited_s)
         if wait_s is None and not all(decisions):
             raise LimitExceeded(describe(closest(decisions)), decisions)

@@ -1,7 +1,7 @@
 """`RateLimits`: the piece that does all the work for every framework.
 
 It turns a request and its rules into one batch, asks the limiter, and says what to answer. What it must do is written
-once, as a generator (`_steps`) that yields what somebody has to wait for: the synchronous driver asks a `Limiter`, the
+once, as a generator (`_steps`) that yields what has to be waited for: the synchronous driver asks a `Limiter`, the
 asynchronous one awaits an `AsyncLimiter`. Laws:
 
 - All limits that are enforced for a request are one all-or-nothing batch: a denied request spends nothing anywhere.

@@ -38,7 +38,7 @@ Exemption = Callable[[Any], bool | Awaitable[bool]]
 # A rule in an application's list that names no route and no path.
 APPLICATION: Final = "application"
 SHADOW_SUFFIX: Final = ".shadow"
-# Route names are few; texts from a customer's plan are few too, unless somebody puts a counter into them.
+# Route names are few; texts from a customer's plan are few too, unless they contain a counter.
 CACHE_MAX: Final = 1_024
 
 ATTRIBUTE: Final = "__tidegate_rules__"

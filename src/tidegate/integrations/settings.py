@@ -20,7 +20,7 @@ ENVIRONMENT: Final = {
     "ledger": "TIDEGATE_LEDGER",
 }
 
-# Without a ledger there is no other region to be told apart from; the server has the same default.
+# Without a ledger there is no other region; the server has the same default.
 ONLY_REGION: Final = "default"
 
 

@@ -32,11 +32,16 @@ T = TypeVar("T")
 # they must be able to drop a dead connection before they are cancelled.
 ADAPTER_SHARE: Final = 0.95
 
+# A dependency that fails now and then would fill the log.
+LOG_INTERVAL_S: Final = 10.0
+
 
 def reason_of(error: DependencyError) -> str:
-    """timeout, circuit_open or other: the label of an error in the metrics."""
+    """timeout, circuit_open, rejected or other: the label of an error in the metrics."""
     if isinstance(error, DependencyTimeout):
         return "timeout"
+    if isinstance(error, RowsRejected):
+        return "rejected"
     return "circuit_open" if isinstance(error, CircuitOpen) else "other"
 
 
@@ -47,7 +52,10 @@ def _always() -> bool:
 class Calls:
     """Calls of one kind to a dependency (reads, replays, …)."""
 
-    def __init__(self, name: str, tuning: Tuning, is_usable: Callable[[], bool] = _always) -> None:
+    def __init__(
+        self, name: str, tuning: Tuning, is_usable: Callable[[], bool] = _always, *, carries: str = ""
+    ) -> None:
+        """`carries`: what does not arrive while calls fail, for a log line at each change."""
         self.breaker: Final[Breaker] = Breaker(name, tuning)
         # False while the dependency must not be called at all: not opened yet, or that of another region.
         self.is_usable = is_usable
@@ -59,6 +67,10 @@ class Calls:
         self.last_error: str | None = None
         # Whether the last call got no answer. A breaker opens after 20 calls in 10 s, which a quiet node never makes.
         self.is_failing: bool = False
+        self._carries = carries
+        # What the log says, and when that was written: at most two lines in `LOG_INTERVAL_S`, however fast it changes.
+        self._is_said_failing = False
+        self._said_at_s = float("-inf")
 
     async def call(
         self, operations: Sequence[str], function: Callable[[float], Awaitable[T]], timeout_s: float
@@ -86,6 +98,7 @@ class Calls:
             self.breaker.record(ticket, True, loop.time())
             self._failed(operations, error)
             self.is_failing = False
+            self._say()
             raise
         except DependencyError as error:
             self.breaker.record(ticket, False, loop.time())
@@ -106,17 +119,40 @@ class Calls:
         except BaseException:
             self.breaker.release(ticket)
             raise
-        finally:
-            # Failed calls too: the time that was lost to them is what an operator looks for.
-            for operation in operations:
-                self.latency.setdefault(operation, Histogram()).observe(loop.time() - started_s)
+        for operation in operations:
+            self.latency.setdefault(operation, Histogram()).observe(loop.time() - started_s)
         self.breaker.record(ticket, True, loop.time())
-        self.is_failing = False
+        if self.is_failing or self._is_said_failing:
+            self.is_failing = False
+            self._say()
         return answer
+
+    def failures(self, operation: str) -> int:
+        """Calls of this operation that were made and got no answer: not those that a breaker prevented, and not
+        those in which rows were rejected."""
+        return sum(
+            count
+            for (name, reason), count in self.errors.items()
+            if name == operation and reason not in ("circuit_open", "rejected")
+        )
+
+    def _say(self) -> None:
+        now_s = asyncio.get_running_loop().time()
+        if not self._carries or self.is_failing == self._is_said_failing:
+            return
+        if now_s - self._said_at_s < LOG_INTERVAL_S and self.is_failing:
+            return
+        self._is_said_failing = self.is_failing
+        self._said_at_s = now_s
+        if self.is_failing:
+            logger.warning("%s do not arrive and wait in memory: %s", self._carries, self.last_error)
+        else:
+            logger.warning("%s arrive again", self._carries)
 
     def _failed(self, operations: Sequence[str], error: DependencyError) -> None:
         self.last_error = f"{type(error).__name__}: {error}"
         self.is_failing = True
+        self._say()
         for operation in operations:
             key = (operation, reason_of(error))
             self.errors[key] = self.errors.get(key, 0) + 1

@@ -5,7 +5,7 @@ present turn of the event loop, all subjects in one round trip. Counts that only
 sent command after command, at most every `report_interval_ms`, so that a busy subject costs few messages. A subject has
 one message in flight at a time, on either way.
 
-A message goes on when no request waits for it any more: a caller that is cancelled cancels no message and trips no breaker. In
+A message that no request waits for any more continues: a cancelled caller cancels no message and trips no breaker. In
 any case a caller is answered after `read_timeout_ms`.
 """
 
@@ -80,7 +80,7 @@ class Exchanges:
         self._backoff = loop_backoff(tuning, random)
         # Called when an answer has left work for other loops (cells to publish).
         self._on_work = on_work
-        self.calls: Final[Calls] = Calls("origin", tuning, is_usable)
+        self.calls: Final[Calls] = Calls("origin", tuning, is_usable, carries="counts for the origin")
         self._tasks: set[asyncio.Task[None]] = set()
         self._timers: set[asyncio.TimerHandle] = set()
         # True while `_send_asks` is about to run.
@@ -90,7 +90,6 @@ class Exchanges:
         # Tickets that wait, with the loop time at which they are decided without an answer. In order.
         self._waiting: deque[tuple[float, Ticket]] = deque()
         self._deadline: asyncio.TimerHandle | None = None
-        self._tickets: dict[Ticket, None] = {}
         self._woken = asyncio.Event()
         self._retry_now = asyncio.Event()
         # False only while the report loop sleeps with nothing to do: a decision that makes a cell dirty must wake it.
@@ -112,7 +111,6 @@ class Exchanges:
             began_s = loop.time()
             future: asyncio.Future[None] = loop.create_future()
             ticket.owner = future
-            self._tickets[ticket] = None
             self.waits += 1
             self._expect(ticket, began_s + self._timeout_s)
             self.wake()
@@ -124,15 +122,9 @@ class Exchanges:
                 raise
             finally:
                 ticket.owner = None
-                del self._tickets[ticket]
                 self.wait_latency.observe(loop.time() - began_s)
         assert ticket.decisions is not None
         return ticket.decisions
-
-    @property
-    def tickets(self) -> list[Ticket]:
-        """Requests and batches whose callers wait, also if they were decided a moment ago."""
-        return list(self._tickets)
 
     def give_up(self, ticket: Ticket) -> None:
         """Decide a ticket without the origin; from any thread."""

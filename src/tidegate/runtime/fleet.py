@@ -100,6 +100,7 @@ class Parts:
             denied_from_origin=self.engine.denied_from_origin,
             from_degraded=self.engine.from_degraded,
             subjects=subjects.count,
+            subjects_bytes=subjects.bytes,
             cells=subjects.cells,
             cells_created_by_traffic=subjects.cells_created - by_import,
             cells_created_by_import=by_import,

@@ -32,6 +32,11 @@ SLICE_ROWS: Final = 200
 LOSS_INTERVALS: Final = 6
 
 
+# When counts of other regions that were evicted are needed again, a full read comes this many import intervals after
+# the last one at the earliest: an attacker who fills memory must not cost the database a full read at every tick.
+EVICTED_INTERVALS: Final = 2
+
+
 class Imported(NamedTuple):
     """What one turn did."""
 
@@ -63,6 +68,7 @@ class ImportLoop:
         # When a full read is due, and when one is due after a loss.
         self._full_at_s = 0.0
         self._heal_at_s = 0.0
+        self._evicted_at_s = 0.0
         self._wanted = asyncio.Event()
         self.calls: Final[Calls] = Calls("ledger_import", tuning)
         # Logged once when it begins, and once when it ends.
@@ -85,6 +91,7 @@ class ImportLoop:
         """One turn. A failure leaves everything as it was: existing foreign counts stay."""
         loop = asyncio.get_running_loop()
         full = full or self._cursor is None or loop.time() >= self._full_at_s
+        full = full or (self._sync.wants_full_import and loop.time() >= self._evicted_at_s)
         rows = 0
         unreadable = 0
         lost = False
@@ -107,6 +114,8 @@ class ImportLoop:
                 lost = lost or changes.lost
                 unreadable += changes.unreadable
         except DependencyError as error:
+            if full:
+                self._sync.fail_full_import()
             if not self._is_down:
                 self._is_down = True
                 logger.warning("the ledger does not answer, regions drift apart: %s", error)
@@ -118,7 +127,9 @@ class ImportLoop:
         self._note_unreadable(unreadable, full)
         if full:
             self._full_at_s = loop.time() + self._tuning.import_full_interval_ms / 1000
-            self._heal_at_s = loop.time() + LOSS_INTERVALS * self._tuning.import_interval_ms / 1000
+            interval_s = self._tuning.import_interval_ms / 1000
+            self._heal_at_s = loop.time() + LOSS_INTERVALS * interval_s
+            self._evicted_at_s = loop.time() + EVICTED_INTERVALS * interval_s
         elif lost:
             # What is missing of this region's rows shows in a full read: a wiped ledger is filled again by it.
             self._full_at_s = min(self._full_at_s, self._heal_at_s)
@@ -193,11 +204,16 @@ class ImportLoop:
         while True:
             self._wanted.clear()
             interval_s = self._interval_s()
+            pause_s = max(0.0, tick_s - loop.time())
             if interval_s < slow_s:
                 jitter = 1 + tuning.jitter_percent / 100 * (self._random.random() - 0.5)
-                await asyncio.sleep(min(interval_s * jitter, max(0.0, tick_s - loop.time())))
+                pause_s = min(interval_s * jitter, pause_s)
+            with self._gate:
+                self._sync.expect_import(self._gate.now_ms() + round(pause_s * 1000))
+            if interval_s < slow_s:
+                await asyncio.sleep(pause_s)
             else:
-                await wait_for_event(self._wanted, tick_s - loop.time())
+                await wait_for_event(self._wanted, pause_s)
             if loop.time() >= tick_s:
                 tick_s = ticks.next_s(loop.time())
                 await self.beat_once()

@@ -124,7 +124,6 @@ class Inspection:
         global_age_ms = -1
         if cell is not None and cell.ledger is not None:
             global_age_ms = self._engine.global_view.age_ms(now_ms)
-        credit = getattr(subject, "credit", None)
         return SubjectState(
             key[1],
             subject.identifier,
@@ -138,7 +137,7 @@ class Inspection:
             sum(_unreplayed(each) for each in subject.cells()),
             None if regional_age_ms < 0 else regional_age_ms,
             None if global_age_ms < 0 else global_age_ms,
-            getattr(credit, "spare", None),
+            None if subject.credit is None else subject.credit.spare,
         )
 
 

@@ -283,8 +283,25 @@ class Node:
             await self._close()
             self._life.move(NodeState.STOPPED)
         if not flushed:
-            logger.warning("stopped with counts that did not reach the origin or the ledger in time")
+            logger.warning("stopped too early: %s", self._unsent())
         return flushed
+
+    def _unsent(self) -> str:
+        """What the origin and the ledger did not get."""
+        parts: list[str] = []
+        if self._origin is not None:
+            subjects = [subject for subject in self._engine.pending.dirty if subject.table >= 0]
+            counts = sum(
+                max(0, cell.own - cell.origin.acked)
+                for subject in subjects
+                for cell in subject.cells()
+                if cell.origin is not None
+            )
+            parts.append(f"{counts} counts of {len(subjects)} subjects did not reach the origin")
+        if self._ledger is not None:
+            changed = sum(subject.table >= 0 for subject in self._engine.pending.changed)
+            parts.append(f"{changed} subjects that changed were not published")
+        return ", ".join(parts)
 
     async def _end_loops(self) -> None:
         for task in self._tasks:
@@ -393,6 +410,12 @@ class Node:
         found: list[Health] = []
         if self.pulse is not None:
             found.append(Health("origin", self.pulse.is_alive and self.pulse.is_ours, self._origin_detail()))
+        carrier = self.exchanges or self.replay
+        if carrier is not None:
+            # The origin may answer and still take no counts: its memory or its disk is full.
+            failing = carrier.is_failing
+            detail = f"wait in memory: {carrier.calls.last_error}" if failing else "arrive at the origin"
+            found.append(Health("counts", not failing, detail))
         if self.importer is not None:
             ok = self._is_ledger_usable() and not self.importer.calls.is_failing
             detail = "reachable" if ok else self._ledger_problem or self.importer.calls.last_error or ""
@@ -438,11 +461,11 @@ class Node:
         if self.publish is not None and self.importer is not None:
             known |= {
                 "publish_rows": self.publish.rows_published,
-                "publish_errors": sum(self.publish.calls.errors.values()),
+                "publish_errors": self.publish.calls.failures("publish"),
                 "import_rows": self.importer.rows_total,
                 "import_rows_last": self.importer.rows_last,
                 "import_rows_unreadable": self.importer.rows_unreadable,
-                "import_errors": sum(self.importer.calls.errors.values()),
+                "import_errors": self.importer.calls.failures("import"),
                 "global_lag_ms": dict(self.importer.lag_ms),
                 "regions": self._engine.global_view.regions,
                 "heartbeat_age_ms": self.importer.heartbeat_age_ms(now_s),

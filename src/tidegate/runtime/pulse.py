@@ -87,9 +87,13 @@ class PulseLoop:
         self.foreign_region = None
         self._is_confirmed = True
         self._note_offset(pulse.time_ms - (before_ms + after_ms) // 2, after_ms - before_ms)
-        if pulse.was_empty:
-            with self._gate:
+        with self._gate:
+            # Its clock was read after the request left: it cannot be further ahead.
+            self._sweep.origin_ahead_ms = max(0, pulse.time_ms - before_ms)
+            heals = self._sweep.resume(after_ms)
+            if pulse.was_empty:
                 self._sweep.start_heal()
+        if heals or pulse.was_empty:
             self._on_wiped()
         if had_failed:
             if self.last_error is not None:

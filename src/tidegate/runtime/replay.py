@@ -58,7 +58,7 @@ class ReplayLoop:
         self._retry_now = asyncio.Event()
         # False only while the loop sleeps with nothing to do: a decision that makes a cell dirty then must wake it.
         self.awake: bool = True
-        self.calls: Final[Calls] = Calls("origin_replay", tuning, is_usable)
+        self.calls: Final[Calls] = Calls("origin_replay", tuning, is_usable, carries="counts for the origin")
         self.cells_merged: int = 0
         # Since when there have been unacknowledged counts; None when there are none.
         self.behind_since_s: float | None = None

@@ -35,6 +35,7 @@ class Statistics:
     denied_from_origin: int
     from_degraded: int
     subjects: int
+    subjects_bytes: int
     cells: int
     cells_created_by_traffic: int
     cells_created_by_import: int

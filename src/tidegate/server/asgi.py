@@ -38,7 +38,14 @@ Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 SETTINGS: Final = frozenset(
     {
         *("data_dir", "region", "origin", "ledger", "workers", "snapshot_age_max_s"),
-        *("metrics_token", "test_mode", "otel.traces", "otel.metrics"),
+        *(
+            "memory_bytes_max",
+            "origin_bytes_max",
+            "metrics_token",
+            "test_mode",
+            "otel.traces",
+            "otel.metrics",
+        ),
         *("http.body_bytes_max", "http.request_timeout_s", "http.stop_timeout_s"),
         *("decisions.log_dir", "decisions.sample", "decisions.bytes_max", "decisions.hash_key_file"),
     }

@@ -7,6 +7,7 @@ Exit codes: 0 if everything passed, 1 if a scenario or a seed failed, 2 for an e
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -35,6 +36,8 @@ __all__ = ["simulate"]
 F = TypeVar("F", bound=Callable[..., Any])
 
 FAILED: Final = 1
+# Often enough to see that a command still runs, rarely enough for a log.
+PROGRESS_S: Final = 5.0
 # The command that runs if none is named.
 UNNAMED: Final = "run"
 # The root command reads this key to report errors as JSON.
@@ -73,6 +76,20 @@ def _json_option(command: F) -> F:
         help="Print one JSON document on stdout.",
     )
     return option(command)
+
+
+class _Progress:
+    """Says on stderr how far a long command has come, not more often than every `PROGRESS_S`. Silent with --json."""
+
+    def __init__(self, as_json: bool) -> None:
+        self._as_json = as_json
+        self._next_s = 0.0
+
+    def say(self, text: str, *, always: bool = False) -> None:
+        now_s = time.monotonic()
+        if not self._as_json and (always or now_s >= self._next_s):
+            self._next_s = now_s + PROGRESS_S
+            click.echo(text, err=True)
 
 
 def _print_result(as_json: bool, document: object, text: str) -> None:
@@ -178,13 +195,13 @@ def _run_seeds(
 ) -> bool:
     named = {name: value for name, value in options._asdict().items() if value is not None}
     summary = Summary()
+    progress = _Progress(as_json or len(seeds) == 1)
     for number, report in enumerate(run_seeds(seeds, options, jobs), 1):
         summary.add(report)
         if not as_json:
             for line in _seed_lines(report, named, len(seeds) == 1):
                 click.echo(line)
-        if number % 1_000 == 0 and len(seeds) > number:
-            click.echo(f"{number} of {len(seeds)} seeds, {len(summary.failures)} failed", err=True)
+        progress.say(f"{number} of {len(seeds)} seeds, {len(summary.failures)} failed")
     for report in summary.failures if shrink_to is not None else ():
         path = Path(shrink_to or f"seed-{report.seed}.json")
         small = shrink(draw_plan(report.seed, options), lambda plan: not run_plan(plan).ok)
@@ -230,7 +247,11 @@ def accuracy(seed: int, groups: tuple[str, ...], jobs: int, plot_to: Path | None
     "× limit" and the plain scheme's columns are multiples of the limit, admitted in the first window.
     """
     chosen = [case for case in cases(seed) if not groups or case.group in groups]
-    results = list(measure_all(chosen, jobs))
+    progress = _Progress(as_json)
+    results = []
+    for one in measure_all(chosen, jobs):
+        results.append(one)
+        progress.say(f"{len(results)} of {len(chosen)} cases")
     if plot_to is not None:
         plot_accuracy(results, plot_to)
     _print_result(
@@ -251,7 +272,10 @@ def accuracy(seed: int, groups: tuple[str, ...], jobs: int, plot_to: Path | None
 @_json_option
 def fleet(seed: int, seconds: float, plot_to: Path | None, as_json: bool) -> None:
     """Measure the cost of the reference fleet and of one ten times as large; compute a hundred times."""
+    progress = _Progress(as_json)
+    progress.say("measuring the reference fleet", always=True)
     reference = measure_fleet(1, seconds, seed)
+    progress.say("measuring a fleet ten times as large (minutes)", always=True)
     tenfold = measure_fleet(10, seconds, seed)
     costs = [reference, tenfold, extrapolated(reference, tenfold, 100)]
     if plot_to is not None:

@@ -15,8 +15,9 @@ from tidegate.core.cells import Cell
 from tidegate.core.grants import GrantRules
 from tidegate.core.model import Component, Limit, subject_digest
 from tidegate.core.windows import publish_threshold
-from tidegate.sim.auditor import WORKSPACE, CellId, key_of
+from tidegate.sim.auditor import WORKSPACE
 from tidegate.sim.plan import SubjectSpec
+from tidegate.sim.truth import CellId, key_of
 
 if TYPE_CHECKING:
     from tidegate.sim.node_process import NodeProcess
@@ -44,6 +45,18 @@ class ConvergenceCheck:
             f"{self._lost_total} lost in crashes, {len(self._incomplete)} cells incomplete"
         )
 
+    @property
+    def compared(self) -> int:
+        return self._compared
+
+    @property
+    def excused(self) -> int:
+        """Cells of which counts are lost because an origin lost them after their writer had ended."""
+        return len(self._incomplete)
+
+    def is_incomplete(self, region: str, digest: bytes, sequence: int) -> bool:
+        return (region, digest, sequence) in self._incomplete
+
     # -- losses
 
     def record_loss(self, region: str, lose_data: Callable[[], None]) -> None:
@@ -52,6 +65,7 @@ class ConvergenceCheck:
         before = memory.snapshot()
         lose_data()
         after = memory.snapshot()
+        self._simulation.truth_check.origin_lost(region)
         running = {process.node_id for process in self._simulation.processes.values() if process.is_running}
         if "subjects_max" in self._simulation.plan.tuning:
             # A node that evicted a subject cannot send its component again either.
@@ -88,7 +102,7 @@ class ConvergenceCheck:
             return
         if simulation.origins[process.region].is_down or process.origin_link.is_cut:
             return
-        deadline_s = now_s - 2 * round_trip_s - 0.005
+        deadline_s = now_s - 2 * round_trip_s - 0.005 - 2 * tuning.report_interval_ms / 1000
         unacknowledged: dict[tuple[bytes, int], int] = {}
         for at_s, digest, sequence, cost in process.accepted:
             place = (digest, sequence)
@@ -117,9 +131,9 @@ class ConvergenceCheck:
         if origin.is_down or origin.is_frozen or process.evictions:
             return
         now_ms = process.clock.now_ms()
-        for cell_id, by_process in simulation.auditor.accepted.items():
+        for cell_id, by_process in simulation.auditor.truth.accepted.items():
             duration_ms = cell_id.key[2]
-            accepted = by_process.get(process.node_id, 0)
+            accepted = by_process[process.node_id].last if process.node_id in by_process else 0
             if accepted and now_ms + 1_000 < (cell_id.sequence + 3) * duration_ms:
                 digest = subject_digest(*cell_id.key[:2], cell_id.identifier, duration_ms)
                 # What the origin acknowledged and lost later, in a failover without a trace, counts as delivered.
@@ -193,7 +207,8 @@ class ConvergenceCheck:
     def _compare_region(self, region: str, digest: bytes, cell_id: CellId, views: dict[str, Cell]) -> None:
         """The nodes of a region agree with its origin, and the origin with what was accepted."""
         simulation = self._simulation
-        accepted = simulation.auditor.accepted.get(cell_id, {})
+        histories = simulation.auditor.truth.accepted.get(cell_id, {})
+        accepted = {node_id: history.last for node_id, history in histories.items()}
         processes = [process for process in simulation.all_processes if process.region == region]
         running = {process.node_id for process in simulation.processes.values()}
         place = (digest, cell_id.sequence)
@@ -267,6 +282,9 @@ class ConvergenceCheck:
                 imported = (
                     {} if cell.ledger is None or cell.ledger.components is None else cell.ledger.components
                 )
+                if "ledger_wipe" in simulation.fault_kinds:
+                    # A region may have lost what it had published, if its origin was wiped as well: others keep it.
+                    imported = {other: min(imported.get(other, 0), count) for other, count in foreign.items()}
                 if dict(imported) != foreign:
                     simulation.auditor.fail(8, f"{node_id} has {imported} of {cell_id}, the ledger {foreign}")
 

@@ -8,13 +8,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextvars import ContextVar
 
+from tidegate.core.credit_sync import Served
 from tidegate.core.engine import Engine
 from tidegate.core.model import Component, Decision, LedgerRow, OriginReply
+from tidegate.core.tickets import Ticket
+from tidegate.runtime.exchange import Exchanges
 from tidegate.runtime.fleet import Parts
 from tidegate.runtime.limiter import AsyncLimiter
 from tidegate.runtime.node import Node
 from tidegate.runtime.stalls import StallMonitor
-from tidegate.sim.auditor import Auditor
+from tidegate.sim.auditor import Answer, Auditor
 from tidegate.sim.network import Link
 from tidegate.sim.virtual_time import VirtualClock, VirtualLoop, owned_context
 
@@ -56,15 +59,15 @@ class NodeProcess:
         # Loop time at which the last pause ended, and whether the clock was ever changed: both allow a late answer.
         self.resumed_s = -1.0
         self.has_stepped = False
-        # (digest, sequence) -> time of the last reply of the origin, and the count of this node that it acknowledged.
-        self.replied_ms: dict[tuple[bytes, int], int] = {}
+        # When its clock last stepped, and by how much.
+        self.stepped_s = -1.0
+        self.stepped_ms = 0
+        # (digest, sequence) -> the count of this node that the origin acknowledged.
         self.acknowledged: dict[tuple[bytes, int], int] = {}
-        # Subject -> when it was last denied because of its count, not of anticipation.
-        self.denied_ms: dict[tuple[tuple[str, str, int], str], int] = {}
-        # Decisions that the auditor knows already, by id; kept so that no id is used again.
-        self._recorded: dict[int, Decision] = {}
         # Accepted requests: (loop time, digest, sequence, cost).
         self.accepted: list[tuple[float, bytes, int, int]] = []
+        # Decisions that were reported when they were made, by id. The reference keeps the id from being reused.
+        self.reported: dict[int, Decision] = {}
         self.origin_link: Link
         self.ledger_link: Link
         self._loop = loop
@@ -74,6 +77,32 @@ class NodeProcess:
     def bind(self, limiter: AsyncLimiter) -> None:
         self._limiter = limiter
         self.node.stalls = QuietStalls()
+        if self.node.exchanges is not None:
+            self._watch(self.node.exchanges)
+
+    def _watch(self, exchanges: Exchanges) -> None:
+        """Report decisions in the step in which they are made: with credit, callers get theirs a turn later."""
+        finish, give_up = exchanges._finish, exchanges.give_up  # noqa: SLF001 - as above
+
+        def finished(served: Served) -> None:
+            self._settled(served.settled)
+            finish(served)
+
+        def given_up(ticket: Ticket) -> None:
+            give_up(ticket)
+            self._settled([ticket])
+
+        exchanges._finish = finished  # type: ignore[method-assign]  # noqa: SLF001
+        exchanges.give_up = given_up  # type: ignore[method-assign]
+
+    def _settled(self, tickets: Sequence[Ticket]) -> None:
+        answers: list[Answer] = []
+        for ticket in tickets:
+            assert ticket.decisions is not None
+            if id(ticket.decisions[0]) not in self.reported:
+                self.reported[id(ticket.decisions[0])] = ticket.decisions[0]
+                answers.append(Answer(ticket.items, ticket.decisions, ticket.now_ms))
+        self._auditor.all_decided(self, answers, have_waited=True)
 
     @property
     def limiter(self) -> AsyncLimiter:
@@ -95,32 +124,9 @@ class NodeProcess:
         subjects = self.engine.subjects
         return subjects.evicted_blocked + subjects.evicted_clean + subjects.evicted_unreplayed
 
-    def record_tickets(self) -> None:
-        """Tell the auditor what was decided for requests that waited, before it checks anything of this node.
-
-        They are counted when the origin's answer arrives, and their callers get them a moment later.
-        """
-        exchanges = self.node.exchanges
-        if exchanges is None:
-            return
-        tickets = [
-            ticket
-            for ticket in exchanges.tickets
-            if ticket.decisions is not None and id(ticket.decisions[0]) not in self._recorded
-        ]
-        for ticket in tickets:
-            for decision in ticket.decisions or ():
-                self._recorded[id(decision)] = decision
-        self._auditor.settled(self, tickets)
-
-    def is_recorded(self, decisions: Sequence[Decision]) -> bool:
-        """Whether `record_tickets` has recorded these."""
-        return id(decisions[0]) in self._recorded
-
     # -- observer of the ports
 
     def on_merge_sent(self, components: Sequence[Component]) -> None:
-        self.record_tickets()
         self._auditor.sent(self, components)
 
     def on_merge_applied(
@@ -129,15 +135,13 @@ class NodeProcess:
         self._auditor.merged(self, components, before, after)
 
     def on_reply(self, components: Sequence[Component], merged: bool) -> None:
-        now_ms = self.clock.now_ms()
+        self._auditor.replied(self, components, merged)
         for one in components:
             place = (one.digest, one.sequence)
-            self.replied_ms[place] = now_ms
             if merged and one.own > self.acknowledged.get(place, 0):
                 self.acknowledged[place] = one.own
 
     def on_publish(self, rows: Sequence[LedgerRow]) -> None:
-        self.record_tickets()
         self._auditor.published(self, rows)
 
     def on_ledger_call(self) -> None:

@@ -147,7 +147,7 @@ def draw_plan(seed: int, options: Options = Options()) -> Plan:  # noqa: B008 - 
     """Draw the plan of this seed."""
     random = Random(f"plan {seed}")
     regions = options.regions or random.choice((1, 2, 2, 3))
-    per_region = options.nodes or random.choice((1, 2, 2, 3))
+    per_region = options.nodes or random.choice((1, 2, 2, 3, 4))
     nodes = tuple((f"{_region(r)}{n}", _region(r)) for r in range(regions) for n in range(1, per_region + 1))
     drawn_ms = random.randrange(6_000, 16_000)
     trouble_ms = int(options.minutes * 60_000) if options.minutes is not None else drawn_ms
@@ -156,6 +156,8 @@ def draw_plan(seed: int, options: Options = Options()) -> Plan:  # noqa: B008 - 
     tuning = _tuning(random)
     if seed % NO_CREDIT_EVERY == 0:
         tuning["credit"] = False
+    # In some simulations only whole parts fail: then a healthy region can be held to its exact counts.
+    is_calm = random.random() < 0.2
     plan = Plan(
         seed=seed,
         epoch_ms=EPOCH_MS + random.randrange(-60_000, 60_000),
@@ -163,12 +165,12 @@ def draw_plan(seed: int, options: Options = Options()) -> Plan:  # noqa: B008 - 
         traffic=traffic,
         nodes=nodes,
         tuning=tuning,
-        network=_network(random),
+        network=_network(random, is_calm),
         replica_lag_ms=random.choice((0, 0, 0, random.randrange(50, 2_000))),
-        clocks=_clocks(random, nodes),
+        clocks=_clocks(random, nodes, is_calm),
         subjects=_subjects(random),
     )
-    events = [*_requests(random, plan), *_faults(random, plan)]
+    events = [*_requests(random, plan), *_faults(random, plan), *_sprays(random, plan)]
     # Sorted by time only: the sort is stable, so events of the same time stay in the order in which they were drawn.
     events.sort(key=lambda event: event.at_ms)
     return plan.with_events(tuple(events))
@@ -204,13 +206,13 @@ def _tuning(random: Random) -> dict[str, int | bool]:
         "breaker_window_ms": random.randrange(2_000, 10_001),
         "breaker_open_ms": random.randrange(300, 1_501),
     }
-    if random.random() < 0.1:
-        tuning["subjects_max"] = 3
+    if random.random() < 0.15:
+        tuning["subjects_max"] = random.choice((3, 5, 8))
     return tuning
 
 
-def _network(random: Random) -> NetworkConditions:
-    if random.random() < 0.25:
+def _network(random: Random, is_calm: bool) -> NetworkConditions:
+    if is_calm or random.random() < 0.25:
         return NetworkConditions(delay_ms=random.randrange(1, 20))
     return NetworkConditions(
         delay_ms=random.randrange(1, 20),
@@ -222,9 +224,9 @@ def _network(random: Random) -> NetworkConditions:
     )
 
 
-def _clocks(random: Random, nodes: tuple[tuple[str, str], ...]) -> dict[str, tuple[int, int]]:
-    spread_ms = random.choice((0, 50, 400, 5_000))
-    drift_ppm = random.choice((0, 100, 5_000))
+def _clocks(random: Random, nodes: tuple[tuple[str, str], ...], is_calm: bool) -> dict[str, tuple[int, int]]:
+    spread_ms = 0 if is_calm else random.choice((0, 50, 400, 5_000))
+    drift_ppm = 0 if is_calm else random.choice((0, 100, 5_000))
     return {
         name: (random.randint(-spread_ms, spread_ms), random.randint(-drift_ppm, drift_ppm))
         for name, _ in nodes
@@ -234,7 +236,7 @@ def _clocks(random: Random, nodes: tuple[tuple[str, str], ...]) -> dict[str, tup
 def _subjects(random: Random) -> tuple[SubjectSpec, ...]:
     found = []
     for number in range(random.randrange(2, 7)):
-        limit = random.choice((3, 10, 40, 150))
+        limit = random.choice((1, 3, 6, 10, 20, 40, 150))
         limits = (limit, random.choice((limit, limit, max(1, limit // 3))))
         duration_ms = random.choice((1_000, 5_000, 20_000, 60_000, 60_000, 60_000, 120_000))
         found.append(SubjectSpec(random.choice(("api", "mail")), f"user-{number}", duration_ms, limits))
@@ -274,7 +276,9 @@ def _request(random: Random, plan: Plan, who: str) -> tuple[str, str, dict[str, 
         "cost": random.choice((1, 1, 1, 1, 2, 5, 0, 30)),
     }
     if drawn < 0.16:
-        what["own_time_ms"] = random.randrange(-3_000, 3_000)
+        what["own_time_ms"] = random.choice(
+            (random.randrange(-3_000, 3_000), random.randrange(-3_000, 3_000), 3_600_000, -3_600_000)
+        )
     elif drawn < 0.2:
         what["patience_ms"] = random.randrange(0, 60)
     elif drawn < 0.5:
@@ -289,7 +293,8 @@ def _faults(random: Random, plan: Plan) -> list[Event]:
     kinds = (
         *("cut_node", "cut_region", "origin_crash", "origin_freeze", "origin_wipe", "origin_failover"),
         *("ledger_down", "ledger_freeze", "ledger_chunk", "ledger_rejects", "node_crash", "node_crash"),
-        *("node_stop", "node_pause", "clock_step"),
+        *("node_stop", "node_pause", "clock_step", "clock_step"),
+        *("region_deploy", "ledger_wipe", "origin_readonly", "origin_evicts"),
     )
     events: list[Event] = []
     for _ in range(random.randrange(1, 2 + max(4, plan.trouble_ms // 2_500))):
@@ -301,7 +306,7 @@ def _faults(random: Random, plan: Plan) -> list[Event]:
         who = name
         if kind.startswith("ledger"):
             who = ""
-        elif kind in {"cut_region", "origin_crash", "origin_freeze", "origin_wipe", "origin_failover"}:
+        elif kind.startswith("origin") or kind in {"cut_region", "region_deploy"}:
             who = region
         if kind == "origin_crash":
             what["comes_back"] = random.choice(("whole", "wiped"))
@@ -309,7 +314,27 @@ def _faults(random: Random, plan: Plan) -> list[Event]:
             what["age_ms"] = random.randrange(100, 4_000)
         elif kind == "ledger_rejects":
             what["subject"] = random.randrange(len(plan.subjects))
+        elif kind == "origin_evicts":
+            what["odd"] = random.randrange(2)
+        elif kind == "region_deploy":
+            what |= {"apart_ms": random.choice((0, 300, 1_000)), "wipes": random.random() < 0.5}
         elif kind == "clock_step":
-            what = {"by_ms": random.choice((-20_000, -1_500, -80, 80, 1_500, 20_000))}
+            what = {"by_ms": random.choice((-20_000, -20_000, -1_500, -80, 80, 1_500, 20_000))}
         events.append(Event(at_ms, kind, who, what))
+    return events
+
+
+def _sprays(random: Random, plan: Plan) -> list[Event]:
+    """Requests for many new identifiers, where memory is small enough to be filled by them."""
+    if "subjects_max" not in plan.tuning:
+        return []
+    events: list[Event] = []
+    for _ in range(random.randrange(1, 6)):
+        what = {
+            "subject": random.randrange(len(plan.subjects)),
+            "count": random.randrange(2, 20),
+            "cost": random.choice((0, 1, 1_000)),
+        }
+        at_ms = random.randrange(300, max(301, plan.trouble_ms - 500))
+        events.append(Event(at_ms, "spray", random.choice(plan.nodes)[0], what))
     return events

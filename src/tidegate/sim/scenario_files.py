@@ -13,8 +13,8 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Final
 
-from tidegate.core.model import LedgerRow, Tuning
-from tidegate.errors import TidegateError
+from tidegate.core.model import LedgerRow, Tuning, checked_region
+from tidegate.errors import InvalidInput, TidegateError
 from tidegate.sim.plan import Plan, plan_from
 
 __all__ = ["Load", "MalformedScenario", "NodeSpec", "Scenario", "Step", "bundled_files", "load_file"]
@@ -217,7 +217,10 @@ def _tuning(place: str, raw: object) -> Tuning:
         if type(value) is not type(known[name]):
             kind = "true or false" if isinstance(known[name], bool) else "an integer"
             raise MalformedScenario(f"{place}: tuning.{name} must be {kind}, not {value!r}")
-    return Tuning(**({"anticipation": False, "credit": False} | raw))
+    try:
+        return Tuning(**({"anticipation": False, "credit": False} | raw))
+    except InvalidInput as error:
+        raise MalformedScenario(f"{place}: tuning: {error}") from error
 
 
 def _nodes(place: str, raw: object) -> Iterator[NodeSpec]:
@@ -229,6 +232,10 @@ def _nodes(place: str, raw: object) -> Iterator[NodeSpec]:
             raise MalformedScenario(f"{place}: a node is {{id, region}}, not {node!r}")
         if node["id"] in seen:
             raise MalformedScenario(f"{place}: two nodes have the id {node['id']!r}")
+        try:
+            checked_region(node["region"])
+        except InvalidInput as error:
+            raise MalformedScenario(f"{place}: node {node['id']!r}: {error}") from error
         seen.add(node["id"])
         yield NodeSpec(node["id"], node["region"])
 

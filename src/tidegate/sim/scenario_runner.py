@@ -19,7 +19,7 @@ from tidegate.runtime.limiter import AsyncLimiter
 from tidegate.runtime.node import Node
 from tidegate.sim.expectations import Difference, differences, matches
 from tidegate.sim.node_process import parts_of
-from tidegate.sim.scenario_files import Load, NodeSpec, Scenario, Step
+from tidegate.sim.scenario_files import Load, MalformedScenario, NodeSpec, Scenario, Step
 from tidegate.sim.scenario_stores import RegionOrigin, ScenarioLedger, ScenarioOrigin
 from tidegate.sim.simulation import run_plan
 from tidegate.sim.virtual_time import VirtualLoop, recorded_errors
@@ -98,6 +98,8 @@ class ScenarioRun:
                 self._move_to(step.t_ms)
                 getattr(self, f"_do_{step.op}")(step)
             return self.found
+        except InvalidInput as error:
+            raise MalformedScenario(f"{scenario.file}: scenario {scenario.name!r}: {error}") from error
         finally:
             self._loop.close()
 

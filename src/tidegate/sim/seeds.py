@@ -51,6 +51,8 @@ class Summary:
     fired: Counter[str] = field(default_factory=Counter)
     simulations_with: Counter[str] = field(default_factory=Counter)
     """In how many simulations each fault occurred."""
+    counts: Counter[str] = field(default_factory=Counter)
+    """What was compared with the truth, and what was excused."""
     failures: list[Report] = field(default_factory=list)
     _traces: list[str] = field(default_factory=list)
 
@@ -59,6 +61,7 @@ class Summary:
         self.virtual_s += report.virtual_s
         self.fired.update(report.fired)
         self.simulations_with.update(report.fired.keys())
+        self.counts.update(report.counts)
         self._traces.append(report.trace)
         if report.ok:
             self.passed += 1
@@ -78,6 +81,7 @@ class Summary:
             "trace": self.trace_hash(),
             "faults_fired": dict(sorted(self.fired.items())),
             "worlds_with_fault": dict(sorted(self.simulations_with.items())),
+            "counts": dict(sorted(self.counts.items())),
             "failures": [
                 {
                     "seed": report.seed,
@@ -94,6 +98,9 @@ class Summary:
         yield "faults (times, simulations):"
         for name in sorted(self.fired):
             yield f"  {name:<28} {self.fired[name]:>9} {self.simulations_with[name]:>7}"
+        yield "compared with the truth:"
+        for name in sorted(self.counts):
+            yield f"  {name:<70} {self.counts[name]:>9}"
         yield f"trace {self.trace_hash()}"
         yield f"{self.passed} passed, {len(self.failures)} failed"
 

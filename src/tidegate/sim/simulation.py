@@ -8,16 +8,19 @@ simulation runs on one virtual event loop; the same plan gives the same trace.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from random import Random
 
-from tidegate.core.model import Limit, Request
+from tidegate.adapters.memory import OriginSnapshot
+from tidegate.core.model import Decision, Limit, Request
+from tidegate.runtime.importer import LOSS_INTERVALS
 from tidegate.sim.auditor import WORKSPACE, Auditor, Violation
 from tidegate.sim.convergence_check import ConvergenceCheck
 from tidegate.sim.network import Link, Network
 from tidegate.sim.node_process import NodeProcess
 from tidegate.sim.plan import Event, Plan
+from tidegate.sim.truth_check import TruthCheck
 from tidegate.sim.virtual_stores import LedgerPort, OriginPort, VirtualLedger, VirtualOrigin
 from tidegate.sim.virtual_time import LoopStalled, VirtualClock, VirtualLoop, recorded_errors
 from tidegate.testing.limiters import make_async_limiter
@@ -62,6 +65,11 @@ class Simulation:
         self.processes: dict[str, NodeProcess] = {}
         self.all_processes: list[NodeProcess] = []
         self.convergence = ConvergenceCheck(self)
+        self.truth_check = self.auditor.truth_check = TruthCheck(self)
+        self.ledger.on_visible = self.truth_check.rows_visible
+        self.fault_kinds = frozenset(event.kind for event in plan.events)
+        # Loop time of the last fault of the ledger.
+        self.ledger_disturbed_s = 0.0
         self.limits = [
             tuple(
                 Limit(limit, duration_ms=one.duration_ms, namespace=one.namespace, workspace=WORKSPACE)
@@ -97,6 +105,7 @@ class Simulation:
         )
         self.processes[name] = process
         self.all_processes.append(process)
+        self.auditor.truth.regions[process.node_id] = region
         self.loop.create_task(process.limiter.start(), context=process.context)
         return process
 
@@ -117,7 +126,7 @@ class Simulation:
             )
             if decision is not None:
                 item = (limit, identifier, what["cost"])
-                self.auditor.decided(process, [item], [decision], at_ms, False)
+                self.auditor.decided(process, [item], [decision], at_ms)
                 return
         task = self.loop.create_task(self._answer(process, event), context=process.request_context)
         if "patience_ms" in what:
@@ -145,11 +154,9 @@ class Simulation:
         identifier = self.plan.subjects[what["subject"]].identifier
         started_s = self.loop.time()
         at_ms = process.clock.now_ms()
-        own_time = "own_time_ms" in what
-        if own_time:
-            at_ms += what["own_time_ms"]
+        at_ms += what.get("own_time_ms", 0)
         decision = await process.limiter.limit(limit, identifier, what["cost"], now_ms=at_ms)
-        self.auditor.decided(process, [(limit, identifier, what["cost"])], [decision], at_ms, own_time)
+        self._answered(process, [(limit, identifier, what["cost"])], [decision], at_ms)
         self._check_wait(process, started_s)
 
     async def _serve_batch(self, process: NodeProcess, event: Event) -> None:
@@ -160,8 +167,19 @@ class Simulation:
         started_s = self.loop.time()
         at_ms = process.clock.now_ms()
         decisions = await process.limiter.limit_many([Request(*item) for item in items], now_ms=at_ms)
-        self.auditor.decided(process, items, decisions, at_ms, False)
+        self._answered(process, items, decisions, at_ms)
         self._check_wait(process, started_s)
+
+    def _answered(
+        self,
+        process: NodeProcess,
+        items: Sequence[tuple[Limit, str, int]],
+        decisions: Sequence[Decision],
+        at_ms: int,
+    ) -> None:
+        """A caller got these decisions; those that waited for credit were reported when they were made."""
+        if id(decisions[0]) not in process.reported:
+            self.auditor.decided(process, items, decisions, at_ms)
 
     def _check_wait(self, process: NodeProcess, started_s: float) -> None:
         """No request waits longer than one read, whatever has failed."""
@@ -174,6 +192,25 @@ class Simulation:
             self.auditor.fail(
                 1, f"{process.node_id}: a request waited {waited_s:.3f} s, allowed {allowed_s:.3f} s"
             )
+
+    def _spray(self, event: Event) -> None:
+        """A client sends one request for each of many new identifiers."""
+        process = self.processes[event.who]
+        if process.is_running and not process.is_paused:
+            spec = self.plan.subjects[event.what["subject"]]
+            limit = self.limits[event.what["subject"]][0]
+            for number in range(event.what["count"]):
+                identifier = f"spray-{event.at_ms}-{number}"
+                self.auditor.know_subject((WORKSPACE, spec.namespace, spec.duration_ms), identifier)
+                self.loop.create_task(
+                    self._serve_one(process, limit, identifier, event.what["cost"]),
+                    context=process.request_context,
+                )
+
+    async def _serve_one(self, process: NodeProcess, limit: Limit, identifier: str, cost: int) -> None:
+        at_ms = process.clock.now_ms()
+        decision = await process.limiter.limit(limit, identifier, cost, now_ms=at_ms)
+        self._answered(process, [(limit, identifier, cost)], [decision], at_ms)
 
     # -- faults: each starts, and is undone after `lasts_ms`
 
@@ -239,20 +276,69 @@ class Simulation:
 
         self._fault_timers.append(self.loop.call_later(event.what["age_ms"] / 1000, fail_over))
 
+    def _origin_readonly(self, event: Event) -> None:
+        origin = self.origins[event.who]
+        origin.refuses_writes = True
+        origin.refuses_since_s = self.loop.time()
+
+        def accept_writes() -> None:
+            origin.refuses_writes = False
+            self._mark_region_disturbed(event.who)
+
+        self._after(event, accept_writes)
+
+    def _origin_evicts(self, event: Event) -> None:
+        """The origin is out of memory, and drops some subjects."""
+        memory = self.origins[event.who].memory
+        held = memory.snapshot()
+        dropped = {
+            digest for number, digest in enumerate(sorted(held.records)) if number % 2 == event.what["odd"]
+        }
+        left = OriginSnapshot(
+            {digest: record for digest, record in held.records.items() if digest not in dropped},
+            [due for due in held.expiries if due[1][0] not in dropped],
+            held.region,
+            held.incarnation,
+        )
+        self._mark_region_disturbed(event.who)
+        self.convergence.record_loss(event.who, lambda: memory.restore(left))
+
+    def _mark_ledger_disturbed(self) -> None:
+        self.ledger_disturbed_s = max(self.loop.time(), self.ledger_disturbed_s)
+
     def _ledger_down(self, event: Event) -> None:
         self.ledger.is_down = True
 
         def restart() -> None:
             self.ledger.is_down = False
+            self._mark_ledger_disturbed()
 
         self._after(event, restart)
 
     def _ledger_freeze(self, event: Event) -> None:
         self.ledger.freeze()
-        self._after(event, self.ledger.thaw)
+
+        def thaw() -> None:
+            self.ledger.thaw()
+            self._mark_ledger_disturbed()
+
+        self._after(event, thaw)
 
     def _ledger_chunk(self, _event: Event) -> None:
         self.ledger.failing_chunks += 1
+        self._mark_ledger_disturbed()
+
+    def _ledger_wipe(self, _event: Event) -> None:
+        self.ledger.wipe()
+        for delay_ms in {0, self.ledger.lag_ms}:
+            self.loop.call_later(delay_ms / 1000, self._forget_rows)
+
+    def _forget_rows(self) -> None:
+        self.auditor.truth.ledger_wiped(self.loop.now_us())
+        # A full import shows what is missing, and comes no sooner than this.
+        self.ledger_disturbed_s = (
+            self.loop.time() + (LOSS_INTERVALS + 1) * self.tuning.import_interval_ms / 1000
+        )
 
     def _ledger_rejects(self, event: Event) -> None:
         identifier = self.plan.subjects[event.what["subject"]].identifier
@@ -291,11 +377,24 @@ class Simulation:
             at_ms = process.clock.now_ms()
             decision = process.limiter.limit_nowait(limits[0], spec.identifier)
             if decision is not None:
-                self.auditor.decided(process, [(limits[0], spec.identifier, 1)], [decision], at_ms, False)
+                self.auditor.decided(process, [(limits[0], spec.identifier, 1)], [decision], at_ms)
         await process.limiter.stop()
         self.convergence.check_stop(process, started_s)
         self.convergence.record_end(process)
         self._after(event, lambda: self._restart(process))
+
+    def _region_deploy(self, event: Event) -> None:
+        """Every node of a region stops and is replaced, one after the other or all at once; the origin may come back
+        empty in between."""
+        names = [name for name, region in self.plan.nodes if region == event.who]
+        for number, name in enumerate(names):
+            stop = Event(event.at_ms, "node_stop", name, {"lasts_ms": event.what["lasts_ms"]})
+            after_s = number * event.what["apart_ms"] / 1000
+            self._fault_timers.append(self.loop.call_later(after_s, self._node_stop, stop))
+        if event.what["wipes"]:
+            wipe = Event(event.at_ms, "origin_wipe", event.who, {})
+            after_s = (len(names) * event.what["apart_ms"] + event.what["lasts_ms"] / 2) / 1000
+            self._fault_timers.append(self.loop.call_later(after_s, self._origin_wipe, wipe))
 
     def _node_pause(self, event: Event) -> None:
         process = self.processes[event.who]
@@ -312,8 +411,13 @@ class Simulation:
 
     def _clock_step(self, event: Event) -> None:
         process = self.processes[event.who]
+        # Before and after: what the clock has shown decides which cells may be dropped.
+        self.truth_check.knowledge(process)
         process.clock.offset_ms += event.what["by_ms"]
+        self.truth_check.knowledge(process)
         process.has_stepped = True
+        process.stepped_s = self.loop.time()
+        process.stepped_ms = event.what["by_ms"]
 
     # -- the run
 
@@ -357,12 +461,13 @@ class Simulation:
             timer.cancel()
         self.network.remove_faults()
         for origin in self.origins.values():
-            origin.is_down = False
+            origin.is_down = origin.refuses_writes = False
             origin.thaw()
         self.ledger.is_down = False
         self.ledger.thaw()
         self.ledger.failing_chunks = 0
         self.ledger.reject(None)
+        self._mark_ledger_disturbed()
         for process in list(self.processes.values()):
             self._resume(process)
             self._cut([process.origin_link, process.ledger_link], False)
@@ -373,8 +478,16 @@ class Simulation:
                 self._restart(process)
             ahead_ms = self.processes[process.name].clock.now_ms() - self.clock.now_ms()
             self.convergence.ahead_ms = max(self.convergence.ahead_ms, ahead_ms)
-            self.processes[process.name].clock.offset_ms = 0
-            self.processes[process.name].clock.drift_ppm = 0
+            self._correct_clock(self.processes[process.name])
+
+    def _correct_clock(self, process: NodeProcess) -> None:
+        if process.clock.now_ms() != self.clock.now_ms():
+            self.truth_check.knowledge(process)
+            process.has_stepped = True
+            process.stepped_s = self.loop.time()
+            process.stepped_ms = self.clock.now_ms() - process.clock.now_ms()
+        process.clock.offset_ms = 0
+        process.clock.drift_ppm = 0
 
     def run(self) -> Report:
         asyncio.set_event_loop(None)
@@ -395,7 +508,21 @@ class Simulation:
             decisions=self.auditor.decisions,
             virtual_s=self.loop.time(),
             description=self.convergence.describe(),
+            counts=self._counts(),
         )
+
+    def _counts(self) -> dict[str, int]:
+        """How much was compared with the truth, and how much was not."""
+        counts = {
+            "answers": self.truth_check.judged,
+            "answers held to a single counter": self.truth_check.exact,
+            "cells": self.convergence.compared,
+            "cells excused": self.convergence.excused,
+            "cells over admitted": len(self.truth_check.over_admitted),
+        }
+        for reason, times in sorted(self.truth_check.excused.items()):
+            counts[f"answers excused: {reason}"] = times
+        return counts
 
     def _close(self) -> None:
         """Cancel all tasks that still run."""

@@ -50,6 +50,9 @@ class VirtualOrigin(Server):
         super().__init__()
         self.memory = MemoryOrigin(clock=clock)
         self.older: OriginSnapshot | None = None
+        # Like a Redis server that is read-only or out of memory: it answers reads and a pulse. And since when.
+        self.refuses_writes = False
+        self.refuses_since_s = 0.0
         # By node id: how a recall is sent to the node.
         self.listeners: dict[str, Callable[[bytes, str], None]] = {}
 
@@ -76,6 +79,8 @@ class OriginPort:
 
     async def merge(self, components: Sequence[Component], *, timeout_s: float) -> list[OriginReply]:
         def apply() -> list[OriginReply]:
+            if self._origin.refuses_writes:
+                raise DependencyUnavailable("READONLY You can't write against a read only replica.")
             before = self._memory.read_nowait(components)
             answers = self._memory.merge_nowait(components)
             self._observer.on_merge_applied(components, before, self._memory.read_nowait(components))
@@ -87,7 +92,7 @@ class OriginPort:
         return answers
 
     async def exchange(self, requests: Sequence[CreditRequest], *, timeout_s: float) -> list[CreditReply]:
-        components = [
+        asked = [
             Component(
                 request.digest,
                 part.sequence,
@@ -97,10 +102,13 @@ class OriginPort:
             )
             for request in requests
             for part in request.cells
-            if part.own > 0
+            if part.sequence > 0
         ]
+        components = [one for one in asked if one.own > 0]
 
         def apply() -> list[CreditReply]:
+            if self._origin.refuses_writes:
+                raise DependencyUnavailable("READONLY You can't write against a read only replica.")
             before = self._memory.read_nowait(components)
             replies, recalls = self._memory.exchange_nowait(requests)
             self._observer.on_merge_applied(components, before, self._memory.read_nowait(components))
@@ -112,7 +120,7 @@ class OriginPort:
 
         self._observer.on_merge_sent(components)
         replies = await self._link.call(apply, timeout_s)
-        self._observer.on_reply(components, True)
+        self._observer.on_reply(asked, True)
         return replies
 
     async def listen(self, node_id: str, on_recall: Callable[[bytes, str], None]) -> None:
@@ -148,6 +156,10 @@ class OriginPort:
         return self._memory.statistics()
 
 
+def _ignore(_rows: Sequence[LedgerRow]) -> None:
+    """Does nothing."""
+
+
 class VirtualLedger(Server):
     """The ledger, and the replica from which nodes read."""
 
@@ -156,10 +168,13 @@ class VirtualLedger(Server):
         self.memory = MemoryLedger(clock=clock)
         self._replica = MemoryLedger(clock=clock) if lag_ms else self.memory
         self._network = network
-        self._behind: list[list[LedgerRow]] = []
+        # What the replica has not done yet; None for a wipe.
+        self._behind: list[list[LedgerRow] | None] = []
         self.lag_ms = lag_ms
         # How many of the next publishes fail.
         self.failing_chunks = 0
+        # Called with rows that nodes can read from now on.
+        self.on_visible: Callable[[Sequence[LedgerRow]], None] = _ignore
 
     def reject(self, rejects: Callable[[LedgerRow], bool] | None) -> None:
         self.memory.rejects = rejects
@@ -174,9 +189,23 @@ class VirtualLedger(Server):
             self._behind.append(list(rows))
             self._network.fired["replica lagged"] += 1
             self._network.loop.call_later(self.lag_ms / 1000, self._catch_up)
+        else:
+            self.on_visible(rows)
 
     def _catch_up(self) -> None:
-        self._replica.publish_nowait(self._behind.pop(0))
+        rows = self._behind.pop(0)
+        if rows is None:
+            self._replica.wipe()
+        else:
+            self._replica.publish_nowait(rows)
+            self.on_visible(rows)
+
+    def wipe(self) -> None:
+        """Lose every row; the replica follows."""
+        self.memory.wipe()
+        if self._replica is not self.memory:
+            self._behind.append(None)
+            self._network.loop.call_later(self.lag_ms / 1000, self._catch_up)
 
     def changes(self, cursor: str | None, now_ms: int) -> Changes:
         return self._replica.changes_nowait(cursor, now_ms=now_ms)

@@ -42,18 +42,19 @@ class _TimeJump:
 
     def __init__(self) -> None:
         self.now_s = 0.0
-        self._turns = 0
+        # Iterations of one run of the loop since time last moved.
+        self.turns = 0
 
     def select(self, timeout_s: float | None) -> list[Any]:
         if timeout_s is None:
             raise LoopStalled("every task waits, and there is no timer")
         if timeout_s > 0:
             self.now_s += timeout_s
-            self._turns = 0
+            self.turns = 0
         else:
-            self._turns += 1
-            if self._turns > TURNS_MAX:
-                self._turns = 0
+            self.turns += 1
+            if self.turns > TURNS_MAX:
+                self.turns = 0
                 raise LoopStalled("some task is always ready, so that time does not advance")
         return []
 
@@ -84,9 +85,16 @@ class VirtualLoop(asyncio.BaseEventLoop):
         """Microseconds since the start, rounded: sums of floats must not lose a millisecond."""
         return round(self._selector.now_s * 1e6)
 
+    def run_forever(self) -> None:
+        # A caller that runs the loop again and again moves time by hand, or sends many requests at one instant.
+        self._selector.turns = 0
+        super().run_forever()
+
     def advance_to(self, now_s: float) -> None:
         """Move the time forward, never back. Due timers run in the next iteration."""
-        self._selector.now_s = max(self._selector.now_s, now_s)
+        if now_s > self._selector.now_s:
+            self._selector.now_s = now_s
+            self._selector.turns = 0
 
     # -- simulated processes
 

@@ -39,11 +39,12 @@ def snapshot_of(statistics: Statistics) -> Snapshot:
     values |= _decisions(statistics)
     values |= {
         ("subjects", ()): statistics.subjects,
+        ("subjects_bytes", ()): statistics.subjects_bytes,
         ("cells", ()): statistics.cells,
         ("cells_created_total", ("traffic",)): statistics.cells_created_by_traffic,
         ("cells_created_total", ("import",)): statistics.cells_created_by_import,
         ("strict_activations_total", ()): statistics.strict_activations,
-        ("origin_dirty_cells", ()): statistics.origin_dirty_subjects,
+        ("origin_dirty_subjects", ()): statistics.origin_dirty_subjects,
         ("replay_lag_seconds", ()): statistics.replay_lag_s,
         ("origin_heals_total", ()): statistics.origin_heals,
         ("credit_messages_total", ()): statistics.credit_messages,

@@ -14,7 +14,7 @@ import re
 import sys
 import threading
 import traceback
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextvars import ContextVar
 from datetime import UTC, datetime
 from types import TracebackType
@@ -100,6 +100,19 @@ class MaskSecrets(logging.Filter):
         return self._mask(_safe_repr(value))
 
 
+class _Fields(logging.Filter):
+    """Adds fields to every record that does not have them."""
+
+    def __init__(self, fields: Mapping[str, object]) -> None:
+        super().__init__()
+        self._fields = dict(fields)
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        for name, value in self._fields.items():
+            record.__dict__.setdefault(name, value)
+        return True
+
+
 def _safe_repr(value: object) -> str:
     try:
         return repr(value)
@@ -172,13 +185,17 @@ def configure(
     line_format: Literal["text", "json"] = "text",
     *,
     secrets: Iterable[str] = (),
+    fields: Mapping[str, object] | None = None,
     stream: IO[str] | None = None,
 ) -> logging.Handler:
     """Send all logs of this process to `stream` (stderr), masked; also warnings and uncaught exceptions.
 
+    `fields` are added to every record: the process id of a worker, for example.
     For programs only: it replaces the handlers of the root logger. Returns the handler.
     """
     handler = logging.StreamHandler(stream)
+    if fields:
+        handler.addFilter(_Fields(fields))
     handler.addFilter(MaskSecrets(secrets))
     handler.setFormatter(JSONFormatter() if line_format == "json" else TextFormatter())
     root = logging.getLogger()

@@ -90,6 +90,12 @@ METRICS: Final[tuple[Metric, ...]] = (
         "It stays at the bound (1,000,000 per node): an attack with many identifiers, or the node is too small.",
     ),
     Metric(
+        "subjects_bytes",
+        "gauge",
+        "Memory of the subjects, by estimate.",
+        "It stays at memory_bytes_max (1 GiB) of each worker: an attack with long identifiers, or too little memory.",
+    ),
+    Metric(
         "cells",
         "gauge",
         "Cells held in memory.",
@@ -144,7 +150,7 @@ METRICS: Final[tuple[Metric, ...]] = (
         bounds=BOUNDS_S,
     ),
     Metric(
-        "origin_dirty_cells",
+        "origin_dirty_subjects",
         "gauge",
         "Subjects with cells whose counts the origin has not acknowledged yet.",
         "It keeps growing: replay cannot keep up, or the origin is down. No count is lost.",
@@ -222,8 +228,8 @@ METRICS: Final[tuple[Metric, ...]] = (
     Metric(
         "global_publish_errors_total",
         "counter",
-        "Publishes that failed.",
-        "Any steady rate: the ledger is down, overloaded, or rejects rows. Publishing resumes by itself.",
+        "Publishes that the ledger did not answer; rejected rows are in global_rows_set_aside_total.",
+        "Any steady rate: the ledger is down or overloaded. Publishing resumes by itself.",
     ),
     Metric(
         "global_import_rows_total",
@@ -234,7 +240,7 @@ METRICS: Final[tuple[Metric, ...]] = (
     Metric(
         "global_import_errors_total",
         "counter",
-        "Imports that failed.",
+        "Imports that the ledger did not answer; heartbeats are not counted.",
         "Any steady rate: this region sees the others late. Foreign counts that were imported stay in use.",
     ),
     Metric(
@@ -292,6 +298,13 @@ METRICS: Final[tuple[Metric, ...]] = (
         "gauge",
         "The clock of this node minus that of the origin, accurate to half a round trip.",
         "Beyond 0.1 s in either direction: fix NTP. Some counts go to the wrong window, never to two.",
+        across="max",
+    ),
+    Metric(
+        "origin_file_bytes",
+        "gauge",
+        "Size of the SQLite file with counts and of its log; without Redis only.",
+        "Near origin_bytes_max: counts that do not fit stay in memory, and are lost if the node crashes.",
         across="max",
     ),
     Metric(

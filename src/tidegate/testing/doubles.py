@@ -107,7 +107,7 @@ class FailingLimiter(_Double):
 
     def __init__(self, error: Exception | None = None) -> None:
         super().__init__()
-        self._error = Closed("this limiter was told to fail") if error is None else error
+        self._error = Closed("this limiter always fails, for a test") if error is None else error
 
     def _answer(self, request: Request, now_ms: int) -> Decision:
         raise self._error

@@ -13,8 +13,8 @@ that hurts one need not repair it: the fixtures that hand out clean state recove
 
 A test that uses any of them (fault_proxy apart) gets the marker `server`, unless it asks by `getfixturevalue` only.
 
-MySQL and Valkey cannot be had everywhere: where one is missing, its tests are skipped. The others are packages of every
-Debian: without one, its tests fail. At its end the run lists the servers with their versions, and what was not checked.
+Where MySQL or Valkey is missing, its tests are skipped. The others are packages of every Debian: without one, its
+tests fail. At its end the run lists the servers with their versions, and what was not checked.
 """
 
 from __future__ import annotations

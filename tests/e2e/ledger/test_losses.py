@@ -25,7 +25,7 @@ async def _filled(world: World, identifiers: Sequence[str], cost: int = 60) -> N
 
 
 async def test_a_wiped_ledger_is_filled_again(world: World) -> None:
-    """Soon, by the next import: nobody waits for the next full read, nor for more traffic."""
+    """Soon, by the next import: without the next full read, and without more traffic."""
     await world.grid("fra", "iad")
     names = [f"user-{n}" for n in range(30)]
     await _filled(world, names)

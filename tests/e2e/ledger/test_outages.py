@@ -318,7 +318,7 @@ async def _late(database: ServerDatabase, rows: list[LedgerRow]) -> AsyncIterato
 async def test_a_transaction_that_commits_late_is_not_missed_by_a_running_importer(
     server_world: World,
 ) -> None:
-    """Nor does it hold anybody else up: imports go on past it, and come back for it."""
+    """Nor does it delay others: imports continue past it, and come back for it."""
     world = server_world
     (fra,) = await world.grid("fra", nodes=1)
     async with _late(server_of(world), [world.row("late", "syd", 77)]):

@@ -103,7 +103,7 @@ class ServerDatabase(Database):
             self.sql(f"CREATE TABLE {table}_copy AS SELECT * FROM {table}")
 
         def restore() -> None:
-            # In one transaction: nobody can meet an empty table.
+            # In one transaction: no reader can see an empty table.
             self.sql(
                 "BEGIN; "
                 + "; ".join(

@@ -1,4 +1,4 @@
-"""Who accepted what, and whether everybody agrees: the origin, every node, and the sum of what was answered.
+"""Who accepted what, and whether all agree: the origin, every node, and the sum of what was answered.
 
 Nodes live in this process (`Fleet.node`) or in processes of their own (`process.py`). All share a clock that is
 shifted so that the present is the middle of a window: no test meets the end of one.
@@ -143,7 +143,7 @@ class Fleet:
         return sum((node.accepted for node in self.nodes), Counter())
 
     async def origin_total(self, identifier: str, url: str | None = None) -> int:
-        """What the origin itself holds, asked by somebody who counts nothing."""
+        """What the origin itself holds, asked by a node that counts nothing."""
         origin = open_origin(url or self.url)
         try:
             digest = subject_digest(LIMIT.workspace, LIMIT.namespace, identifier, DURATION_MS)
@@ -163,22 +163,22 @@ class Fleet:
         """
         expected = self.accepted() if expected is None else expected
         assert expected, "nothing was accepted: nothing would be proven"
-        everybody: list[Witness] = [*self.nodes, *witnesses]
+        all_witnesses: list[Witness] = [*self.nodes, *witnesses]
 
         async def is_agreed() -> bool:
             for identifier, total in expected.items():
                 if await self.origin_total(identifier, url) != total:
                     return False
-                for witness in everybody:
+                for witness in all_witnesses:
                     if await witness.seen(identifier) != total:
                         return False
             return True
 
         try:
-            await until(is_agreed, "everybody to agree")
+            await until(is_agreed, "all to agree")
         except AssertionError as error:
             found = {
-                name: [await self.origin_total(name, url), *[await one.seen(name) for one in everybody]]
+                name: [await self.origin_total(name, url), *[await one.seen(name) for one in all_witnesses]]
                 for name in expected
             }
             raise AssertionError(f"accepted {dict(expected)}, origin and nodes say {found}") from error

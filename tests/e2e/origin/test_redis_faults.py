@@ -60,7 +60,7 @@ async def test_the_origin_is_killed_and_comes_back_empty_under_traffic(server: R
         assert any(node.limiter.statistics().origin_heals for node in fleet.nodes)
 
 
-async def test_the_origin_is_killed_and_comes_back_empty_when_nobody_asks(server: RedisServer) -> None:
+async def test_the_origin_is_killed_and_comes_back_empty_without_requests(server: RedisServer) -> None:
     async with Fleet(server.url) as fleet:
         first, second = fleet.node(), fleet.node()
         for name in NAMES:
@@ -100,8 +100,8 @@ async def test_script_flush_in_mid_window(server: RedisServer) -> None:
         assert node.limiter.statistics().origin_errors == {}
 
 
-async def test_a_frozen_origin_keeps_nobody_waiting(server: RedisServer) -> None:
-    """SIGSTOP: connections are open, nobody answers. Ten seconds in production, two here, with shorter breakers."""
+async def test_a_frozen_origin_keeps_no_request_waiting(server: RedisServer) -> None:
+    """SIGSTOP: connections are open, no answer comes. Ten seconds in production, two here, with shorter breakers."""
     async with Fleet(server.url) as fleet:
         first, second = fleet.node(), fleet.node()
         fleet.start_traffic(NAMES)

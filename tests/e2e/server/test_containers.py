@@ -147,6 +147,12 @@ def test_the_compose_file_publishes_ports_on_this_machine_only_and_mounts_files_
             )
             assert is_there, f"{name}: {mount}"
         assert ":" in service["image"] or service["image"] == "tidegate", f"{name}: which version?"
+    given = {name for service in document["services"].values() for name in service.get("secrets", ())}
+    assert given == set(document["secrets"]) == {"metrics_token"}
+    kept = set((DEPLOY / "compose" / ".gitignore").read_text().split())
+    assert kept == {".env", *(secret["file"] for secret in document["secrets"].values())}, (
+        "no secret is committed"
+    )
     wanted = set(re.findall(r"\$\{([A-Z_]+)", (DEPLOY / "compose" / "compose.yaml").read_text()))
     offered = set(re.findall(r"^([A-Z_]+)=$", (DEPLOY / "compose" / "env.example").read_text(), re.MULTILINE))
     assert wanted == offered
@@ -162,7 +168,10 @@ def test_prometheus_scrapes_the_servers_of_the_compose_file() -> None:
     }
     assert targets == {name for name in compose()["services"] if name.startswith("tidegate-")}
     assert all((DEPLOY / "prometheus" / name).exists() for name in config["rule_files"])
-    run(program("promtool"), "check", "config", str(DEPLOY / "prometheus" / "prometheus.yml"))
+    # The file with the token exists in the container only.
+    run(
+        program("promtool"), "check", "config", "--syntax-only", str(DEPLOY / "prometheus" / "prometheus.yml")
+    )
 
 
 def test_every_value_of_the_chart_is_used_and_every_used_value_exists() -> None:
@@ -184,7 +193,7 @@ def test_every_value_of_the_chart_is_used_and_every_used_value_exists() -> None:
 
 
 EVERYTHING = "monitoring.serviceMonitor=true,monitoring.prometheusRule=true,monitoring.grafanaDashboard=true"
-SETTINGS_OF_CHART = "env.TIDEGATE_WORKERS=2,podAnnotations.a=b,nodeSelector.c=d,imagePullSecrets[0].name=e"
+SETTINGS_OF_CHART = "env.TIDEGATE_WORKERS=2,metricsTokenSecret=f,nodeSelector.c=d,imagePullSecrets[0].name=e"
 
 
 def rendered(*values: str) -> list[Any]:

@@ -165,7 +165,7 @@ def test_a_namespace_made_while_the_database_was_away_is_written_when_it_is_back
     fleet: Fleet, workspace: Workspace
 ) -> None:
     key = workspace.key.secret
-    # It may still be catching its breath after the outage of the test before, and not ask about new keys.
+    # It may still be pausing after the outage of the test before, and not ask about new keys.
     eventually(lambda: fleet.iad.call("limit", body("known"), key).status == 200, "the key is known")
     fleet.database.kill()
     try:

@@ -23,7 +23,7 @@ from tidegate.testing.servers.redis import create_certificate
 
 def is_replayed(server: TidegateServer) -> bool:
     """The origin has acknowledged everything."""
-    return server.metrics()["tidegate_origin_dirty_cells"] == 0
+    return server.metrics()["tidegate_origin_dirty_subjects"] == 0
 
 
 class Steady(NamedTuple):
@@ -121,7 +121,7 @@ def test_sigterm_finishes_requests_in_flight_flushes_and_exits_with_0() -> None:
             for _ in range(100):
                 assert server.call("limit", body("flushed"), key).data["success"]
             server.signal(signal.SIGTERM)
-            eventually(lambda: not is_listening(server), "nobody new is let in")
+            eventually(lambda: not is_listening(server), "no new connection is accepted")
             slow.send(whole[-20:])
             reply = slow.reply()
             assert (reply.data["success"], reply.headers["connection"]) == (True, "close")

@@ -67,7 +67,7 @@ def test_a_killed_worker_is_replaced_and_what_it_counted_is_kept(pair: TidegateS
     key = pair.workspace().key.secret
     for _ in range(50):
         assert pair.call("limit", body("survivor"), key).data["success"]
-    eventually(lambda: pair.metrics()["tidegate_origin_dirty_cells"] == 0, "the file has all of them")
+    eventually(lambda: pair.metrics()["tidegate_origin_dirty_subjects"] == 0, "the file has all of them")
     before = allowed(pair)
     workers = set(child_pids(pair.pid))
     assert len(workers) == 2

@@ -97,7 +97,7 @@ MEANINGS: Final[dict[int, type[TidegateError]]] = {
     2059: ConfigurationError,  # authentication plugin
 }
 # The connection is lost, or leads to a server that is about to be replaced: one that shuts down or became read-only.
-# (1153: the server hangs up on who sends too much.)
+# (1153: the server closes the connection after a packet that is too large.)
 RECONNECT: Final = frozenset({1053, 1153, 1290, 1792, 1836, 1927, 2006, 2013, 2014})
 
 

@@ -104,7 +104,7 @@ class _Reader:
             after.sequence,
             _hex(after.region),
         )
-        # The alternatives are spelt out, each with all of its columns: only so is it a range of the index.
+        # Each alternative names all of its columns: only then is it a range of the index.
         (result,) = await self._session.script(
             f"SELECT {COLUMNS} FROM ratelimit_window_counts FORCE INDEX (by_expiry) WHERE expires_at > {at:d} "
             f"OR (expires_at = {at:d} AND subject > {subject}) "

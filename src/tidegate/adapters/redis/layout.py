@@ -47,8 +47,8 @@ TAGS: Final = tuple(TAG_LIST.split())
 CELLS_PER_COMMAND_MAX: Final = 250
 
 # Lua's numbers are doubles, exact up to here, and a later expiry than any server takes fails the command when half of
-# it is done. So both stop here: no limit tells such a count from a larger one, and the year is 287396. Answers are
-# turned back, so that a node that has counted more is answered that all of its own is held.
+# it is done. So both stop here: no limit distinguishes such a count from a larger one, and the year is 287396. Answers
+# are turned back, so that a node that has counted more is answered that all of its own is held.
 NUMBER_MAX: Final = 2**53
 
 

@@ -17,7 +17,7 @@ for i = 1, #KEYS do
   local own = ARGV[3 * i - 1]
   local held = pcall('HMGET', key, writer, '')
   if held.err then
-    -- Not a hash: nobody but us writes here, so it is damage. Nodes merge again what is lost with it.
+    -- Not a hash: only Tidegate writes here, so it is damage. Nodes merge again what is lost with it.
     call('DEL', key)
     held = {}
   end

@@ -26,7 +26,7 @@ class Network(Protocol):
     """The servers of an origin."""
 
     async def run(self, commands: Sequence[Command], deadline: Deadline) -> list[Reply]:
-        """The reply to each command, in order, in one round trip when nothing is amiss."""
+        """The reply to each command, in order, in one round trip if nothing fails."""
 
     async def marked_buckets(self, deadline: Deadline) -> list[int]:
         """One bucket for each master: what is written there is lost when that master is wiped."""

@@ -38,11 +38,13 @@ __all__ = ["RedisOrigin"]
 
 TIME: Final = pack(("TIME",))
 INFO_SERVER: Final = pack(("INFO", "server"))
+INFO_MEMORY: Final = pack(("INFO", "memory"))
 # Over a network credit may live long, because it can be recalled.
 CREDIT_RULES: Final = GrantRules()
 # The format of the records that this version writes, and the newest that it reads.
 FORMAT: Final = 1
 RUN_ID: Final = re.compile(rb"run_id:(\w+)")
+POLICY: Final = re.compile(rb"maxmemory_policy:([\w-]+)")
 
 
 class RedisOrigin:
@@ -148,6 +150,20 @@ class RedisOrigin:
             return await self._pulse(region, Deadline.after(timeout_s, loop_time()))
         except ConfigurationError as error:
             raise DependencyUnavailable(str(error)) from error
+
+    async def memory_policies(self, *, timeout_s: float) -> set[str]:
+        """What the servers do when their memory is full (`maxmemory-policy`); empty where this user may not ask."""
+        deadline = Deadline.after(timeout_s, loop_time())
+        network = self._network()
+        asked = [(bucket, INFO_MEMORY) for bucket in await network.marked_buckets(deadline)]
+        try:
+            replies = await network.run(asked, deadline)
+        except DependencyUnavailable as error:
+            if "NOPERM" not in str(error):
+                raise
+            return set()
+        found = [POLICY.search(reply) for reply in replies if isinstance(reply, bytes)]
+        return {match[1].decode("ascii") for match in found if match is not None}
 
     async def close(self) -> None:
         self._closed = True

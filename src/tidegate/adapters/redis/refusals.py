@@ -14,7 +14,7 @@ __all__ = ["Redirection", "is_kept", "is_script_unknown", "parse_redirection", "
 KEPT: Final = ("WRONGTYPE", "TRYAGAIN")
 # This server will not do, another one may: a master that became a replica, a user that was changed under way.
 WRONG_SERVER: Final = ("READONLY", "NOAUTH", "MASTERDOWN", "UNBLOCKED")
-# What to add to messages that leave a person none the wiser.
+# What to add to messages that do not say what to do.
 HINTS: Final = {
     "READONLY": "it became a replica; the new master is looked for",
     "CROSSSLOT": "it is a Redis Cluster; use redis+cluster://",

@@ -15,7 +15,7 @@ from tidegate.errors import ConfigurationError, DependencyUnavailable
 __all__ = ["Sentinels"]
 
 # Sentinels that are slower than the first one by more than this have no vote. Without waiting, one that was cut off
-# and still names the old master could win by a hair, again and again.
+# and still names the old master could win every time.
 VOTE_WAIT_S: Final = 0.1
 
 

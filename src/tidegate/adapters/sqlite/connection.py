@@ -68,6 +68,7 @@ BROKEN: Final = frozenset(
 UNUSABLE: Final = frozenset(
     {sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_PERM, sqlite3.SQLITE_READONLY}
 )
+DAMAGED: Final = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB})
 REJECTED: Final = frozenset({sqlite3.SQLITE_CONSTRAINT, sqlite3.SQLITE_MISMATCH, sqlite3.SQLITE_TOOBIG})
 
 
@@ -89,6 +90,14 @@ def dependency_error(error: Exception, path: Path) -> DependencyError:
     if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
         return DependencyUnavailable(f"{path}: locked by another process for all of the time allowed")
     name = getattr(error, "sqlite_errorname", type(error).__name__)
+    if code == sqlite3.SQLITE_FULL:
+        return DependencyUnavailable(
+            f"{path}: the disk is full, or the file has reached the largest size that it may have"
+        )
+    if code in DAMAGED:
+        return DependencyUnavailable(
+            f"{path}: the file is damaged ({error}, {name}); stop the server, move the file away and start again"
+        )
     return DependencyUnavailable(f"{path}: {error} ({name})")
 
 

@@ -76,7 +76,7 @@ FORGET_HOLDS: Final = """
 """
 # Expired holds deleted with each call, for every message: more than one, or a backlog would never shrink.
 FORGOTTEN_PER_MESSAGE: Final = 2
-# SQLite has 64 bits. No limit tells a larger count from this one.
+# SQLite has 64 bits. No limit distinguishes a larger count from this one.
 NUMBER_MAX: Final = 2**53
 
 SECRET_BYTES: Final = 16

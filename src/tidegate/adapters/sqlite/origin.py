@@ -92,6 +92,8 @@ DELETE_EXPIRED: Final = """
          WHERE expires_at_ms <= :now_ms ORDER BY expires_at_ms LIMIT :rows_max)
 """
 
+# About ten million live cells.
+FILE_BYTES_MAX: Final = 1_073_741_824
 # Cells in one statement: about a millisecond, half of it without the interpreter lock.
 STATEMENT_CELLS: Final = 250
 # A large merge rests between two statements, this many times as long as it has worked: it then takes about a quarter
@@ -208,8 +210,19 @@ def _merge(connection: sqlite3.Connection, components: Sequence[Component], now_
 class SQLiteOrigin:
     """Honours `tidegate.ports.Origin` for all processes that open the file at `path`."""
 
-    def __init__(self, path: str | os.PathLike[str], *, clock: Clock | None = None) -> None:
-        self._file = SQLiteFile(path, prepare=_prepare)
+    def __init__(
+        self, path: str | os.PathLike[str], *, clock: Clock | None = None, bytes_max: int = FILE_BYTES_MAX
+    ) -> None:
+        """`bytes_max`: beyond it merges fail, and nodes keep their counts in memory until cells have expired."""
+
+        def prepare(connection: sqlite3.Connection) -> None:
+            (page_bytes,) = connection.execute("PRAGMA page_size").fetchone()
+            connection.execute(f"PRAGMA max_page_count={max(1, bytes_max // page_bytes):d}")
+            _prepare(connection)
+
+        self._file = SQLiteFile(path, prepare=prepare)
+        # A connection and a thread of its own: a read must not wait for the transactions queued before it.
+        self._reader = SQLiteFile(path, prepare=prepare)
         self._clock = clock if clock is not None else WallClock()
         self._incarnation: str | None = None  # as `pulse` last read it
         self._cells_read = 0
@@ -238,7 +251,7 @@ class SQLiteOrigin:
             connection.execute("COMMIT")
             return answers
 
-        answers = await self._file.run(work, timeout_s=timeout_s)
+        answers = await self._reader.run(work, timeout_s=timeout_s)
         self._cells_read += len(wanted)
         return answers
 
@@ -314,13 +327,14 @@ class SQLiteOrigin:
 
     async def close(self) -> None:
         self._listener.close()
+        await self._reader.close()
         await self._file.close()
 
     def statistics(self) -> Mapping[str, int]:
-        file = self._file.statistics()
+        files = (self._file.statistics(), self._reader.statistics())
         return {
-            "commands": file["jobs"],
-            "connections_opened": file["connections_opened"],
+            "commands": sum(file["jobs"] for file in files),
+            "connections_opened": sum(file["connections_opened"] for file in files),
             "cells_read": self._cells_read,
             "cells_merged": self._cells_merged,
             "messages": self._messages,

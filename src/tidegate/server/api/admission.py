@@ -130,11 +130,11 @@ class Admission:
             refusal = Refusal(SERVICE_UNAVAILABLE, "The database does not answer. Try again.")
         return error_answer(refusal, call.request_id, call.head.accept, call.lines)
 
-    def admit(self, call: Call) -> Steps[Caller]:
-        """The caller, after one call of the workspace's quota has been used; or a `Refusal`."""
+    def admit(self, call: Call, items: int = 1) -> Steps[Caller]:
+        """The caller, after `items` of the workspace's quota have been used; or a `Refusal`."""
         caller = yield from self.identify(call)
         if caller.workspace.quota is not None:
-            yield from self._use_quota(call, caller.workspace)
+            yield from self._use_quota(call, caller.workspace, items)
         return caller
 
     def body(self, call: Call, decode: Callable[[bytes], T], data: bytes) -> Steps[T]:
@@ -148,8 +148,7 @@ class Admission:
     def settle(self, call: Call, doubt: Doubt[T]) -> Steps[T]:
         """The body, if a second look finds it valid. For a caller who is not known it would cost more than reading
         the body did: the answer is the first reason, or that the caller is not known."""
-        caller = self.recall(call.head.authorization)
-        if caller is None:
+        if call.caller is None and self.recall(call.head.authorization) is None:
             try:
                 yield from self._find(call)
             except Refusal as refusal:
@@ -209,12 +208,12 @@ class Admission:
             raise Refusal(WORKSPACE_DISABLED, "The workspace of this key is disabled.")
         return caller
 
-    def _use_quota(self, call: Call, workspace: WorkspaceView) -> Steps[None]:
+    def _use_quota(self, call: Call, workspace: WorkspaceView, items: int) -> Steps[None]:
         assert workspace.quota is not None
         now_ms = self.now_ms()
-        decision = self._limiter.attempt(workspace.quota, workspace.id, 1, now_ms)
+        decision = self._limiter.attempt(workspace.quota, workspace.id, items, now_ms)
         if decision is None:
-            decision = yield from wait(self._limiter.limit, workspace.quota, workspace.id)
+            decision = yield from wait(self._limiter.limit, workspace.quota, workspace.id, items)
         reset_s = whole_seconds(decision.reset_at_ms - now_ms)
         call.lines = (
             f"ratelimit-limit: {decision.limit.quota}\r\nratelimit-remaining: {decision.remaining}\r\n"

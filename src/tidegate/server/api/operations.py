@@ -21,7 +21,7 @@ from msgspec import UNSET, UnsetType
 from tidegate.core.header_fields import INTEGER_MAX, policy_name, policy_value, whole_seconds
 from tidegate.core.model import Decision, Limit, Request, make_limit
 from tidegate.runtime.limiter import AsyncLimiter
-from tidegate.server.api.activity import Activity, Counts
+from tidegate.server.api.activity import Activity, Counts, Sample
 from tidegate.server.api.admission import Admission, Call, Steps, missing_permission, wait
 from tidegate.server.api.problems import (
     INVALID_INPUT,
@@ -288,7 +288,7 @@ class LimitOperations:
         test_time_ms = self._test_time_ms(call.head) if self._test_mode else None
         caller = self._recall(call.head.authorization)
         if caller is None or caller.is_metered:
-            caller = yield from self._admit(call)
+            caller = yield from self._admit(call, len(items))
         namespaces: Mapping[str, NamespaceView] = caller.workspace.namespaces
         # Items of a batch often differ in nothing but their identifier: then the plan of one is that of the next.
         last = items[0]
@@ -338,15 +338,7 @@ class LimitOperations:
         passed = False not in [each.passed for each in limits]
         if not call.head.metrics_off:
             self.decisions[caller.workspace.id] += len(limits)
-            for item, plan, decision in zip(items, plans, decisions, strict=True):
-                if decision.allowed:
-                    plan.counts.allowed += 1
-                else:
-                    cost = 1 if item.cost is UNSET else item.cost
-                    self._record_denial(plan, item.identifier, decision, cost, now_ms)
-            if sample is not None:
-                for item, plan in zip(items, plans, strict=True):
-                    activity.end(sample, (caller.workspace.id, plan.namespace.name, item.identifier))
+            self._record_batch(requests, plans, decisions, now_ms, sample)
         envelope = MultiLimitEnvelope(Meta("req_" + call.request_id), MultiLimitData(passed, limits))
         call.answer = 200, JSON_LINE + call.lines, ENCODE(envelope)
 
@@ -381,6 +373,22 @@ class LimitOperations:
                 raise missing_permission("limit", namespace)
             namespaces[name] = namespace
         return namespaces
+
+    def _record_batch(
+        self,
+        requests: Sequence[tuple[Limit, str, int]],
+        plans: Sequence[Plan],
+        decisions: Sequence[Decision],
+        now_ms: int,
+        sample: Sample | None,
+    ) -> None:
+        for (_, identifier, cost), plan, decision in zip(requests, plans, decisions, strict=True):
+            if decision.allowed:
+                plan.counts.allowed += 1
+            else:
+                self._record_denial(plan, identifier, decision, cost, now_ms)
+            if sample is not None:
+                self.activity.end(sample, (plan.limit.workspace, plan.namespace.name, identifier))
 
     def _record_denial(self, plan: Plan, identifier: str, decision: Decision, cost: int, now_ms: int) -> None:
         """For the most denied identifiers, and for those who ask why."""

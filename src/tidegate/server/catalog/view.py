@@ -73,7 +73,7 @@ class NamespaceView:
         self._sorted = None
         self.token = object()
         if row.deleted_at_ms is None:
-            # Older versions accepted longer ones; nobody waits for the end of either.
+            # Older versions accepted longer ones. Neither ends while it matters.
             duration_ms = min(row.duration_ms, DURATION_MS_MAX)
             self.matcher.add(Override(row.id, row.identifier, row.limit, duration_ms))
         else:

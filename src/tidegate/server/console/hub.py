@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 
 INTERVAL_S: Final = 1.0
 FIRST_INTERVAL_S: Final = 0.25
-# Each costs about 20 kB/s of network, and a millisecond of the event loop a second.
+# All together cost a few milliseconds of CPU in a second (bench/RESULTS.md), and each usually 3 to 8 kB/s of network.
 STREAMS_MAX: Final = 32
 # A person has a few tabs; more would keep others out.
 STREAMS_PER_KEY_MAX: Final = 12

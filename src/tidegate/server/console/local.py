@@ -2,7 +2,7 @@
 
 Questions and answers are JSON text, because with several workers they travel through the supervisor: a viewer is
 connected to one worker and must see all. Laws: an answer holds nothing of another workspace than the one in the
-question (except numbers of the whole node, which name no one); its size is bounded; long work lets the event loop
+question (except numbers of the whole node, which name no caller); its size is bounded; long work lets the event loop
 decide requests in between.
 """
 

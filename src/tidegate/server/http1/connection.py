@@ -252,7 +252,8 @@ class HttpConnection(asyncio.Protocol):
         self._held.clear()
         task, self._task = self._task, None
         if task is not None:
-            # No answer can be sent any more, and nothing has been counted for it yet.
+            # No answer can be sent any more. What it waits for has not been decided; a quota of the workspace may have
+            # been used.
             task.cancel()
         if self._unsubscribe is not None:
             self._unsubscribe()
@@ -434,8 +435,7 @@ class HttpConnection(asyncio.Protocol):
             self._close()
             return
         self._enter(STREAMING)
-        if not self._is_behind:
-            self.expires = 0  # a client that reads may stay
+        self.expires = 0  # a client that reads may stay
         self._resume()
         self._unsubscribe = stream.subscribe(self)
 

@@ -159,7 +159,7 @@ def unpadded(payload: bytes, flags: int) -> bytes:
 def parse_settings(payload: bytes) -> list[tuple[int, int]]:
     """The (setting, value) pairs of a SETTINGS payload, checked; unknown settings included."""
     if len(payload) % SETTING.size:
-        raise ConnectionFault(ErrorCode.FRAME_SIZE_ERROR, "SETTINGS of a length that is no multiple of 6")
+        raise ConnectionFault(ErrorCode.FRAME_SIZE_ERROR, "SETTINGS of a length that is not a multiple of 6")
     pairs: list[tuple[int, int]] = list(SETTING.iter_unpack(payload))
     for key, value in pairs:
         if key == Setting.ENABLE_PUSH and value > 1:

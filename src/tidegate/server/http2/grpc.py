@@ -145,5 +145,5 @@ def status_answer(stream_id: int, error: GrpcError, prefix: bytes) -> bytes:
 
 
 def plain_answer(status: int) -> bytes:
-    """The header block of an HTTP answer to a request that is no gRPC call."""
+    """The header block of an HTTP answer to a request that is not a gRPC call."""
     return _literal(b":status", str(status).encode("ascii")) + _literal(b"content-type", b"text/plain")

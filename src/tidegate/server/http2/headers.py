@@ -59,7 +59,7 @@ class RequestHead:
         timeout_s: float | None,
     ) -> None:
         # Exactly one of these three is set: the method to call, the error to answer with, or the HTTP status for a
-        # request that is no gRPC call (0 otherwise).
+        # request that is not a gRPC call (0 otherwise).
         self.method = method
         self.error = error
         self.http_status = http_status

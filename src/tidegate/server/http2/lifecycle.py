@@ -96,7 +96,7 @@ class ConnectionLifecycle(asyncio.Protocol):
         self._server.wheel.forget(self)
         for stream in self._streams.values():
             if stream.task is not None:
-                # The answer cannot be delivered any more; nothing has been counted for it yet.
+                # The answer cannot be delivered any more; what it waits for has not been decided.
                 stream.task.cancel()
         self._streams.clear()
         self._sender.blocked.clear()

@@ -66,7 +66,7 @@ class Sender:
         return True
 
     def answer_plain(self, stream: Stream, status: int, text: bytes) -> bool:
-        """A request that is no gRPC call."""
+        """A request that is not a gRPC call."""
         self._send_block(stream.id, plain_answer(status))
         stream.pending = text
         return self._pump(stream)

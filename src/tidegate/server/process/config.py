@@ -233,6 +233,22 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
             "the database is down; 0 never uses it.",
         ),
     ] = 86_400
+    memory_bytes_max: Annotated[
+        int,
+        Meta(
+            ge=16_777_216,
+            le=1_099_511_627_776,
+            description="Memory for subjects in one worker, by estimate; beyond it the least recently used go.",
+        ),
+    ] = 1_073_741_824
+    origin_bytes_max: Annotated[
+        int,
+        Meta(
+            ge=1_048_576,
+            le=1_099_511_627_776,
+            description="Largest size of the SQLite file with counts (no origin set); other counts stay in memory.",
+        ),
+    ] = 1_073_741_824
     metrics_token: Annotated[
         Annotated[str, Meta(min_length=16, max_length=512)] | None,
         Meta(

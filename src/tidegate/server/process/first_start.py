@@ -7,6 +7,7 @@ shown, so the next start creates another.
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import shlex
@@ -16,7 +17,8 @@ from typing import IO, Final, NamedTuple
 
 from tidegate.adapters.catalogs import open_catalog
 from tidegate.adapters.clock import now_ms
-from tidegate.adapters.migrations import migrate
+from tidegate.adapters.migrations import migrate, schema_version
+from tidegate.adapters.sql_ledger import check_schema
 from tidegate.errors import ConfigurationError
 from tidegate.ports import Catalog, KeyRow, WorkspaceRow
 from tidegate.server.catalog.keys import ALL, IdSource, digest_of, hint_of, new_key
@@ -27,6 +29,8 @@ __all__ = ["FirstKey", "announce", "create_key", "make_directory", "make_private
 TIMEOUT_S: Final = 30.0
 # In the data directory from before a first key is created until it has been shown. Holds the ids of such keys.
 NOT_SHOWN_FILE: Final = "first-key-not-shown"
+# Held by the server that uses the directory. Its content does not matter.
+LOCK_FILE: Final = "lock"
 
 
 class FirstKey(NamedTuple):
@@ -46,11 +50,32 @@ def make_private_directory(directory: Path) -> None:
         ) from error
 
 
-def make_directory(config: ServerConfig) -> None:
-    """The data directory of a server that starts."""
+def make_directory(config: ServerConfig) -> IO[bytes] | None:
+    """The data directory of a server that starts, and its lock, which lasts as long as the file is open.
+
+    Two servers on one directory would count in one file and think that they are alone: each would pass a whole limit.
+    With a shared counter of their own making (`origin`) they may.
+    """
     # Also if the directory exists and is open to all: the files that this process creates in it are not.
     os.umask(os.umask(0o077) | 0o077)
-    make_private_directory(Path(config.data_dir))
+    directory = Path(config.data_dir)
+    make_private_directory(directory)
+    if config.origin is not None:
+        return None
+    lock = (directory / LOCK_FILE).open("ab")
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        lock.close()
+        raise ConfigurationError(
+            f"data_dir: {directory.absolute()} is used by another server; stop it, or give this one another --data-dir"
+        ) from None
+    except OSError as error:
+        lock.close()
+        raise ConfigurationError(
+            f"data_dir: {directory.absolute()} cannot be locked: {error.strerror}"
+        ) from error
+    return lock
 
 
 async def prepare(config: ServerConfig) -> FirstKey | None:
@@ -58,6 +83,7 @@ async def prepare(config: ServerConfig) -> FirstKey | None:
     if config.ledger is not None:
         return None
     await migrate(config.catalog_url, timeout_s=TIMEOUT_S)
+    check_schema(await schema_version(config.catalog_url), config.catalog_url)
     catalog = open_catalog(config.catalog_url)
     try:
         await catalog.open(timeout_s=TIMEOUT_S)

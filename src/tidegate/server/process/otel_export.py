@@ -31,7 +31,7 @@ class OtelExport:
         self._shutdowns = shutdowns
 
     async def stop(self) -> None:
-        # A thread that nobody waits for: the SDK may retry for longer than a stop may take.
+        # A thread that is not waited for: the SDK may retry for longer than a stop may take.
         threads = [threading.Thread(target=shutdown, daemon=True) for shutdown in self._shutdowns]
         for thread in threads:
             thread.start()

@@ -15,7 +15,7 @@ import ssl
 import sys
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from heapq import nlargest
 from operator import itemgetter
 from pathlib import Path
@@ -25,6 +25,7 @@ import tidegate
 from tidegate.adapters.catalogs import open_catalog
 from tidegate.adapters.clock import now_ms
 from tidegate.adapters.deadline import Deadline, loop_time
+from tidegate.adapters.sqlite.origin import SQLiteOrigin
 from tidegate.adapters.urls import open_ledger, open_origin
 from tidegate.core.model import Tuning
 from tidegate.errors import MissingExtra
@@ -44,7 +45,7 @@ from tidegate.server.console.routes import Console
 from tidegate.server.console.sessions import Sessions, load_secret
 from tidegate.server.http1.listener import HttpServer
 from tidegate.server.messages import Refuse, Router
-from tidegate.server.process.config import ServerConfig
+from tidegate.server.process.config import ORIGIN_FILE, ServerConfig
 from tidegate.server.process.decision_log import DecisionLog, RecordingLimiter, read_hash_key
 from tidegate.server.process.first_start import announce, make_directory, prepare
 from tidegate.server.process.otel_export import start_export
@@ -253,6 +254,8 @@ class Service:
         values["http_connections_evicted_total", ()] = sum(
             server.connections_evicted for server in self._http_servers()
         )
+        if self._config.origin is None:
+            values["origin_file_bytes", ()] = _file_bytes(Path(self._config.data_dir) / ORIGIN_FILE)
         for workspace_id, decisions in nlargest(TOP_MAX, self._limits.decisions.items(), key=itemgetter(1)):
             values["top_workspace_decisions", (workspace_id,)] = decisions
         for heavy in self._limits.top_denials.top(TOP_MAX):
@@ -307,12 +310,15 @@ def _decision_log(config: ServerConfig, name_of: Callable[[str, str], str]) -> D
 
 
 def _limiter(config: ServerConfig, log: DecisionLog | None) -> AsyncLimiter:
-    tuning: Tuning | None = None
+    tuning = Tuning(subjects_bytes_max=config.memory_bytes_max)
     origin: str | Origin = config.origin_url
+    if config.origin is None:
+        origin = SQLiteOrigin(Path(config.data_dir) / ORIGIN_FILE, bytes_max=config.origin_bytes_max)
     ledger: str | Ledger | None = config.ledger
     if config.origin is None and config.workers == 1:
         # No other process counts in the file: it is only there for the next start.
         tuning = Tuning(
+            subjects_bytes_max=config.memory_bytes_max,
             credit=False,
             replay_cells_max=EMBEDDED_CELLS_MAX,
             replay_interval_ms=EMBEDDED_INTERVAL_MS,
@@ -344,6 +350,15 @@ def _gateways(
     except ModuleNotFoundError as error:
         raise MissingExtra("rls", "rls.config") from error
     return Gateways(config, limiter, admission, refuse)
+
+
+def _file_bytes(path: Path) -> int:
+    """The size of a SQLite file and of the log beside it; 0 before there is one."""
+    found = 0
+    for each in (path, path.with_name(path.name + "-wal")):
+        with suppress(OSError):
+            found += each.stat().st_size
+    return found
 
 
 def tls_context(config: ServerConfig) -> ssl.SSLContext | None:
@@ -422,12 +437,16 @@ async def _reload(service: Service, reload: Callable[[], ServerConfig] | None) -
 
 def run(config: ServerConfig, *, reload: Callable[[], ServerConfig] | None = None) -> int:
     """`tidegate serve`: blocks until the server has stopped; the exit code."""
-    import uvloop
-
     raise_file_limit()
     gc.set_threshold(*GC_THRESHOLDS)
     sys.setswitchinterval(SWITCH_INTERVAL_S)
-    make_directory(config)
+    with make_directory(config) or nullcontext():
+        return _run(config, reload)
+
+
+def _run(config: ServerConfig, reload: Callable[[], ServerConfig] | None) -> int:
+    import uvloop
+
     first = asyncio.run(prepare(config))
     secret = load_secret(Path(config.data_dir)) if config.serves_console else None
     if config.workers > 1:

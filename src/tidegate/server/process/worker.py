@@ -11,6 +11,7 @@ import asyncio
 import gc
 import json
 import logging
+import os
 import socket
 import sys
 from collections.abc import Sequence
@@ -102,9 +103,11 @@ class Line:
     async def receive(self, kind: type[msgspec.Struct]) -> msgspec.Struct | None:
         """The next message; None when the other end is closed."""
         try:
-            length = int.from_bytes(await self._reader.readexactly(4), "big")
-            if length > MESSAGE_BYTES_MAX:
-                return None
+            while (length := int.from_bytes(await self._reader.readexactly(4), "big")) > MESSAGE_BYTES_MAX:
+                # Metrics of a worker with very many rules, for example: its page lacks them, and it goes on serving.
+                logger.warning("a message of %d bytes between supervisor and worker was dropped", length)
+                while length > 0:
+                    length -= len(await self._reader.readexactly(min(length, MESSAGE_BYTES_MAX)))
             return msgspec.json.decode(await self._reader.readexactly(length), type=kind)
         except (OSError, asyncio.IncompleteReadError):
             return None
@@ -231,7 +234,8 @@ async def _main(end: socket.socket) -> int:
         return CANNOT_START
     config = first.config
     line_format: Literal["text", "json"] = "json" if first.log_format == "json" else "text"
-    configure(config.log.level, line_format, secrets=config.secrets)
+    # Several workers write to one log.
+    configure(config.log.level, line_format, secrets=config.secrets, fields={"pid": os.getpid()})
     try:
         return await Worker(line, config, first.console_secret).run(
             bind_sockets(config, shared=True, ports=first.ports)

@@ -39,7 +39,7 @@ __all__ = [
 
 # Parameters of a query: a domain, a policy, a cost and the descriptors.
 QUERY_FIELDS_MAX: Final = DESCRIPTORS_MAX + 16
-# A longer value is no name of anything; its counter would be a digest anyway.
+# A longer value cannot be a name; its counter would be a digest anyway.
 VALUE_CHARS_MAX: Final = 4_096
 # Entries of X-Forwarded-For that are looked at, from the right.
 HOPS_MAX: Final = 32

@@ -221,9 +221,9 @@ class OriginContract:
     async def test_what_others_counted_shows_beside_a_count_beyond_2_to_the_53(self, origin: Origin) -> None:
         huge = component(new_digest(), COUNT_MAX + 5, writer="a")
         await self.merged(origin, component(huge.digest, 1_000, writer="b"))
-        heard = await self.merged(origin, huge)
-        assert heard.component == 0
-        assert 1_000 <= heard.total - huge.own <= 1_002, "of such a total the last digits may be rounded"
+        reply = await self.merged(origin, huge)
+        assert reply.component == 0
+        assert 1_000 <= reply.total - huge.own <= 1_002, "of such a total the last digits may be rounded"
         seen = await self.read(origin, component(huge.digest, 1_000, writer="b"))
         assert seen.component == 1_000
         assert seen.total - 1_000 >= COUNT_MAX - 2
@@ -266,9 +266,9 @@ class OriginContract:
                 [component(digests[cell], own, writer=writer) for cell, writer, own in call],
                 timeout_s=TIMEOUT_S,
             )
-            for (cell, writer, own), heard in zip(call, answers, strict=True):
-                assert own <= heard.total <= totals[cell]
-                assert heard.component <= held[cell, writer]
+            for (cell, writer, own), reply in zip(call, answers, strict=True):
+                assert own <= reply.total <= totals[cell]
+                assert reply.component <= held[cell, writer]
         wanted = [component(digest, writer="a") for digest in digests]
         assert await origin.read(wanted, timeout_s=TIMEOUT_S) == [
             OriginReply(totals[cell], held.get((cell, "a"), 0)) for cell in range(3)
@@ -281,9 +281,9 @@ class OriginContract:
         async def count(node: Origin, writer: str) -> None:
             for own in range(1, 16):
                 cells = [component(digest, own, writer=writer) for digest in digests]
-                for heard in await node.merge(cells, timeout_s=TIMEOUT_S):
-                    assert heard.component == own - 1
-                    assert own <= heard.total <= own + 30
+                for reply in await node.merge(cells, timeout_s=TIMEOUT_S):
+                    assert reply.component == own - 1
+                    assert own <= reply.total <= own + 30
 
         await asyncio.gather(*(count(node, f"node-{index}") for index, node in enumerate(nodes)))
         wanted = [component(digest, writer="node-0") for digest in digests]
@@ -494,20 +494,20 @@ class OriginContract:
             await origin.merge([*huge[start : start + 400], small], timeout_s=TIMEOUT_S)
         for call in (origin.read, origin.merge):
             for one in (huge[0], huge[-1]):
-                heard, other = await call([one, small], timeout_s=TIMEOUT_S)
-                assert heard.component == one.own
-                assert heard.total > COUNT_MAX
+                reply, other = await call([one, small], timeout_s=TIMEOUT_S)
+                assert reply.component == one.own
+                assert reply.total > COUNT_MAX
                 assert other == OriginReply(7, 7)
 
     @staticmethod
     async def merged(origin: Origin, one: Component) -> OriginReply:
-        (heard,) = await origin.merge([one], timeout_s=TIMEOUT_S)
-        return heard
+        (reply,) = await origin.merge([one], timeout_s=TIMEOUT_S)
+        return reply
 
     @staticmethod
     async def read(origin: Origin, one: Component) -> OriginReply:
-        (heard,) = await origin.read([one], timeout_s=TIMEOUT_S)
-        return heard
+        (reply,) = await origin.read([one], timeout_s=TIMEOUT_S)
+        return reply
 
 
 async def check_cancelled_calls(origin: Origin, *, seed: int, rounds: int = 20) -> None:

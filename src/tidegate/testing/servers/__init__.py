@@ -1,4 +1,4 @@
-"""Real servers for tests and benchmarks: each is started here, can be hurt in the same few ways, and is cleaned up.
+"""Real servers for tests and benchmarks: each is started here, can fail in the same few ways, and is cleaned up.
 
     with RedisServer() as redis:
         redis.freeze()

@@ -120,8 +120,8 @@ export function overridesView({ session, namespace, go, identifierLink }) {
         h(
           "td",
           { class: "actions" },
-          session.can.set_override ? h("button", { class: "small", type: "button", "aria-label": `Edit override ${visible(each.identifier)}`, onclick: () => change({ ...each, isEdit: true }) }, "Edit") : null,
-          session.can.delete_override ? h("button", { class: "small danger", type: "button", "aria-label": `Delete override ${visible(each.identifier)}`, onclick: () => drop(each) }, "Delete") : null,
+          session.can.set_override ? h("button", { class: "small", type: "button", onclick: () => change({ ...each, isEdit: true }) }, "Edit", h("span", { class: "hidden" }, ` override ${visible(each.identifier)}`)) : null,
+          session.can.delete_override ? h("button", { class: "small danger", type: "button", onclick: () => drop(each) }, "Delete", h("span", { class: "hidden" }, ` override ${visible(each.identifier)}`)) : null,
         ),
       ));
     return found.matched > found.overrides.length ? `${count(found.overrides.length)} of ${count(found.matched)} shown: search to see others.` : `${count(found.matched)} of ${count(found.total)}.`;
@@ -174,10 +174,10 @@ export function namespacesView({ session, go }) {
         null,
         h("td", { "data-title": "Namespace" }, name(each.name)),
         h("td", { "data-title": "Id" }, h("code", null, each.id)),
-        h("td", { "data-title": "Overrides", class: "number" }, each.is_deleted ? count(each.overrides) : h("button", { class: "link", type: "button", "aria-label": `Overrides of ${visible(each.name)}`, onclick: () => go("overrides", { namespace: each.name }) }, count(each.overrides))),
+        h("td", { "data-title": "Overrides", class: "number" }, each.is_deleted ? count(each.overrides) : h("button", { class: "link", type: "button", onclick: () => go("overrides", { namespace: each.name }) }, count(each.overrides), h("span", { class: "hidden" }, ` overrides of ${visible(each.name)}`))),
         h("td", { "data-title": "Created" }, moment(each.created_at_ms)),
         h("td", { "data-title": "State" }, h("span", { class: `chip ${each.is_deleted ? "bad" : "good"}` }, each.is_deleted ? "deleted" : "live")),
-        h("td", { class: "actions" }, session.can.manage ? h("button", { class: `small ${each.is_deleted ? "" : "danger"}`, type: "button", "aria-label": `${each.is_deleted ? "Restore" : "Delete"} ${visible(each.name)}`, onclick: () => mark(each, each.is_deleted ? "restore" : "delete") }, each.is_deleted ? "Restore" : "Delete") : null),
+        h("td", { class: "actions" }, session.can.manage ? h("button", { class: `small ${each.is_deleted ? "" : "danger"}`, type: "button", onclick: () => mark(each, each.is_deleted ? "restore" : "delete") }, each.is_deleted ? "Restore" : "Delete", h("span", { class: "hidden" }, ` ${visible(each.name)}`)) : null),
       ));
     return `${count(found.namespaces.length)} of ${count(found.total)}.`;
   }

@@ -7,7 +7,7 @@ import { clock } from "./format.js";
 const SPAN_MAX_MS = 5 * 60 * 1000;
 const SPAN_MIN_MS = 60 * 1000;
 const HEIGHT = 220;
-const LEFT = 44;
+const LEFT = 56;
 const BOTTOM = 22;
 const TOP = 10;
 

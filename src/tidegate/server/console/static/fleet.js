@@ -47,9 +47,9 @@ export function fleetView() {
         setText(row.cells[3], each.lag_ms === null ? "–" : duration(each.lag_ms));
       });
     rows(dependencies.body, 3, "This server has none.", tick.dependencies, (each) => each.name, (each) =>
-      h("tr", null, h("td", null, { origin: "Origin (Redis)", ledger: "Ledger (database)", catalog: "Catalog (keys, overrides)" }[each.name] ?? each.name), h("td", null, chip()), h("td")),
+      h("tr", null, h("td", null, { origin: "Origin (Redis)", ledger: "Ledger (database)", catalog: "Catalog (keys, overrides)", counts: "Counts of this node" }[each.name] ?? each.name), h("td", null, chip()), h("td")),
       (row, each) => {
-        mark(row.cells[1], each.ok ? "good" : "bad", each.ok ? "answers" : each.failing > 1 ? `down for ${each.failing} processes` : "down");
+        mark(row.cells[1], each.ok ? "good" : "bad", each.ok ? "ok" : each.failing > 1 ? `down for ${each.failing} processes` : "down");
         setText(row.cells[2], each.detail);
       });
     rows(breakers.body, 2, "This server calls no other.", tick.breakers, (each) => each.name, (each) =>

@@ -81,7 +81,9 @@ export function identifierView({ identifier, namespace, overrideDialog, can }) {
     if (followed === null || followed.identifier !== identifier) return;
     setText(state, followed.subjects.length === 0 ? "Nothing about it is in memory now: it made no request in the last three windows, or other servers serve it." : "");
     const keys = new Set();
-    for (const subject of followed.subjects) {
+    const isElsewhere = (each) => Number(each.namespace !== namespace);
+    const ordered = followed.subjects.toSorted((one, other) => isElsewhere(one) - isElsewhere(other));
+    for (const subject of ordered) {
       const key = `${subject.namespace_id} ${subject.duration_ms}`;
       keys.add(key);
       if (!charts.has(key)) {
@@ -97,12 +99,13 @@ export function identifierView({ identifier, namespace, overrideDialog, can }) {
         charts.delete(key);
       }
     }
-    const told = JSON.stringify(followed.denials.map((each) => [each.at_ms, each.count]));
+    const denials = followed.denials.filter((each) => namespace === undefined || each.namespace === namespace);
+    const told = JSON.stringify(denials.map((each) => [each.at_ms, each.count]));
     if (told !== shownDenials) {
       shownDenials = told;
       const open = new Set([...reasons.querySelectorAll("details[open]")].map((each) => each.dataset.at));
       const focused = document.activeElement?.closest?.("details")?.dataset.at;
-      replace(reasons, followed.denials.length === 0 ? h("p", { class: "soft" }, "No denial is remembered.") : followed.denials.map((each, index) => reason(each, open, index)));
+      replace(reasons, denials.length === 0 ? h("p", { class: "soft" }, "No denial is remembered.") : denials.map((each, index) => reason(each, open, index)));
       if (focused !== undefined) reasons.querySelector(`details[data-at="${Number(focused)}"] summary`)?.focus();
     }
   }
@@ -133,10 +136,10 @@ export function identifierView({ identifier, namespace, overrideDialog, can }) {
         ["Override", subject.override === null ? "none applies" : `${visible(subject.override.identifier)} (${subject.override.id})`],
         ["Counts of other nodes", subject.regional_age_ms === null ? "not shared" : `${duration(subject.regional_age_ms)} old`],
         ["Counts of other regions", subject.global_age_ms === null ? "not shared" : `${duration(subject.global_age_ms)} old${regions ? ` (${regions})` : ""}`],
-        ["Strict mode", subject.strict_ms > 0 ? `the origin is read before a request is allowed, for ${duration(subject.strict_ms)}` : "off"],
         ["Not yet acknowledged by the origin", count(subject.unreplayed)],
       ];
       if (subject.credit !== null) shown.push(["Credit held by this node", count(subject.credit)]);
+      else if (subject.strict_ms > 0) shown.push(["After its denial", `the origin is read before a request is allowed, for ${duration(subject.strict_ms)}`]);
       const text = JSON.stringify(shown);
       if (facts.dataset.text !== text) {
         facts.dataset.text = text;
@@ -153,7 +156,8 @@ export function identifierView({ identifier, namespace, overrideDialog, can }) {
   return {
     node,
     title: visible(identifier),
-    follow: { identifier, namespace },
+    // In all namespaces: two of the longest names would not fit into one address.
+    follow: { identifier },
     update,
     close: () => charts.clear(),
   };

@@ -82,8 +82,8 @@ export function keysView({ session }) {
           h(
             "td",
             { class: "actions" },
-            session.can.manage && isLive ? h("button", { class: "small", type: "button", "aria-label": `Change the expiry of ${each.id}`, onclick: () => expire(each) }, "Expiry") : null,
-            session.can.manage && isLive ? h("button", { class: "small danger", type: "button", "aria-label": `Revoke ${each.id}`, onclick: () => revoke(each) }, "Revoke") : null,
+            session.can.manage && isLive ? h("button", { class: "small", type: "button", onclick: () => expire(each) }, "Expiry", h("span", { class: "hidden" }, ` of ${each.id}`)) : null,
+            session.can.manage && isLive ? h("button", { class: "small danger", type: "button", onclick: () => revoke(each) }, "Revoke", h("span", { class: "hidden" }, ` ${each.id}`)) : null,
           ),
         );
       });

@@ -42,7 +42,7 @@ export const get = (path, parameters) => call("GET", parameters === undefined ? 
 export const post = (path, body) => call("POST", path, body);
 export const remove = (path) => call("DELETE", path);
 
-// The stream of events. It is closed while nobody sees the page, and opened again by itself after a failure.
+// The stream of events. It is closed while the page is hidden, and opened again by itself after a failure.
 export class Events {
   #source = null;
   #parameters = {};

@@ -1,0 +1,215 @@
+"""What the console costs decisions: what is recorded for it all the time, and what those who look add.
+
+First what one decision pays for being recorded, by itself. Then a real server on one core at a steady rate, with 0 to
+32 viewers on another: what they cost while nothing else happens, then CPU time per request and latency while requests
+come. A viewer reads the stream of events as a page does.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import socket
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+from bench import loadgen
+from bench.server import PATH, Contestant, Cores, Printer, limit_body, make_key, serve
+from tidegate import AsyncLimiter, Limit
+from tidegate.server.api.activity import SAMPLED_PER_S, SHARE, Activity
+
+IDENTIFIERS = 10_000
+CONNECTIONS = 64
+VIEWERS = (0, 1, 8, 32)
+# One key has at most twelve streams.
+STREAMS_PER_KEY = 8
+TIMES = 200_000
+
+
+def per_call_ns(work: Callable[[int], None]) -> float:
+    """The best of five runs."""
+    best = float("inf")
+    for _ in range(5):
+        started_ns = time.perf_counter_ns()
+        work(TIMES)
+        best = min(best, (time.perf_counter_ns() - started_ns) / TIMES)
+    return best
+
+
+def recording(out: Printer) -> None:  # noqa: C901 - one small loop for each row
+    """What `operations` does for each decision, with and without recording it."""
+    limiter = AsyncLimiter()
+    activity = Activity(lambda: limiter.inspection)
+    limit = Limit(1, duration_ms=3_600_000, namespace="rlns_1", workspace="w")
+    counts = activity.counts("w", "n")
+    keys = [("w", "n", f"user_{number}") for number in range(IDENTIFIERS)]
+    decision = limiter.limit_nowait(limit, "x", 2)
+    assert decision is not None and not decision.allowed
+
+    def nothing(times: int) -> None:
+        for _ in range(times):
+            pass
+
+    def left_out(times: int) -> None:
+        activity.skip = times + 1
+        for _ in range(times):
+            if activity.skip:
+                activity.skip -= 1
+                sample = None
+            else:
+                sample = activity.begin()
+            counts.allowed += 1
+            if sample is not None:
+                activity.end(sample, keys[0])
+
+    def recorded(times: int) -> None:
+        for number in range(times):
+            activity.skip = 0
+            activity.end(activity.begin(), keys[number % IDENTIFIERS])
+
+    def as_it_is(times: int) -> None:
+        activity.skip = 0
+        for number in range(times):
+            if activity.skip:
+                activity.skip -= 1
+                sample = None
+            else:
+                sample = activity.begin()
+            counts.allowed += 1
+            if sample is not None:
+                activity.end(sample, keys[number % IDENTIFIERS])
+
+    def denied_again(times: int) -> None:
+        for _ in range(times):
+            activity.record_denial(keys[0], limit, None, decision, 2, 1_000, 1)
+
+    def denied_first(times: int) -> None:
+        for number in range(times):
+            activity.record_denial(keys[number % 500], limit, None, decision, 2, number * 1_000, 1)
+
+    loop_ns = per_call_ns(nothing)
+    out.table("recorded for the console", "ns per decision")
+    for what, work in (
+        ("left out of the sample: count, compare", left_out),
+        (f"recorded: the first {SAMPLED_PER_S:,} in a second, then one in {SHARE}", recorded),
+        ("on average at full speed, all identifiers new to the sketch in turn", as_it_is),
+        ("a denial, again in the same second", denied_again),
+        ("a denial, the first of an identifier in a second, with its cells", denied_first),
+    ):
+        out.row(what, f"{per_call_ns(work) - loop_ns:,.0f}")
+
+
+class Streams:
+    """Viewers of a server; each reads in a thread of its own."""
+
+    def __init__(self, server: Contestant, keys: Sequence[str], count: int) -> None:
+        self.bytes = 0
+        self._connections: list[socket.socket] = []
+        self._threads: list[threading.Thread] = []
+        for number in range(count):
+            key = keys[number // STREAMS_PER_KEY]
+            connection = socket.create_connection(server.address, timeout=30)
+            head = f"GET /console/events HTTP/1.1\r\nHost: bench\r\nAuthorization: Bearer {key}\r\n\r\n"
+            connection.sendall(head.encode())
+            first = connection.recv(65_536)
+            if not first.startswith(b"HTTP/1.1 200"):
+                raise SystemExit(f"a viewer was refused: {first!r}")
+            self._connections.append(connection)
+            self._threads.append(threading.Thread(target=self._read, args=(connection,)))
+            self._threads[-1].start()
+
+    def _read(self, connection: socket.socket) -> None:
+        while data := connection.recv(65_536):
+            self.bytes += len(data)
+
+    def close(self) -> None:
+        for connection in self._connections:
+            connection.shutdown(socket.SHUT_RDWR)
+        for thread in self._threads:
+            thread.join()
+        for connection in self._connections:
+            connection.close()
+
+
+@contextmanager
+def watched(server: Contestant, keys: Sequence[str], count: int) -> Iterator[Streams]:
+    streams = Streams(server, keys, count)
+    try:
+        yield streams
+    finally:
+        streams.close()
+
+
+class Found(NamedTuple):
+    cpu_us: float
+    p50_ms: float
+    p99_ms: float
+    kb_per_s: float
+
+
+def looking(out: Printer, seconds: float, rounds: int, rates: Sequence[int]) -> None:
+    cores = sorted(os.sched_getaffinity(0))
+    if len(cores) < 2:
+        raise SystemExit("two cores are needed: one for the server, one for the load")
+    place = Cores(cores[0], cores[-1])
+    os.sched_setaffinity(0, {place.load})
+    with tempfile.TemporaryDirectory(prefix="tidegate-bench-") as name:
+        data_dir = str(Path(name) / "data")
+        keys = [make_key("--data-dir", data_dir) for _ in range(-(-max(VIEWERS) // STREAMS_PER_KEY))]
+        generator = loadgen.Generator(Path(name))
+        with serve("Tidegate, embedded", place, keys[0], "--data-dir", data_dir) as server:
+            bodies = [limit_body(f"user_{number}") for number in range(IDENTIFIERS)]
+            server.send_all(PATH, bodies)
+            file = generator.requests("limit", [server.request(PATH, body) for body in bodies])
+            out.table("viewers of a server without other requests", "CPU ms in a second")
+            for viewers in VIEWERS:
+                with watched(server, keys, viewers):
+                    time.sleep(1)  # the first tick asks twice
+                    before = server.cpu_s
+                    time.sleep(seconds)
+                    out.row(str(viewers), f"{(server.cpu_s - before) / seconds * 1000:.1f}")
+            out.table(
+                "requests/s", "viewers", "CPU µs per request", "p50 ms", "p99 ms", "kB/s to each viewer"
+            )
+            for rate in rates:
+                found: dict[int, list[Found]] = {viewers: [] for viewers in VIEWERS}
+                for _ in range(rounds):
+                    for viewers in VIEWERS:
+                        with watched(server, keys, viewers) as streams:
+                            before = server.cpu_s
+                            load = generator.run(
+                                server.address[1],
+                                file,
+                                rate_per_s=rate,
+                                seconds=seconds,
+                                connections=CONNECTIONS,
+                            )
+                            cpu_us = (server.cpu_s - before) / load.sent * 1e6
+                            each = streams.bytes / viewers / seconds / 1000 if viewers else 0.0
+                            found[viewers].append(Found(cpu_us, load.p50_ms, load.p99_ms, each))
+                for viewers, many in found.items():
+                    best = [min(values) for values in zip(*many, strict=True)]
+                    out.row(
+                        f"{rate:,}",
+                        str(viewers),
+                        f"{best[0]:.2f}",
+                        f"{best[1]:.3f}",
+                        f"{best[2]:.2f}",
+                        f"{best[3]:.0f}" if viewers else "",
+                    )
+
+
+def main(arguments: Sequence[str] = ()) -> None:
+    parser = argparse.ArgumentParser(prog="python -m bench console")
+    parser.add_argument("--seconds", type=float, default=6.0)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rates", type=int, nargs="+", default=[5_000, 20_000])
+    options = parser.parse_args(arguments)
+    out = Printer()
+    recording(out)
+    looking(out, options.seconds, options.rounds, options.rates)

@@ -1,0 +1,588 @@
+"""Compares every answer with the truth: what it must have counted, and what it may have counted at most.
+
+A node must know what it accepted itself, what an answer of the origin contained, and what other regions published
+an import ago. An answer from memory must be backed by an answer of the origin that is not too old, for both cells. What
+a node accepts must reach the origin within round trips, and the ledger within a tick. All of this holds as soon as the
+links that it needs have worked for long enough; nothing else is excused, except where `excused` counts it.
+
+Ages are measured by the event loop: a clock that steps makes no knowledge newer.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from tidegate.core.cells import Subject
+from tidegate.core.model import Component, Decision, LedgerRow, Limit, subject_digest
+from tidegate.core.windows import publish_threshold
+from tidegate.sim.answer_check import is_guess, used_at
+from tidegate.sim.truth import CellId, CellKey, Knowledge, Truth, key_of
+
+if TYPE_CHECKING:
+    from tidegate.sim.node_process import NodeProcess
+    from tidegate.sim.simulation import Simulation
+
+__all__ = ["TruthCheck"]
+
+# Clocks drift by at most 5,000 ppm in a simulation, and times are rounded to milliseconds.
+DRIFT_PERCENT = 1
+ROUNDING_MS = 3
+
+# The origin forgets a node's credit this long after its last message.
+CREDIT_LIFE_MS = 6_000
+# With credit: components that a node sends for each answer in its region, all included.
+MESSAGES_PER_ANSWER_MAX = 4
+
+
+class TruthCheck:
+    """The truth of one simulation, and the checks against it."""
+
+    def __init__(self, simulation: Simulation) -> None:
+        self._simulation = simulation
+        self._tuning = simulation.tuning
+        self.truth: Truth = simulation.auditor.truth
+        self._knowledge: dict[str, Knowledge] = {}
+        # (process, key, identifier) -> the last denial because of counts, and the subject that it was for.
+        self._denials: dict[tuple[str, tuple[str, str, int], str], tuple[int, Subject]] = {}
+        # (process, key, identifier) -> the subject, and when it first answered.
+        self._created_s: dict[tuple[str, tuple[str, str, int], str], tuple[Subject, float]] = {}
+        self._answers: Counter[str] = Counter()
+        # When a region last accepted a request without an answer of its origin.
+        self._degraded_s: dict[str, float] = {}
+        # How often an origin lost counts, by region; of which cells; and whose loss shows only when they are read.
+        self.losses: Counter[str] = Counter()
+        self._lost: set[tuple[str, CellKey]] = set()
+        self._silent_losses: dict[tuple[str, CellKey], int] = {}
+        # Answers compared with the truth, answers that were not, by reason, and cells that exceeded their limit.
+        self.judged = 0
+        # Answers of healthy regions with credit, held to a single counter.
+        self.exact = 0
+        self.excused: Counter[str] = Counter()
+        self.over_admitted: set[CellId] = set()
+
+    # -- times
+
+    def knowledge(self, process: NodeProcess) -> Knowledge:
+        found = self._knowledge.get(process.node_id)
+        if found is None:
+            found = self._knowledge[process.node_id] = Knowledge()
+        found.clock_max_ms = max(found.clock_max_ms, process.clock.now_ms())
+        return found
+
+    def _now_us(self) -> int:
+        return self._simulation.loop.now_us()
+
+    def _round_trip_s(self) -> float:
+        conditions = self._simulation.network.conditions
+        delay_ms = max(conditions.delay_ms, conditions.slow_ms if conditions.slow_percent else 0)
+        return 2 * delay_ms / 1000
+
+    def _calm_s(self, process: NodeProcess) -> float:
+        """For how long the process and its link to the origin have worked; negative if they do not."""
+        link = process.origin_link
+        origin = self._simulation.origins[process.region]
+        if process.is_paused or link.is_cut or origin.is_down or origin.is_frozen or origin.refuses_writes:
+            return -1.0
+        disturbed_s = max(link.disturbed_s, process.started_s, process.resumed_s, process.stepped_s)
+        return self._simulation.loop.time() - disturbed_s
+
+    def _is_undisturbed(self, process: NodeProcess) -> bool:
+        """Nothing has happened to the process and its link since the simulation began."""
+        disturbed_s = max(process.origin_link.disturbed_s, process.resumed_s, process.stepped_s)
+        return process.number == 1 and process.is_running and disturbed_s <= 0 and self._calm_s(process) >= 0
+
+    def _recovery_s(self) -> float:
+        """How long after a fault of its origin a node may need until everything works again."""
+        tuning = self._tuning
+        recovery_ms = tuning.breaker_open_ms + tuning.backoff_last_ms + tuning.replay_timeout_ms
+        recovery_ms += tuning.pulse_interval_ms + tuning.read_timeout_ms
+        return recovery_ms / 1000 + 1
+
+    def _ledger_calm_s(self, process: NodeProcess) -> float:
+        link, ledger = process.ledger_link, self._simulation.ledger
+        if process.is_paused or link.is_cut or ledger.is_down or ledger.is_frozen:
+            return -1.0
+        disturbed_s = max(link.disturbed_s, process.started_s, process.resumed_s, process.stepped_s)
+        return self._simulation.loop.time() - max(disturbed_s, self._simulation.ledger_disturbed_s)
+
+    def _ledger_recovery_s(self) -> float:
+        tuning = self._tuning
+        return (tuning.ledger_timeout_ms * 2 + tuning.breaker_open_ms + tuning.backoff_last_ms) / 1000 + 1
+
+    # -- what is reported to it
+
+    def replied(self, process: NodeProcess, components: Sequence[Component], merged: bool) -> None:
+        """The process received an answer of the origin: it must know now what the origin held while it was asked."""
+        knowledge = self.knowledge(process)
+        now_us = self._now_us()
+        asked_us = now_us - max(self._tuning.read_timeout_ms, self._tuning.replay_timeout_ms) * 1_000
+        for one in components:
+            cell = (one.digest, one.sequence)
+            knowledge.replied_us[cell] = now_us
+            lost_us = self._silent_losses.get((process.region, cell), now_us)
+            if lost_us < asked_us:
+                knowledge.noticed_us.setdefault(cell, now_us)
+            if merged:
+                knowledge.acknowledged[cell] = max(one.own, knowledge.acknowledged.get(cell, 0))
+            duration_ms = self._simulation.auditor.cell_of(*cell).key[2]
+            if self._simulation.clock.now_ms() >= (one.sequence + 3) * duration_ms:
+                continue
+            for writer, history in self.truth.held(process.region, cell).items():
+                if writer.partition("~")[0] != process.node_id:
+                    knowledge.report(cell, writer, history.lowest(asked_us, now_us))
+
+    def sent(self, process: NodeProcess, components: Sequence[Component]) -> None:
+        knowledge = self.knowledge(process)
+        knowledge.sent += len(components)
+        for one in components:
+            if one.own <= knowledge.acknowledged.get((one.digest, one.sequence), -1):
+                knowledge.repeats += 1
+
+    def origin_lost(self, region: str) -> None:
+        """The origin lost counts: read what is left."""
+        self.losses[region] += 1
+        memory = self._simulation.origins[region].memory
+        snapshot = memory.snapshot()
+        components = {cell: copy.components for cell, copy in snapshot.cells.items()}
+        lost = self.truth.origin_replaced(region, components, self._now_us())
+        self._lost.update((region, cell) for cell in lost)
+        if snapshot.region is not None:
+            self._silent_losses.update(((region, cell), self._now_us()) for cell in lost)
+
+    def rows_visible(self, rows: Sequence[LedgerRow]) -> None:
+        for row in rows:
+            cell_id = CellId((row.workspace, row.namespace, row.duration_ms), row.identifier, row.sequence)
+            self.truth.row_visible(cell_id, row.region, row.regional, self._now_us())
+
+    # -- answers
+
+    def decided(
+        self,
+        process: NodeProcess,
+        items: Sequence[tuple[Limit, str, int]],
+        decisions: Sequence[Decision],
+        at_ms: int,
+    ) -> None:
+        """A node made these decisions in this step."""
+        knowledge = self.knowledge(process)
+        allowed = all(decision.allowed for decision in decisions)
+        for (limit, identifier, cost), decision in zip(items, decisions, strict=True):
+            cell_id = CellId(key_of(limit), identifier, at_ms // limit.duration_ms)
+            if allowed and cost:
+                self._count_over_admission(cell_id, limit, at_ms)
+            subject = process.engine.subjects.find(cell_id.key, identifier)
+            if subject is None:
+                continue
+            self.judged += 1
+            self._answers[process.region] += 1
+            for one in (cell_id, cell_id._replace(sequence=cell_id.sequence - 1)):
+                self._check_counts(process, knowledge, decision.source, allowed, one, subject)
+                self._check_foreign(process, knowledge, one, subject)
+            if is_guess(decision):
+                self._check_guess(process, decision, cell_id)
+            elif not decision.allowed:
+                self._check_denial(process, limit, decision, cell_id, at_ms, subject)
+            elif allowed:
+                self._check_memory(process, knowledge, decision, cell_id, at_ms, subject)
+                if cost > 0:
+                    self._check_exact(process, limit, decision, cell_id, at_ms)
+                self._check_over_admission(process, limit, cell_id, at_ms)
+            self._check_strict(process, cell_id, subject, limit)
+
+    def _digest(self, cell_id: CellId) -> bytes:
+        return subject_digest(*cell_id.key[:2], cell_id.identifier, cell_id.key[2])
+
+    def _check_counts(
+        self,
+        process: NodeProcess,
+        knowledge: Knowledge,
+        source: str,
+        allowed: bool,
+        cell_id: CellId,
+        subject: Subject,
+    ) -> None:
+        """The node counts what it accepted, and what the origin reported of the others (2)."""
+        expires_at_ms = (cell_id.sequence + 3) * cell_id.key[2]
+        if knowledge.clock_max_ms >= expires_at_ms:
+            return
+        if subject.incarnation and (not allowed or self._simulation.clock.now_ms() >= expires_at_ms):
+            # Evicted. To deny, nothing more need be known; and the origin keeps no cell that its clock has aged out.
+            return
+        cell = subject.cell(cell_id.sequence)
+        view = 0 if cell is None else cell.own + cell.others
+        digest = self._digest(cell_id)
+        own = self.truth.by_process(cell_id, process.node_id)
+        must = own + knowledge.others((digest, cell_id.sequence))
+        if view >= must:
+            return
+        if self._simulation.convergence.is_incomplete(process.region, digest, cell_id.sequence):
+            self.excused["an origin lost counts of a node that had ended"] += 1
+        elif (process.region, (digest, cell_id.sequence)) in self._lost:
+            # What a node knew of the others before is one number: it hides what they count until all have sent again.
+            self.excused["an origin lost counts"] += 1
+        elif process.engine.subjects.evicted_unreplayed:
+            self.excused["memory was full of counts that the origin did not take"] += 1
+        elif source == "degraded" and process.evictions:
+            self.excused["evicted, and the origin did not answer"] += 1
+        else:
+            self._fail(
+                2,
+                f"{process.node_id} counts {view} of {cell_id} and must know {own} + {must - own} of others",
+            )
+
+    def _check_foreign(
+        self, process: NodeProcess, knowledge: Knowledge, cell_id: CellId, subject: Subject
+    ) -> None:
+        """The node counts what other regions had published an import ago (8)."""
+        tuning = self._tuning
+        cell = subject.cell(cell_id.sequence)
+        place = (process.node_id, cell_id.key, cell_id.identifier)
+        known_subject, since_s = self._created_s.get(place, (None, 0.0))
+        if known_subject is not subject:
+            since_s = self._simulation.loop.time()
+            self._created_s[place] = (subject, since_s)
+        if cell_id.key[2] < tuning.ledger_duration_ms_min:
+            return
+        interval_s = tuning.import_interval_ms / 1000 * (1 + tuning.jitter_percent / 100)
+        age_s = interval_s + 3 * self._round_trip_s() + 0.1
+        if self._ledger_calm_s(process) < age_s + self._ledger_recovery_s():
+            return
+        if knowledge.clock_max_ms + age_s * 1_000 >= (cell_id.sequence + 2) * cell_id.key[2]:
+            return
+        components = None if cell is None or cell.ledger is None else cell.ledger.components
+        for region in self._simulation.plan.regions:
+            if region == process.region:
+                continue
+            published = self.truth.row(cell_id, region).at(self._now_us() - int(age_s * 1e6))
+            known = 0 if components is None else components.get(region, 0)
+            if known >= published:
+                continue
+            if subject.incarnation and self._simulation.loop.time() - since_s < 3 * interval_s + age_s:
+                self.excused["evicted, and not imported again yet"] += 1
+            else:
+                self._fail(
+                    8,
+                    f"{process.node_id} counts {known} of region {region} in {cell_id}, published {published}",
+                )
+
+    def _check_guess(self, process: NodeProcess, decision: Decision, cell_id: CellId) -> None:
+        """Only growth that was seen twice, a short time ago, may be expected to go on; more is known soon (7)."""
+        tuning = self._tuning
+        name = f"{process.node_id}: {cell_id} denied with {decision.effective} of {decision.limit.quota}"
+        if tuning.credit:
+            # Others hold what is left. They give it back, spend it, or lose it when its time is over.
+            if not decision.retry_after_ms or decision.retry_after_ms > max(
+                CREDIT_LIFE_MS, 2 * cell_id.key[2]
+            ):
+                self._fail(7, f"{name}, retry after {decision.retry_after_ms} ms")
+            return
+        if not tuning.anticipation:
+            self._fail(7, name)
+            return
+        rows = [
+            self.truth.row(cell_id, region)
+            for region in self._simulation.plan.regions
+            if region != process.region
+        ]
+        if not any(row.changes >= 2 for row in rows):
+            self._fail(7, f"{name}, and no region published it twice")
+        # One import after the last change still sees growth, the next one sees that it has stopped.
+        interval_s = tuning.import_interval_ms / 1000 * (1 + tuning.jitter_percent / 100)
+        seen_s = 2 * interval_s + 5 * self._round_trip_s() + self._simulation.ledger.lag_ms / 1000 + 0.1
+        last_us = max((row.changed_at_us for row in rows), default=0)
+        is_calm = self._ledger_calm_s(process) > seen_s + self._ledger_recovery_s()
+        if is_calm and self._now_us() - last_us > seen_s * 1e6:
+            self._fail(7, f"{name}, and other regions stopped {(self._now_us() - last_us) / 1e6:.3f} s ago")
+        retry_ms = decision.retry_after_ms
+        soon_ms = tuning.import_interval_ms * (1 + tuning.jitter_percent / 100) + tuning.ledger_timeout_ms
+        if retry_ms is None or not 0 < retry_ms <= soon_ms:
+            self._fail(7, f"{name}, retry after {retry_ms} ms")
+
+    def _check_denial(
+        self,
+        process: NodeProcess,
+        limit: Limit,
+        decision: Decision,
+        cell_id: CellId,
+        at_ms: int,
+        subject: Subject,
+    ) -> None:
+        """It is denied because of what was accepted, and of nothing else (7)."""
+        totals = {
+            sequence: self.truth.total(cell_id._replace(sequence=sequence))
+            for sequence in (cell_id.sequence - 1, cell_id.sequence)
+        }
+        known = subject.cell(cell_id.sequence)
+        before = subject.cell(cell_id.sequence - 1)
+        used = used_at(
+            {
+                cell_id.sequence: 0 if known is None else known.total(),
+                cell_id.sequence - 1: 0 if before is None else before.total(),
+            },
+            at_ms,
+            limit.duration_ms,
+        )
+        demand = decision.effective - used
+        if used_at(totals, at_ms, limit.duration_ms) + demand <= limit.quota:
+            self._fail(7, f"{process.node_id}: {cell_id} denied with {decision!r}, accepted in all: {totals}")
+
+    def note_denials(
+        self,
+        process: NodeProcess,
+        items: Sequence[tuple[Limit, str, int]],
+        decisions: Sequence[Decision],
+        at_ms: int,
+    ) -> None:
+        """Denials because of counts, of all decisions of a step: they set strict deadlines."""
+        for (limit, identifier, _), decision in zip(items, decisions, strict=True):
+            subject = process.engine.subjects.find(key_of(limit), identifier)
+            if subject is not None and not decision.allowed and not is_guess(decision):
+                place = (process.node_id, key_of(limit), identifier)
+                denied_ms, denied = self._denials.get(place, (at_ms, subject))
+                self._denials[place] = (max(at_ms, denied_ms) if denied is subject else at_ms, subject)
+
+    def _check_strict(self, process: NodeProcess, cell_id: CellId, subject: Subject, limit: Limit) -> None:
+        """The strict deadline is that of the last denial because of counts, and of no guess."""
+        denied = self._denials.get((process.node_id, cell_id.key, cell_id.identifier))
+        expected_ms = 0 if denied is None else denied[0] + limit.duration_ms
+        if denied is not None and denied[1] is not subject:
+            return
+        if subject.strict_until_ms > expected_ms:
+            self._fail(
+                2,
+                f"{process.node_id}: {cell_id} is strict until {subject.strict_until_ms}, not {expected_ms}",
+            )
+
+    def _check_memory(
+        self,
+        process: NodeProcess,
+        knowledge: Knowledge,
+        decision: Decision,
+        cell_id: CellId,
+        at_ms: int,
+        subject: Subject,
+    ) -> None:
+        """An answer from memory: both cells are fresh, and the last denial is a window ago (2)."""
+        if decision.source != "local" or self._tuning.credit:
+            return
+        duration_ms = cell_id.key[2]
+        denied_ms, denied = self._denials.get(
+            (process.node_id, cell_id.key, cell_id.identifier), (0, subject)
+        )
+        if denied is subject and at_ms < denied_ms + duration_ms:
+            self._fail(2, f"{process.node_id}: allowed from memory {at_ms - denied_ms} ms after a denial")
+        # A cell that began while its subject was warm was empty then.
+        start_ms = cell_id.sequence * duration_ms
+        if 0 <= process.clock.now_ms() - start_ms < self._tuning.rollover_grace_ms:
+            return
+        digest = self._digest(cell_id)
+        fresh_ms = self._tuning.fresh_ms * (1 + DRIFT_PERCENT / 100) + ROUNDING_MS
+        for name, sequence, times in (
+            ("this", cell_id.sequence, 1),
+            ("the previous", cell_id.sequence - 1, 2),
+        ):
+            replied_us = knowledge.replied_us.get((digest, sequence))
+            age_ms = None if replied_us is None else (self._now_us() - replied_us) / 1_000
+            if age_ms is not None and process.stepped_s * 1e6 > (replied_us or 0):
+                # A small step back cannot be noticed: an answer may be used twice as long. A large one must be.
+                is_large = -process.stepped_ms > 2 * fresh_ms + self._tuning.read_retry_ms
+                age_ms = None if is_large else age_ms / 2
+            if age_ms is None or age_ms > fresh_ms * times:
+                self._fail(
+                    2,
+                    f"{process.node_id}: {cell_id} allowed from memory, last answer about {name} cell: {age_ms} ms ago",
+                )
+
+    def _count_over_admission(self, cell_id: CellId, limit: Limit, at_ms: int) -> None:
+        totals = {
+            sequence: self.truth.total(cell_id._replace(sequence=sequence))
+            for sequence in (cell_id.sequence - 1, cell_id.sequence)
+        }
+        if used_at(totals, at_ms, limit.duration_ms) > limit.quota:
+            self.over_admitted.add(cell_id)
+
+    def _region(self, region: str) -> list[NodeProcess]:
+        return [process for process in self._simulation.processes.values() if process.region == region]
+
+    def _check_over_admission(self, process: NodeProcess, limit: Limit, cell_id: CellId, at_ms: int) -> None:
+        """In a region that works, what was accepted a while ago is counted by every answer (8)."""
+        tuning = self._tuning
+        trips = 3 + len(self._simulation.plan.subjects) * 2 / tuning.replay_cells_max
+        age_s = (
+            (2 * tuning.fresh_ms + tuning.rollover_grace_ms) / 1000 * 1.01
+            + trips * self._round_trip_s()
+            + 0.05
+        )
+        if any(self._calm_s(one) < age_s + self._recovery_s() for one in self._region(process.region)):
+            return
+        if process.evictions or self.losses[process.region]:
+            return
+        since_us = self._now_us() - int(age_s * 1e6)
+        totals: dict[int, int] = {}
+        for sequence in (cell_id.sequence - 1, cell_id.sequence):
+            one = cell_id._replace(sequence=sequence)
+            running = {each.node_id for each in self._region(process.region)}
+            totals[sequence] = sum(
+                history.at(since_us)
+                for node_id, history in self.truth.accepted.get(one, {}).items()
+                if node_id in running and node_id != process.node_id
+            ) + self.truth.by_process(one, process.node_id)
+        used = used_at(totals, at_ms, limit.duration_ms)
+        if used > limit.quota:
+            self._fail(8, f"{process.node_id}: {cell_id} allowed, but {used} of {limit.quota} must be known")
+
+    def _check_exact(
+        self, process: NodeProcess, limit: Limit, decision: Decision, cell_id: CellId, at_ms: int
+    ) -> None:
+        """With credit: a region that works accepts what a single counter would accept (11)."""
+        now_s = self._simulation.loop.time()
+        if decision.source == "degraded":
+            # Others learn of it later.
+            self._degraded_s[process.region] = now_s
+        if not self._tuning.credit or now_s - self._degraded_s.get(process.region, -1e9) < self._recovery_s():
+            return
+        region = self._region(process.region)
+        if any(self._calm_s(one) < self._recovery_s() and not self._is_undisturbed(one) for one in region):
+            return
+        if any(one.clock.now_ms() != self._simulation.clock.now_ms() or one.has_stepped for one in region):
+            return
+        if self.losses[process.region] or process.evictions:
+            return
+        self.exact += 1
+        totals = {
+            sequence: self.truth.by_region(cell_id._replace(sequence=sequence), process.region)
+            for sequence in (cell_id.sequence - 1, cell_id.sequence)
+        }
+        used = used_at(totals, at_ms, limit.duration_ms)
+        if used > limit.quota:
+            self._fail(
+                11, f"{process.node_id}: {cell_id} allowed, its region has accepted {used} of {limit.quota}"
+            )
+
+    # -- from time to time
+
+    def sweep(self, process: NodeProcess) -> None:
+        """Check what a process has done in the background."""
+        knowledge = self.knowledge(process)
+        self._check_delivery(process)
+        self._check_published(process, knowledge)
+        self._check_volume(process, knowledge)
+        self._check_health(process)
+
+    def _check_delivery(self, process: NodeProcess) -> None:
+        """What a process accepted reaches the origin within a few round trips (8)."""
+        tuning = self._tuning
+        if self._calm_s(process) < self._recovery_s() or process.engine.subjects.evicted_unreplayed:
+            return
+        trips = 3 + len(self._simulation.plan.subjects) * 2 / tuning.replay_cells_max
+        deadline_s = self._simulation.loop.time() - trips * self._round_trip_s() - 0.02
+        due: dict[CellKey, int] = {}
+        for at_s, digest, sequence, cost in process.accepted:
+            if at_s < deadline_s:
+                due[digest, sequence] = due.get((digest, sequence), 0) + cost
+        for (digest, sequence), count in due.items():
+            cell_id = self._simulation.auditor.cell_of(digest, sequence)
+            expires_at_ms = (sequence + 3) * cell_id.key[2]
+            latest_ms = max(self._simulation.clock.now_ms(), self.knowledge(process).clock_max_ms)
+            if latest_ms >= expires_at_ms:
+                continue
+            held = sum(
+                history.last
+                for writer, history in self.truth.held(process.region, (digest, sequence)).items()
+                if writer.partition("~")[0] == process.node_id
+            )
+            if held >= count:
+                continue
+            cell = (digest, sequence)
+            noticed_us = self.knowledge(process).noticed_us.get(cell, self._now_us())
+            if (process.region, cell) in self._silent_losses and noticed_us >= deadline_s * 1e6:
+                continue
+            if self._simulation.convergence.is_incomplete(process.region, digest, sequence):
+                self.excused["an origin lost counts of a node that had ended"] += 1
+            else:
+                self._fail(8, f"{process.node_id} accepted {count} of {cell_id}, its origin holds {held}")
+
+    def _check_published(self, process: NodeProcess, knowledge: Knowledge) -> None:
+        """A count above its threshold reaches the ledger within a tick (8)."""
+        tuning = self._tuning
+        tick_s = tuning.publish_interval_ms / 1000 * (1 + tuning.jitter_percent / 100)
+        chunks = 1 + len(self._simulation.plan.subjects) * 2 / tuning.publish_rows_max
+        due_s = tick_s + (1 + chunks) * self._round_trip_s() + self._simulation.ledger.lag_ms / 1000 + 0.1
+        now_us = self._now_us()
+        calm = self._ledger_calm_s(process) >= due_s + self._ledger_recovery_s()
+        waiting: list[tuple[int, CellId, int, Subject]] = []
+        for at_us, cell_id, regional, subject in knowledge.publishable:
+            if subject.table < 0:
+                continue
+            if now_us - at_us < due_s * 1e6:
+                waiting.append((at_us, cell_id, regional, subject))
+            elif calm and knowledge.clock_max_ms < (cell_id.sequence + 2) * cell_id.key[2]:
+                published = self.truth.row(cell_id, process.region).last
+                if published < regional:
+                    self._fail(8, f"{process.node_id} had {regional} of {cell_id}, the ledger {published}")
+        knowledge.publishable = waiting
+        if "ledger_rejects" in self._simulation.fault_kinds:
+            return
+        subjects = process.engine.subjects
+        regions = process.engine.global_view.regions
+        for known in subjects.slots:
+            if known is None:
+                continue
+            for cell in known.cells():
+                ledger = cell.ledger
+                if ledger is not None and ledger.quota_min:
+                    regional = cell.own + cell.others
+                    if regional >= publish_threshold(ledger.quota_min, regions):
+                        cell_id = CellId(subjects.key_of(known), known.identifier, cell.sequence)
+                        knowledge.publishable.append((now_us, cell_id, regional, known))
+
+    def _check_volume(self, process: NodeProcess, knowledge: Knowledge) -> None:
+        """A component is sent again when its origin lost it, and now and then to refresh the previous cell (8).
+
+        With credit a message carries both cells, and is sent for requests that wait, recalls and reports.
+        """
+        cells = len(knowledge.acknowledged)
+        lived_s = self._simulation.loop.time() - process.started_s
+        refreshes = lived_s * 2_000 / self._tuning.fresh_ms * len(self._simulation.plan.subjects)
+        steps = 2 if process.has_stepped else 1
+        budget = 20 + steps * cells * (2 + 2 * self.losses[process.region]) + refreshes
+        if self._tuning.credit:
+            budget += MESSAGES_PER_ANSWER_MAX * self._answers[process.region]
+            if knowledge.sent > budget:
+                self._fail(8, f"{process.node_id} sent {knowledge.sent} components, {cells} cells")
+        elif knowledge.repeats > budget:
+            self._fail(8, f"{process.node_id} sent {knowledge.repeats} components again, {cells} cells")
+
+    def _check_health(self, process: NodeProcess) -> None:
+        """Replays that fail show in the health of the node, and a node that works reports no problem (8)."""
+        simulation = self._simulation
+        lines = {line.name: line for line in process.limiter.health()}
+        origin = simulation.origins[process.region]
+        tuning = self._tuning
+        noticed_s = (
+            (tuning.replay_timeout_ms + tuning.backoff_last_ms) / 1000 + 2 * self._round_trip_s() + 0.1
+        )
+        refuses_s = simulation.loop.time() - origin.refuses_since_s
+        oldest_s = min(
+            (at_s for at_s, digest, sequence, _ in process.accepted if at_s >= origin.refuses_since_s),
+            default=simulation.loop.time(),
+        )
+        if (
+            origin.refuses_writes
+            and refuses_s > noticed_s
+            and simulation.loop.time() - oldest_s > noticed_s
+            and not process.is_paused
+            and simulation.loop.time() - process.started_s > noticed_s
+            and process.engine.pending.dirty
+            and lines["counts"].ok
+        ):
+            self._fail(
+                8, f"{process.node_id}: replays fail for {refuses_s:.3f} s, and health says {lines['counts']}"
+            )
+        if self._calm_s(process) > self._recovery_s() and not (lines["origin"].ok and lines["counts"].ok):
+            self._fail(8, f"{process.node_id}: everything works, and health says {lines['counts']}")
+
+    def _fail(self, invariant: int, text: str) -> None:
+        self._simulation.auditor.fail(invariant, text)

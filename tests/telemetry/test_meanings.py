@@ -1,0 +1,322 @@
+"""Each metric means what its help says: one test for each, and a table that lists those which are elsewhere."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any, TypeVar
+
+from tests.runtime.world import (
+    EPOCH_MS,
+    HUNDRED_A_MINUTE,
+    MILLION_AN_HOUR,
+    Member,
+    Region,
+    clock,
+    on_virtual_time,
+    turns,
+)
+from tidegate import Limit
+from tidegate.adapters.memory import MemoryLedger
+from tidegate.core.model import LedgerRow
+from tidegate.errors import DependencyTimeout
+from tidegate.telemetry.collecting import collect
+from tidegate.telemetry.metrics import METRICS
+
+ROOT = Path(__file__).parents[2]
+THOUSAND_A_MINUTE = Limit("1000/minute", namespace="tests")
+
+Test = TypeVar("Test", bound=Callable[[], Coroutine[Any, Any, None]])
+
+MEANT: set[str] = set()
+
+# Tests of the server's own metrics, which need a server.
+ELSEWHERE = {
+    "http_requests_total": "tests/server/test_service.py::test_requests_and_decisions_are_counted",
+    "top_workspace_decisions": "tests/server/test_service.py::test_requests_and_decisions_are_counted",
+    "top_identifier_denials": "tests/server/test_service.py::test_requests_and_decisions_are_counted",
+    "build_info": "tests/server/test_service.py::test_what_a_server_says_about_itself",
+    "origin_file_bytes": "tests/server/test_service.py::test_what_a_server_says_about_itself",
+    "http_connections": "tests/server/test_service.py::test_what_a_server_says_about_itself",
+    "http_connections_evicted_total": "tests/server/test_service.py::test_what_a_server_says_about_itself",
+    "decision_log_records_total": "tests/server/test_decision_log.py",
+    "workers": "tests/server/test_service.py::test_what_a_server_says_about_itself",
+    **dict.fromkeys(
+        [
+            "rls_requests_total",
+            "rls_shadow_verdicts_total",
+            "rls_descriptors_without_rule_total",
+            "rls_rule_decisions",
+            "rls_calls_total",
+            "rls_reloads_total",
+            "rls_rules_faulty",
+            "rls_connections",
+        ],
+        "tests/e2e/server/test_gateway_listeners.py",
+    ),
+    "rls_connections_ended_total": "tests/server/http2/test_bounds.py",
+    # How a node asks its origin is tested with what asks.
+    "origin_operations_total": "tests/runtime/test_statistics.py",
+    "strict_activations_total": "tests/runtime/test_statistics.py",
+}
+
+
+def means(*names: str) -> Callable[[Test], Callable[[], None]]:
+    """A test of the meaning of these metrics, in virtual time."""
+
+    def register(test: Test) -> Callable[[], None]:
+        MEANT.update(names)
+        return on_virtual_time(test)
+
+    return register
+
+
+def value(node: Member, name: str, *labels: str) -> float:
+    return collect(node.limiter).values[name, labels]
+
+
+def row(identifier: str, regional: int, region: str = "ams") -> LedgerRow:
+    sequence = EPOCH_MS // 60_000
+    expires_at_ms = (sequence + 2) * 60_000
+    return LedgerRow("default", "tests", identifier, 60_000, sequence, region, regional, expires_at_ms)
+
+
+def loops(node: Member) -> Any:
+    found = node.limiter._parts.node
+    assert found is not None
+    return found
+
+
+def test_every_metric_has_a_test_of_its_meaning() -> None:
+    others = {entry.name for entry in METRICS if entry.name.startswith("credit_")}
+    assert MEANT | ELSEWHERE.keys() | others == {entry.name for entry in METRICS}
+    for name, place in ELSEWHERE.items():
+        path, _, function = place.partition("::")
+        text = (ROOT / path).read_text(encoding="utf-8")
+        assert re.search(rf"def {function}\(" if function else "def test_", text), name
+
+
+@means("decisions_total")
+async def test_decisions_are_counted_by_outcome_and_by_whether_they_waited() -> None:
+    region = Region()
+    node = region.node()
+    await node.accept("x", 3, Limit("2/minute", namespace="tests"))
+    assert value(node, "decisions_total", "allowed", "origin") == 1, "the first one had to read"
+    assert value(node, "decisions_total", "allowed", "local") == 1
+    assert value(node, "decisions_total", "denied", "local") == 1
+    await region.stop()
+
+
+@means("subjects_bytes")
+async def test_bytes_of_subjects_grow_with_their_names_and_end_with_them() -> None:
+    region = Region()
+    node = region.node()
+    await node.accept("x")
+    short = value(node, "subjects_bytes")
+    await node.accept("y" * 512)
+    assert value(node, "subjects_bytes") - short >= 512
+    await asyncio.sleep(4 * 3_600)
+    await turns()
+    assert value(node, "subjects_bytes") == 0
+    await region.stop()
+
+
+@means("subjects", "cells", "cells_created_total")
+async def test_subjects_and_cells_are_those_in_memory_and_a_cell_has_one_cause() -> None:
+    ledger = MemoryLedger(clock=clock())
+    ledger.publish_nowait([row("imported", 5)])
+    region = Region(ledger=ledger)
+    node = region.node()
+    await node.limiter.start()
+    await turns()
+    for number in range(3):
+        await node.accept(f"user {number}")
+    assert value(node, "subjects") == 4
+    assert value(node, "cells") >= 4
+    assert value(node, "cells_created_total", "import") >= 1
+    assert value(node, "cells_created_total", "traffic") >= 3
+    await asyncio.sleep(4 * 3_600)
+    await turns()
+    assert (value(node, "subjects"), value(node, "cells")) == (0, 0), "aged out"
+    assert value(node, "cells_created_total", "traffic") >= 3, "a counter stays"
+    await region.stop()
+
+
+@means("subjects_evicted_total")
+async def test_evictions_are_those_of_the_bound_and_not_of_age() -> None:
+    region = Region(subjects_max=10)
+    node = region.node()
+    for number in range(25):
+        await node.accept(f"user {number}")
+        await turns()
+    evicted = sum(
+        value(node, "subjects_evicted_total", reason) for reason in ("lru", "blocked", "unreplayed")
+    )
+    assert evicted == 15
+    await region.stop()
+
+
+@means("origin_errors_total", "origin_latency_seconds")
+async def test_errors_have_a_reason_and_the_histogram_holds_what_succeeded() -> None:
+    region = Region()
+    node = region.node()
+    await node.accept("a")
+    node.faults.fail("read", error=DependencyTimeout("late"), times=1)
+    await node.accept("b")
+    node.faults.fail("read", times=1)
+    await node.accept("c")
+    await node.accept("d")
+    assert value(node, "origin_errors_total", "cold", "timeout") == 1
+    assert value(node, "origin_errors_total", "cold", "other") == 1
+    histogram = collect(node.limiter).histograms["origin_latency_seconds", ("cold",)]
+    assert sum(histogram.counts) == 2, "a and d"
+    await region.stop()
+
+
+@means("origin_dirty_subjects", "replay_lag_seconds")
+async def test_dirty_subjects_are_subjects_and_the_lag_is_the_age_of_the_oldest_count() -> None:
+    region = Region()
+    node = region.node()
+    await node.accept("x")
+    await turns()
+    assert (value(node, "origin_dirty_subjects"), value(node, "replay_lag_seconds")) == (0, 0)
+    node.faults.fail("merge")
+    await node.accept("x", 5)
+    await node.accept("y", 2)
+    await asyncio.sleep(2)
+    assert value(node, "origin_dirty_subjects") == 2, "not cells, and not requests"
+    assert 1.9 <= value(node, "replay_lag_seconds") <= 2.1
+    node.faults.heal("merge")
+    await asyncio.sleep(10)
+    assert (value(node, "origin_dirty_subjects"), value(node, "replay_lag_seconds")) == (0, 0)
+    await region.stop()
+
+
+@means("origin_heals_total")
+async def test_heals_are_cells_that_were_merged_again_after_a_loss() -> None:
+    region = Region()
+    node = region.node()
+    for number in range(3):
+        await node.accept(f"user {number}")
+    await turns()
+    assert value(node, "origin_heals_total") == 0
+    region.store.wipe()
+    await asyncio.sleep(30)
+    await turns()
+    assert value(node, "origin_heals_total") >= 3
+    await region.stop()
+
+
+@means("global_publish_rows_total", "global_publish_errors_total", "global_rows_set_aside_total")
+async def test_publishes_that_got_no_answer_are_errors_and_rejected_rows_are_set_aside() -> None:
+    ledger = MemoryLedger(clock=clock())
+    region = Region(ledger=ledger)
+    node = region.node()
+    await node.limiter.start()
+    await turns()
+    await node.accept("x", 400, THOUSAND_A_MINUTE)
+    await loops(node).publish.run_once()
+    assert value(node, "global_publish_rows_total") == len(ledger.rows()) == 1
+    assert value(node, "global_publish_errors_total") == 0
+    assert node.failing_ledger is not None
+    node.failing_ledger.faults.fail("publish", times=1)
+    await node.accept("x", 1, THOUSAND_A_MINUTE)
+    await loops(node).publish.run_once()
+    assert value(node, "global_publish_errors_total") == 1
+    ledger.rejects = lambda row: row.identifier == "bad"
+    await node.accept("bad", 400, THOUSAND_A_MINUTE)
+    await loops(node).publish.run_once()
+    assert value(node, "global_rows_set_aside_total") == 1
+    assert value(node, "global_publish_errors_total") == 1, "the ledger answered"
+    await region.stop()
+
+
+@means(
+    "global_import_rows_total",
+    "global_import_rows_last",
+    "global_import_errors_total",
+    "global_import_rows_unreadable_total",
+    "global_lag_seconds",
+)
+async def test_imports_count_rows_and_what_got_no_answer_and_heartbeats_are_no_imports() -> None:
+    ledger = MemoryLedger(clock=clock())
+    region = Region(ledger=ledger)
+    node = region.node(with_origin=False)
+    await node.limiter.start()
+    await turns()
+    assert node.failing_ledger is not None
+    ledger.publish_nowait([row("x", 5), row("y", 6)])
+    await asyncio.sleep(1)
+    before = value(node, "global_import_rows_total")
+    await loops(node).importer.run_once()
+    assert value(node, "global_import_rows_total") - before == 2
+    assert value(node, "global_import_rows_last") == 2
+    assert 0.9 <= value(node, "global_lag_seconds", "ams") <= 1.1
+    await loops(node).importer.run_once()
+    assert value(node, "global_import_rows_last") == 0
+    node.failing_ledger.faults.fail("heartbeat", times=1)
+    await loops(node).importer.beat_once()
+    assert value(node, "global_import_errors_total") == 0
+    node.failing_ledger.faults.fail("changes", times=1)
+    await loops(node).importer.run_once()
+    assert value(node, "global_import_errors_total") == 1
+    assert value(node, "global_import_rows_unreadable_total") == 0
+    loops(node).importer._note_unreadable(3, False)
+    assert value(node, "global_import_rows_unreadable_total") == 3
+    await region.stop()
+
+
+@means("regions")
+async def test_regions_are_those_with_a_recent_heartbeat() -> None:
+    ledger = MemoryLedger(clock=clock())
+    region = Region(ledger=ledger)
+    node = region.node(with_origin=False)
+    await node.limiter.start()
+    await turns()
+    assert value(node, "regions") == 1
+    ledger.heartbeat_nowait("ams")
+    await loops(node).importer.beat_once()
+    assert value(node, "regions") == 2
+    await asyncio.sleep(region.tuning.region_live_ms / 1000 * 2)
+    assert value(node, "regions") == 1, "ams is silent"
+    await region.stop()
+
+
+@means("breaker_state")
+async def test_a_breaker_is_2_while_it_is_open_and_0_when_it_is_closed() -> None:
+    region = Region()
+    node = region.node()
+    await node.accept("x")
+    assert value(node, "breaker_state", "origin_read") == 0
+    node.faults.fail("read")
+    for number in range(60):
+        await node.accept(f"user {number}")
+    assert value(node, "breaker_state", "origin_read") == 2
+    await region.stop()
+
+
+@means("loop_stall_seconds")
+async def test_the_stall_histogram_holds_how_late_timers_were() -> None:
+    region = Region()
+    node = region.node()
+    await node.accept("x")
+    await asyncio.sleep(5)
+    histogram = collect(node.limiter).histograms["loop_stall_seconds", ()]
+    assert sum(histogram.counts) >= 20
+    assert histogram.total < 0.001, "virtual time is never late"
+    await region.stop()
+
+
+@means("clock_offset_seconds")
+async def test_the_offset_is_positive_when_this_node_is_ahead_of_its_origin() -> None:
+    region = Region()
+    region.clock.offset_ms = 250
+    region.store._clock = clock()
+    node = region.node()
+    await node.accept("x", 1, HUNDRED_A_MINUTE)
+    await asyncio.sleep(10)
+    assert value(node, "clock_offset_seconds") == 0.25
+    assert await node.accept("y", 1, MILLION_AN_HOUR) == 1
+    await region.stop()
