@@ -358,6 +358,8 @@ class EngineMachine(RuleBasedStateMachine):
         self.ledger_sync.apply_import([row], self.now_ms, full=full)
         self.ledger_sync.finish_import(self.now_ms, full=full)
         self.end()
+        if not self.remembered((identifier, 60_000), sequence):
+            return  # the memory is full: an import evicts nothing
         if region == "fra":
             cell = self.cell((identifier, 60_000), sequence)
             cell.others = max(cell.others, regional - cell.own)
