@@ -129,3 +129,10 @@ def test_after_a_step_back_a_failed_read_does_not_pause_reads_for_the_whole_step
     node.limit(minute, "a", 1, M + 50_000)
     assert node.limit(minute, "a", 1, M + 30_000, origin).source == "origin"
     assert node.limit(minute, "a", 1, M + 30_001, origin).source == "local"
+
+
+def test_after_a_small_step_back_a_failed_read_is_no_answer() -> None:
+    minute = Limit(10, duration_ms=60_000, namespace="default")
+    node, origin = Node(), DictOrigin()
+    node.limit(minute, "a", 1, M + 50_000)
+    assert node.limit(minute, "a", 1, M + 49_000, origin).source == "origin"

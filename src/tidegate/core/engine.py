@@ -535,7 +535,7 @@ class Engine:
             origin is not None
             and source == LOCAL
             and not self.has_credit
-            and (now_ms < subject.strict_until_ms or origin.is_stale(wall_ms, self._fresh_ms))
+            and (now_ms < subject.strict_until_ms or origin.is_stale(wall_ms, self._fresh_ms, self._retry_ms))
             and not origin.is_paused(wall_ms, self._retry_ms)
         ):
             return UNREAD
@@ -577,7 +577,7 @@ class Engine:
         origin = cell.origin
         assert origin is not None
         reason = STRICT
-        if origin.is_stale(item.wall_ms, self._fresh_ms):
+        if origin.is_stale(item.wall_ms, self._fresh_ms, self._retry_ms):
             reason = COLD if origin.answered_at_ms < 0 else STALE
             previous = subject.cell(cell.sequence - 1)
             if previous is None:

@@ -301,8 +301,8 @@ class Subjects:
         self._unlink(table.queue(subject.queue), subject)
         self._unschedule(subject)
         table.remove(subject.identifier)
-        self._by_size.shrunk(table)
         self.bytes -= SUBJECT_BYTES + text_bytes(subject.identifier)
+        self._by_size.shrunk(table)
         if table.count == 0:
             self.bytes -= table_bytes(table)
             del self.tables[table.key]

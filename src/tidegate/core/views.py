@@ -35,14 +35,15 @@ class OriginView:
         # `own` as the origin last acknowledged it. Falls to 0 when the origin is found to have lost it.
         self.acked: int = 0
 
-    def is_stale(self, clock_ms: int, fresh_ms: int) -> bool:
-        """A read of both cells is needed. Also if the deadline lies further ahead than an answer sets it: the clock
-        has stepped back since, and how old that answer is cannot be known. A smaller step can make it last twice as
-        long."""
+    def is_stale(self, clock_ms: int, fresh_ms: int, retry_ms: int) -> bool:
+        """A read of both cells is needed. Also if a deadline lies further ahead than an answer or a failed read sets
+        it: the clock has stepped back since, and how old that answer is cannot be known. A smaller step can make it
+        last twice as long."""
         return (
             clock_ms >= self.fresh_until_ms
             or clock_ms >= self.previous_until_ms
             or self.fresh_until_ms > clock_ms + 2 * fresh_ms
+            or self.failed_until_ms > clock_ms + retry_ms
         )
 
     def is_paused(self, clock_ms: int, retry_ms: int) -> bool:

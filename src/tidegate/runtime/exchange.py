@@ -100,6 +100,11 @@ class Exchanges:
         self.waits: int = 0
         self.wait_latency: Final[Histogram] = Histogram()
 
+    @property
+    def is_failing(self) -> bool:
+        """Counts wait, and the last message failed. The origin may answer the pulse all the same."""
+        return self.calls.is_failing and self.behind_since_s is not None
+
     # -- requests
 
     async def wait(self, ticket: Ticket) -> list[Decision]:

@@ -63,6 +63,11 @@ class ReplayLoop:
         # Since when there have been unacknowledged counts; None when there are none.
         self.behind_since_s: float | None = None
 
+    @property
+    def is_failing(self) -> bool:
+        """Counts wait, and the last try to send them failed. The origin may answer reads all the same."""
+        return self.calls.is_failing and self.behind_since_s is not None
+
     def wake(self) -> None:
         self.awake = True
         self._woken.set()

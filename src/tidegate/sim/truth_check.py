@@ -582,7 +582,7 @@ class TruthCheck:
                 8, f"{process.node_id}: replays fail for {refuses_s:.3f} s, and health says {lines['counts']}"
             )
         if self._calm_s(process) > self._recovery_s() and not (lines["origin"].ok and lines["counts"].ok):
-            self._fail(8, f"{process.node_id}: everything works, and health says {lines['counts']}")
+            self._fail(8, f"{process.node_id}: everything works, and health says {list(lines.values())}")
 
     def _fail(self, invariant: int, text: str) -> None:
         self._simulation.auditor.fail(invariant, text)
