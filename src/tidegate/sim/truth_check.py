@@ -456,7 +456,10 @@ class TruthCheck:
             sequence: self.truth.by_region(cell_id._replace(sequence=sequence), process.region)
             for sequence in (cell_id.sequence - 1, cell_id.sequence)
         }
-        used = used_at(totals, at_ms, limit.duration_ms)
+        # Judged when it was decided, in its own cell: it may have waited.
+        end_ms = (cell_id.sequence + 1) * limit.duration_ms - 1
+        moment_ms = min(max(at_ms, process.clock.now_ms()), end_ms)
+        used = used_at(totals, moment_ms, limit.duration_ms)
         if used > limit.quota:
             self._fail(
                 11, f"{process.node_id}: {cell_id} allowed, its region has accepted {used} of {limit.quota}"
