@@ -115,8 +115,8 @@ class Auditor:
 
     def all_decided(self, process: NodeProcess, answers: Sequence[Answer], *, have_waited: bool) -> None:
         """A node made these decisions in this step, one after the other."""
-        # The subject of one that waited may have been evicted in this step: it was counted in another cell.
-        knows_cell = not (have_waited and process.evictions)
+        # With credit, the subject of a decision may have been evicted in this step: it was counted in another cell.
+        knows_cell = not (process.evictions and (have_waited or self._tuning.credit))
         for items, decisions, at_ms in answers:
             self._record(process, items, decisions, at_ms, knows_cell=knows_cell)
             self.truth_check.note_denials(process, items, decisions, at_ms)

@@ -252,6 +252,7 @@ class TruthCheck:
         if knowledge.clock_max_ms + age_s * 1_000 >= (cell_id.sequence + 2) * cell_id.key[2]:
             return
         components = None if cell is None or cell.ledger is None else cell.ledger.components
+        is_small = "subjects_max" in self._simulation.plan.tuning
         for region in self._simulation.plan.regions:
             if region == process.region:
                 continue
@@ -259,8 +260,8 @@ class TruthCheck:
             known = 0 if components is None else components.get(region, 0)
             if known >= published:
                 continue
-            if subject.incarnation and self._simulation.loop.time() - since_s < 3 * interval_s + age_s:
-                self.excused["evicted, and not imported again yet"] += 1
+            if is_small and self._simulation.loop.time() - since_s < 3 * interval_s + age_s:
+                self.excused["evicted or not kept, and not imported again yet"] += 1
             else:
                 self._fail(
                     8,
@@ -455,7 +456,10 @@ class TruthCheck:
             sequence: self.truth.by_region(cell_id._replace(sequence=sequence), process.region)
             for sequence in (cell_id.sequence - 1, cell_id.sequence)
         }
-        used = used_at(totals, at_ms, limit.duration_ms)
+        # Judged when it was decided, in its own cell: it may have waited.
+        end_ms = (cell_id.sequence + 1) * limit.duration_ms - 1
+        moment_ms = min(max(at_ms, process.clock.now_ms()), end_ms)
+        used = used_at(totals, moment_ms, limit.duration_ms)
         if used > limit.quota:
             self._fail(
                 11, f"{process.node_id}: {cell_id} allowed, its region has accepted {used} of {limit.quota}"
