@@ -3,9 +3,9 @@
 
     python scripts/check_types.py
 
-`pyright --verifytypes` judges every module. The library must be complete; the server, the simulator, the command line
-and the servers for tests are programs, whose insides have no users. Needs Node.js: the pyright package uses the one on
-the machine, or tries to fetch one; where there is none, this says so and checks nothing.
+`pyright --verifytypes` judges every module. The library must be complete; the server, the simulator, the demo, the
+command line and the servers for tests are programs, whose insides have no users. Needs Node.js: the pyright package
+uses the one on the machine, or tries to fetch one; where there is none, this says so and checks nothing.
 """
 
 import json
@@ -16,7 +16,14 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-PROGRAMS = ("tidegate.server", "tidegate.sim", "tidegate.cli", "tidegate.testing", "tidegate.integrations")
+PROGRAMS = (
+    "tidegate.server",
+    "tidegate.sim",
+    "tidegate.cli",
+    "tidegate.demo",
+    "tidegate.testing",
+    "tidegate.integrations",
+)
 # Test tools that users import.
 TOOLS = ("tidegate.testing.clock", "tidegate.testing.limiters", "tidegate.testing.faults")
 

@@ -492,3 +492,18 @@ async def test_thousands_of_new_subjects_in_one_moment_open_no_breaker() -> None
     await asyncio.sleep(5)
     assert statistics.origin_errors == {}
     await fleet.stop()
+
+
+@on_virtual_time
+async def test_credit_for_a_request_with_its_own_time_in_another_window_is_not_spent_in_this_one() -> None:
+    fleet = CreditFleet(2)
+    await fleet.start()
+    limit = fleet.limit_of(10)
+    await fleet.round_robin(10, 5, 9)
+    past_ms = fleet.clock.now_ms() - 10 * fleet.duration_ms
+    for limiter in fleet.limiters:
+        assert await limiter.limit(limit, "x", 1, now_ms=past_ms)
+    for _ in range(3):
+        await asyncio.gather(fleet.ask(0, 10), fleet.ask(1, 10))
+    assert (fleet.accepted(), fleet.over) == (10, 0)
+    await fleet.stop()

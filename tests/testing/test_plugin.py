@@ -116,10 +116,10 @@ USERS_TESTS = """
 
     def test_a_fault(tidegate_clock, tidegate_origin):
         with make_limiter(region="test", origin=tidegate_origin, clock=tidegate_clock) as limiter:
-            tidegate_origin.faults.fail("read")
+            tidegate_origin.faults.fail("exchange")
             decision = limiter.limit(MAIL, "ann")
             assert decision and decision.source == "degraded"
-            assert tidegate_origin.faults.fired["read"]
+            assert tidegate_origin.faults.fired["exchange"]
 """
 
 

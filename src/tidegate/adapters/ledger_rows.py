@@ -100,7 +100,7 @@ class RowReader:
 
     def __init__(self) -> None:
         self.rows: list[LedgerRow] = []
-        self.unreadable = 0
+        self.unreadable: int = 0
         self.newest_ms: dict[str, int] = {}
         # Few regions, workspaces and namespaces, many rows: decoding each once saves time and memory.
         self._names: dict[bytes, str] = {}

@@ -43,6 +43,8 @@ SUSPECT: Final = re.compile(
 )
 
 LINE: Final = re.compile(r"[^\r\n]+")
+# The "@" after the mask of a URL, so that the text before it contains no "@" of this URL.
+MASKED_URL: Final = re.compile(rf"(?<=:{re.escape(MASK)})@")
 URL_USER: Final = re.compile(r"(?i)(?:://|%3a%2f%2f)(?:(?!%3a|%40)[^:/?#@])*")
 # Databases that accept a user without a password: by its certificate, its address or a socket. Anywhere else what
 # stands alone before the "@" may be a token.
@@ -79,13 +81,17 @@ def mask_url(url: str) -> str:
     return SECRET_OPTION.sub(rf"\g<1>{MASK}", url)
 
 
-def _mask_url_in(line: re.Match[str]) -> str:
-    """Hide the password of a URL in one line, which may have other text around it, by the rules of `mask_url`.
+def _mask_urls_in(line: re.Match[str]) -> str:
+    """Hide passwords of URLs in one line. A message may contain URLs that are masked already: those end a search."""
+    return "@".join([_mask_url_in(part) for part in MASKED_URL.split(line.group())])
 
-    A password may contain spaces, so everything from the first one to the last "@" of the line is hidden, with what
-    stands between several URLs.
+
+def _mask_url_in(text: str) -> str:
+    """Hide the password of a URL, which may have other text around it, by the rules of `mask_url`.
+
+    A password may contain spaces, so everything from the first one to the last "@" is hidden, with what stands between
+    several URLs.
     """
-    text = line.group()
     end = max(text.rfind("@"), text.lower().rfind("%40"))
     if end < 0:
         return text
@@ -120,7 +126,7 @@ class Masker:
         if SUSPECT.search(text) is None:
             return text
         if "://" in text or "%3a%2f%2f" in text.lower():
-            text = LINE.sub(_mask_url_in, text)
+            text = LINE.sub(_mask_urls_in, text)
         for pattern, replacement in PATTERNS:
             text = pattern.sub(replacement, text)
         return text

@@ -33,7 +33,7 @@ __all__ = [
     "check_schema",
 ]
 
-logger = logging.getLogger(__name__)
+logger: Final[logging.Logger] = logging.getLogger(__name__)
 
 SessionType = TypeVar("SessionType", bound=Session[Any])
 

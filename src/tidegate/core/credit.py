@@ -258,7 +258,10 @@ class Credit:
         if self._quota_min == 0 or quota < self._quota_min:
             self._quota_min = quota
         want = 0
-        if not self.is_recalled and can_be_recalled and quota <= self._quota_min:
+        # In advance only in the running cell: in another one, which requests with their own time ask for, there may be
+        # room that the running one does not have.
+        is_running = sequence == now_ms // duration_ms
+        if is_running and not self.is_recalled and can_be_recalled and quota <= self._quota_min:
             want = self.want(clock_ms)
         held = self.spare if clock_ms < self.until_ms else 0
         if quota < self.quota or (need and as_of_ms < self.since_ms):
@@ -341,8 +344,15 @@ class Credit:
             self.spare = left if left > 0 else 0
             self.until_ms = self.sent_at_ms + request.life_ms
             self.quota = request.quota
-            self.since_ms = request.as_of_ms
+            if request.held == 0 or request.as_of_ms > self.since_ms:
+                self.since_ms = request.as_of_ms
         return True
+
+    def keep_no_more_than(self, held: int) -> None:
+        """Of a grant for another cell than the running one, keep only what the node had before."""
+        if self.spare > held:
+            self.spare = held
+            self.is_dirty = True
 
     def fail_message(self, number: int) -> bool:
         """It is not known whether it arrived. What the node kept is covered either way: by it or by the one before.

@@ -298,6 +298,10 @@ class CreditSync:
             if credit.apply_reply(request, reply):
                 credit.failed_until_ms = -1
                 self._serve(subject, credit, reply, clock_ms, patience_ms, served)
+                is_running = request.cells[0].sequence == now_ms // request.duration_ms
+                if not is_running and credit.waiting is None and credit.spare > request.held:
+                    credit.keep_no_more_than(request.held)
+                    self.pending.queue_replay(subject, subject.touched_ms)
             self._origin_sync.unpin(subject, now_ms)
         for ticket in served.joint:
             self._serve_batch(ticket, clock_ms, patience_ms, served)

@@ -62,11 +62,11 @@ class Fleet:
         database: Database,
         directory: Path,
     ) -> None:
-        self.regions = tuple(regions)
+        self.regions: tuple[str, ...] = tuple(regions)
         self.origins = origins
         self.database = database
         self.nodes: list[Node] = []
-        self.key = ""
+        self.key: str = ""
         self._nodes_per_region = nodes_per_region
         self._directory = directory
 

@@ -129,10 +129,10 @@ class Session:
         signalled: asyncio.Event,
         say: Callable[[str], None],
     ) -> None:
-        self.console = f"{fleet.nodes[0].url}/console"
+        self.console: str = f"{fleet.nodes[0].url}/console"
         self._options = options
         self._say = say
-        self.fleet = fleet
+        self.fleet: Fleet = fleet
         self._tally = Tally()
         ports = ", ".join(f"{node.name} {node.port}" for node in fleet.nodes)
         self._addresses = (
@@ -147,7 +147,7 @@ class Session:
         self._began_s = 0.0
         embedded = [store.description for store in (fleet.origins, fleet.database)]
         title = f"Tidegate demo: {len(fleet.regions)} regions, {len(fleet.nodes)} nodes in this process, "
-        self.report = Report(title + ", ".join(embedded), [node.name for node in fleet.nodes])
+        self.report: Report = Report(title + ", ".join(embedded), [node.name for node in fleet.nodes])
 
     @staticmethod
     @asynccontextmanager

@@ -82,7 +82,7 @@ class EmbeddedOrigins:
     """In the memory of this process. A killed one refuses every call and has forgotten everything."""
 
     def __init__(self) -> None:
-        self.description = "origins in memory"
+        self.description: str = "origins in memory"
         self.killed: set[str] = set()
         self._stores: dict[str, MemoryOrigin] = {}
         self._connections: dict[str, list[FailingOrigin]] = {}
@@ -116,7 +116,7 @@ class RedisOrigins:
     """A Redis process for each region. `kill` is SIGKILL; a Redis that comes back is empty."""
 
     def __init__(self) -> None:
-        self.description = "Redis"
+        self.description: str = "Redis"
         self.killed: set[str] = set()
         self._servers: dict[str, RedisServer] = {}
 
@@ -147,7 +147,7 @@ class EmbeddedDatabase:
     """A SQLite file. A region that is cut off has every call of its ledger refused; its nodes keep their keys."""
 
     def __init__(self, directory: Path) -> None:
-        self.description = "a SQLite file as the database"
+        self.description: str = "a SQLite file as the database"
         self.cut: set[str] = set()
         self._url = f"sqlite:///{directory / DATABASE_FILE}"
         self._connections: dict[str, list[FailingLedger]] = {}
@@ -183,7 +183,7 @@ class MySQLDatabase:
     """A MariaDB or MySQL process, and a proxy for each region. A region that is cut off is refused by its proxy."""
 
     def __init__(self) -> None:
-        self.description = "MySQL"
+        self.description: str = "MySQL"
         self.cut: set[str] = set()
         self._server: MySQLFamilyServer | None = None
         self._url = ""
