@@ -23,7 +23,19 @@ __all__ = ["GROUPS", "Case", "Measured", "cases", "measure", "measure_all", "tab
 # Enough for all regions to see each other's heartbeats, which come every 5 s.
 WARM_UP_S: Final = 15
 GROUPS: Final = (
-    *("nodes", "window", "load", "regions", "skewed", "spreader", "mechanisms", "lag", "burst", "stop"),
+    *(
+        "small",
+        "nodes",
+        "window",
+        "load",
+        "regions",
+        "skewed",
+        "spreader",
+        "mechanisms",
+        "lag",
+        "burst",
+        "stop",
+    ),
 )
 PLAIN: Final = (PlainOptions(20, 5), PlainOptions(50, 10))
 
@@ -200,6 +212,16 @@ def cases(seed: int = 1) -> list[Case]:
 
 
 def _inside_a_region() -> Iterator[Case]:
+    # Small limits that many nodes share: one request after the other, and all at one instant.
+    small = Case("small", "", windows=1, per_second=20)
+    for limit in (1, 5, 20, 100):
+        for nodes in (2, 8, 32):
+            for kind, how in (("even", "in turn, 50 ms apart"), ("burst", "all at once")):
+                case = replace(
+                    small, name=f"{nodes} nodes, limit {limit}, {how}", nodes=nodes, limit=limit, kind=kind
+                )
+                yield case
+                yield replace(case, name=f"{case.name}, without credit", tuning={"credit": False})
     region = Case("nodes", "", duration_ms=10_000, windows=10, per_second=200, kind="random")
     for nodes in (1, 2, 4, 8, 16, 32):
         yield replace(region, name=f"{nodes} nodes", nodes=nodes)
