@@ -60,12 +60,12 @@ ANSWERS_EXCUSED_PERCENT_MAX = 2
 
 
 @pytest.mark.slow
-def test_two_thousand_seeds_keep_the_invariants_and_every_fault_happens() -> None:
+def test_four_hundred_seeds_keep_the_invariants_and_every_fault_happens() -> None:
     summary = Summary()
-    for report in run_seeds(range(1, 2_001), Options(), jobs=2):
+    for report in run_seeds(range(1, 401), Options(), jobs=2):
         summary.add(report)
     assert [(one.seed, str(one.violations[0])) for one in summary.failures] == []
-    assert summary.passed == 2_000
+    assert summary.passed == 400
     assert summary.fired.keys() >= FAULTS
     assert_little_is_excused(summary)
 
