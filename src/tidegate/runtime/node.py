@@ -413,7 +413,7 @@ class Node:
         carrier = self.exchanges or self.replay
         if carrier is not None:
             # The origin may answer and still take no counts: its memory or its disk is full.
-            failing = carrier.calls.is_failing
+            failing = carrier.is_failing
             detail = f"wait in memory: {carrier.calls.last_error}" if failing else "arrive at the origin"
             found.append(Health("counts", not failing, detail))
         if self.importer is not None:
