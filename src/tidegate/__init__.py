@@ -20,6 +20,7 @@ from tidegate.errors import (
 from tidegate.runtime.environment import is_compiled as _is_compiled
 from tidegate.runtime.limiter import AsyncLimiter, Limiter
 from tidegate.runtime.statistics import Health, Statistics
+from tidegate.runtime.usage import Usage
 
 __all__ = [
     "AsyncLimiter",
@@ -34,6 +35,7 @@ __all__ = [
     "Statistics",
     "TidegateError",
     "Tuning",
+    "Usage",
     "__version__",
     "compiled",
 ]

@@ -96,6 +96,19 @@ def test_limit_prints_the_response_of_the_api_as_json(as_client: Server, invoke_
     assert peeked["remaining"] == 6
 
 
+def test_usage_prints_the_parts_of_a_count(
+    as_client: Server, invoke: Invoke, invoke_json: InvokeJSON
+) -> None:
+    invoke("limit", "email.send", "usage", "10/day", "--cost", "4")
+    shown = invoke("usage", "email.send", "usage", "10/day").stdout.splitlines()
+    assert shown[0].startswith("4 of 10 per day used, 6 left, window ends in ")
+    assert shown[1] == "  this process       4"
+    assert shown[2].startswith("  its region         4, 0 of it in other processes")
+    assert shown[3].startswith("  other regions      0")
+    data = invoke_json("usage", "email.send", "usage", "10", "--duration", "1d")
+    assert (data["used"], data["own"], data["regional"], data["foreign"], data["carried"]) == (4, 4, 4, 0, 0)
+
+
 def test_limit_prints_what_is_left_and_when_to_retry(as_client: Server, invoke: Invoke) -> None:
     allowed = invoke("limit", "email.send", "text", "1/day")
     time_left = r"(\d+ (h|min|s)( \d+ (min|s))?|1 d)"

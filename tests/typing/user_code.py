@@ -18,6 +18,7 @@ from tidegate import (
     Statistics,
     TidegateError,
     Tuning,
+    Usage,
 )
 from tidegate.testing import ManualClock, make_async_limiter, make_limiter
 
@@ -53,6 +54,7 @@ def decisions() -> None:
     assert_type(decision.headers(), dict[str, str])
     assert_type(limiter.limit_many([Request(LIMIT, "user"), Request(HOURLY, "user", 2)]), list[Decision])
     assert_type(limiter.peek(LIMIT, "user"), Decision)
+    assert_type(limiter.usage(LIMIT, "user"), Usage)
     assert_type(limiter.wait(LIMIT, "user", timeout=1.5), Decision)
     assert_type(limiter.health(), list[Health])
     assert_type(limiter.statistics(), Statistics)
@@ -70,6 +72,7 @@ async def decisions_of_tasks() -> None:
     assert_type(await tasks.limit_many([Request(LIMIT, "user")]), list[Decision])
     assert_type(tasks.limit_many_nowait([Request(LIMIT, "user")]), list[Decision] | None)
     assert_type(await tasks.peek(LIMIT, "user"), Decision)
+    assert_type(await tasks.usage(LIMIT, "user"), Usage)
     assert_type(await tasks.wait(LIMIT, "user", timeout=None), Decision)
     await tasks.stop(timeout=1)
     async with AsyncLimiter() as opened:

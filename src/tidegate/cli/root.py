@@ -33,6 +33,9 @@ COMMANDS: Final[dict[str, Entry]] = {
     "top": Entry("tidegate.cli.top", "top", "Show who is being limited right now, live in a terminal."),
     "limit": Entry("tidegate.cli.limit", "limit", "Get a decision from a server; exits 1 if denied."),
     "multi-limit": Entry("tidegate.cli.multi_limit", "multi_limit", "Get several decisions, all or nothing."),
+    "usage": Entry(
+        "tidegate.cli.usage", "usage", "Show what counts against a limit, and where it was accepted."
+    ),
     "overrides": Entry("tidegate.cli.overrides", "overrides", "Set, get, list and delete overrides."),
     "keys": Entry("tidegate.cli.keys", "keys", "Create, list, expire and revoke root keys."),
     "namespaces": Entry("tidegate.cli.namespaces", "namespaces", "List, delete and restore namespaces."),

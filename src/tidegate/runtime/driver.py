@@ -18,7 +18,7 @@ from typing import Final, Self
 
 from tidegate.adapters.forks import follow_forks
 from tidegate.core.gate import IDLE, NOT_STARTED, Gate
-from tidegate.core.model import Tuning
+from tidegate.core.model import Decision, Tuning
 from tidegate.errors import Closed, ConfigurationError
 from tidegate.ports import Ledger, Origin
 from tidegate.runtime.environment import Environment
@@ -26,6 +26,7 @@ from tidegate.runtime.fleet import Fleet, Parts
 from tidegate.runtime.inspection import Inspection
 from tidegate.runtime.states import StateMachine
 from tidegate.runtime.statistics import Health, Statistics
+from tidegate.runtime.usage import Usage, usage_of
 
 __all__ = ["Driver", "LimiterState"]
 
@@ -162,6 +163,11 @@ class Driver:
         """One line per dependency."""
         node = self._parts.node
         return [] if node is None else node.health(self._time_s())
+
+    def _usage(self, identifier: str, decision: Decision) -> Usage:
+        """What is behind the decision of a `peek`."""
+        with self._gate:
+            return usage_of(self._parts.engine, identifier, decision)
 
     @property
     def inspection(self) -> Inspection:

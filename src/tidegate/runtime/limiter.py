@@ -28,6 +28,7 @@ from tidegate.runtime.fleet import Parts
 from tidegate.runtime.limited import LimitedCall, check_coroutine_function, check_plain_function
 from tidegate.runtime.loops import wait_for_event
 from tidegate.runtime.node_thread import NodeThread
+from tidegate.runtime.usage import Usage
 from tidegate.runtime.waiting import checked_timeout, pause_s
 
 __all__ = ["AsyncLimiter", "Limiter"]
@@ -139,6 +140,10 @@ class AsyncLimiter(Driver):
     async def peek(self, limit: Limit, identifier: str, *, now_ms: int | None = None) -> Decision:
         """The present state of a counter, without consuming."""
         return await self.limit(limit, identifier, 0, now_ms=now_ms)
+
+    async def usage(self, limit: Limit, identifier: str, *, now_ms: int | None = None) -> Usage:
+        """What counts against a limit, and where each part was accepted. Consumes nothing."""
+        return self._usage(identifier, await self.peek(limit, identifier, now_ms=now_ms))
 
     async def wait(
         self, limit: Limit, identifier: str, cost: int = 1, *, timeout: float | None = None
@@ -360,6 +365,10 @@ class Limiter(Driver, LimitMethod):
     def peek(self, limit: Limit, identifier: str, *, now_ms: int | None = None) -> Decision:
         """The present state of a counter, without consuming."""
         return self.limit(limit, identifier, 0, now_ms=now_ms)
+
+    def usage(self, limit: Limit, identifier: str, *, now_ms: int | None = None) -> Usage:
+        """What counts against a limit, and where each part was accepted. Consumes nothing."""
+        return self._usage(identifier, self.peek(limit, identifier, now_ms=now_ms))
 
     def wait(self, limit: Limit, identifier: str, cost: int = 1, *, timeout: float | None = None) -> Decision:
         """Wait until the cost fits and consume it, or give up: then the last denial is returned.

@@ -29,6 +29,7 @@ from tidegate.server.api.problems import (
     KEY_DISABLED,
     KEY_NOT_FOUND,
     MALFORMED_AUTHORIZATION,
+    NAMESPACE_NOT_FOUND,
     SERVICE_UNAVAILABLE,
     WORKSPACE_DISABLED,
     WORKSPACE_RATE_LIMITED,
@@ -207,6 +208,18 @@ class Admission:
         if not caller.workspace.is_enabled:
             raise Refusal(WORKSPACE_DISABLED, "The workspace of this key is disabled.")
         return caller
+
+    def namespace(self, caller: Caller, name: str, *, deleted_too: bool = False) -> Steps[NamespaceView]:
+        """An existing namespace of the caller's workspace, by name or id; or a `Refusal`."""
+        namespace = caller.workspace.namespaces.get(name)
+        if namespace is None:
+            # Another process may have created it a moment ago.
+            yield from wait(self._sync.confirm)
+            workspace = self._sync.view.workspaces.get(caller.workspace.id)
+            namespace = None if workspace is None else workspace.namespaces.get(name)
+        if namespace is None or (namespace.is_deleted and not deleted_too):
+            raise Refusal(NAMESPACE_NOT_FOUND, "The namespace was not found.")
+        return namespace
 
     def _use_quota(self, call: Call, workspace: WorkspaceView, items: int) -> Steps[None]:
         assert workspace.quota is not None

@@ -11,6 +11,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from tidegate import __version__
+from tidegate.server.api.counters import UsageData
 from tidegate.server.api.operations import MultiLimitData
 from tidegate.server.api.overrides import OverrideData, Pagination
 from tidegate.server.api.problems import ErrorBody, FieldError, problems_by_suffix
@@ -85,6 +86,16 @@ OPERATIONS: Final = (
         (400, 401, 403, 410, 429, 500),
     ),
     Operation(
+        "usage",
+        "What counts against a limit, and where it was accepted",
+        "The counts behind a decision, without consuming: by this process, this region and other regions in the "
+        "current window, what the previous window still weighs, and how old each is. The namespace must exist. Needs "
+        "`ratelimit.*.limit` or `ratelimit.<namespace_id>.limit`.",
+        "CounterBody",
+        _ref("UsageData"),
+        (400, 401, 403, 404, 429, 500),
+    ),
+    Operation(
         "setOverride",
         "Set an override",
         "Replaces limit and duration for an identifier, or for all that match a pattern with `*`. The literal "
@@ -149,6 +160,7 @@ def _schemas() -> dict[str, Any]:
     types = [
         LimitData,
         MultiLimitData,
+        UsageData,
         OverrideIdData,
         OverrideData,
         DeletedData,

@@ -31,7 +31,7 @@ from tidegate.server.api.problems import (
     Meta,
     Refusal,
 )
-from tidegate.server.api.schema import Doubt, LimitBody, decode_limit, decode_multi_limit
+from tidegate.server.api.schema import CounterBody, Doubt, LimitBody, decode_limit, decode_multi_limit
 from tidegate.server.catalog.overrides import Override
 from tidegate.server.catalog.sync import CatalogSync
 from tidegate.server.catalog.view import Caller, NamespaceView
@@ -142,7 +142,7 @@ class Plans:
         self._matches: dict[tuple[object, str], Override | None] = {}
         self._matches_before: dict[tuple[object, str], Override | None] = {}
 
-    def find(self, workspace_id: str, namespace: NamespaceView, item: LimitBody) -> Plan:
+    def find(self, workspace_id: str, namespace: NamespaceView, item: CounterBody) -> Plan:
         override = self._override(namespace, item.identifier) if namespace.has_overrides else None
         key = (namespace, item.limit, item.duration) if override is None else (namespace, override)
         plan = self.recent.get(key)
@@ -208,7 +208,7 @@ class LimitOperations:
         self._admission = admission
         self._test_mode = test_mode
         self.activity = Activity(lambda: limiter.inspection)
-        self._plans = Plans(self.activity)
+        self.plans = Plans(self.activity)
         # Statistics of this process: decisions by workspace id, and the most denied identifiers.
         self.decisions: defaultdict[str, int] = defaultdict(int)
         self.top_denials: SpaceSaving[tuple[str, str, str]] = SpaceSaving(TOP_CAPACITY)
@@ -244,7 +244,7 @@ class LimitOperations:
         except Doubt as doubt:
             item = yield from self._admission.settle(call, doubt)
         head = call.head
-        test_time_ms = self._test_time_ms(head) if self._test_mode else None
+        test_time_ms = self.test_time_ms(head) if self._test_mode else None
         caller = self._recall(head.authorization)
         if caller is None or caller.is_metered:
             caller = yield from self._admit(call)
@@ -256,9 +256,9 @@ class LimitOperations:
             or not (caller.can_limit or caller.may("limit", namespace.id))
         ):
             namespace = (yield from self._namespaces(caller, [item]))[item.namespace]
-        plan = self._plans.recent.get((namespace, item.limit, item.duration))
+        plan = self.plans.recent.get((namespace, item.limit, item.duration))
         if plan is None or namespace.has_overrides:
-            plan = self._plans.find(workspace.id, namespace, item)
+            plan = self.plans.find(workspace.id, namespace, item)
         cost = 1 if item.cost is UNSET else item.cost
         now_ms = self._now_ms() if test_time_ms is None else test_time_ms
         decision = self._attempt(plan.limit, item.identifier, cost, now_ms)
@@ -285,7 +285,7 @@ class LimitOperations:
         else:
             sample = activity.begin()
         items = yield from self._admission.body(call, decode_multi_limit, body)
-        test_time_ms = self._test_time_ms(call.head) if self._test_mode else None
+        test_time_ms = self.test_time_ms(call.head) if self._test_mode else None
         caller = self._recall(call.head.authorization)
         if caller is None or caller.is_metered:
             caller = yield from self._admit(call, len(items))
@@ -312,7 +312,7 @@ class LimitOperations:
                 ):
                     namespaces = yield from self._namespaces(caller, items)
                     namespace = namespaces[item.namespace]
-                plan = self._plans.find(caller.workspace.id, namespace, item)
+                plan = self.plans.find(caller.workspace.id, namespace, item)
                 usual = None if namespace.has_overrides else plan
                 last = item
             plans.append(plan)
@@ -399,9 +399,9 @@ class LimitOperations:
             self.top_denials.add(key, weight)
             self.activity.record_denial(key, plan.limit, plan.override, decision, cost, now_ms, weight)
 
-    def _test_time_ms(self, head: Head) -> int | None:
+    def test_time_ms(self, head: Head) -> int | None:
         """The time that a request sets for itself, in test mode."""
-        if head.test_time is None:
+        if head.test_time is None or not self._test_mode:
             return None
         if not head.test_time.isdigit() or len(head.test_time) > 15:
             error = FieldError(

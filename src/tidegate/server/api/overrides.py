@@ -15,7 +15,6 @@ from tidegate.server.api.admission import Admission, Call, Steps, missing_permis
 from tidegate.server.api.problems import (
     INVALID_INPUT,
     JSON_LINE,
-    NAMESPACE_NOT_FOUND,
     OVERRIDE_NOT_FOUND,
     FieldError,
     Meta,
@@ -88,7 +87,7 @@ class OverrideOperations:
         if parts_of(wanted.identifier) > PARTS_MAX:
             raise Refusal(INVALID_INPUT, "The pattern has too many parts", errors=[TOO_MANY_PARTS])
         caller = yield from self._admission.admit(call)
-        namespace = yield from self._namespace(caller, wanted.namespace)
+        namespace = yield from self._admission.namespace(caller, wanted.namespace)
         if not caller.may("set_override", namespace.id):
             raise missing_permission("set_override", namespace)
         stored = yield from wait(
@@ -99,7 +98,7 @@ class OverrideOperations:
     def get_override(self, call: Call, body: bytes) -> Steps[None]:
         wanted = yield from self._admission.body(call, decode_get_override, body)
         caller = yield from self._admission.admit(call)
-        namespace = yield from self._namespace(caller, wanted.namespace)
+        namespace = yield from self._admission.namespace(caller, wanted.namespace)
         found = _readable(caller, namespace, wanted.identifier)
         if found is None:
             # It may have been set a moment ago. One that may not be read takes the same path, hence the same time.
@@ -112,7 +111,7 @@ class OverrideOperations:
     def list_overrides(self, call: Call, body: bytes) -> Steps[None]:
         wanted = yield from self._admission.body(call, decode_list_overrides, body)
         caller = yield from self._admission.admit(call)
-        namespace = yield from self._namespace(caller, wanted.namespace, deleted_too=True)
+        namespace = yield from self._admission.namespace(caller, wanted.namespace, deleted_too=True)
         if not caller.may("read_override", namespace.id):
             raise missing_permission("read_override", namespace)
         size = PAGE_DEFAULT if wanted.limit is UNSET else wanted.limit
@@ -123,23 +122,12 @@ class OverrideOperations:
     def delete_override(self, call: Call, body: bytes) -> Steps[None]:
         wanted = yield from self._admission.body(call, decode_delete_override, body)
         caller = yield from self._admission.admit(call)
-        namespace = yield from self._namespace(caller, wanted.namespace)
+        namespace = yield from self._admission.namespace(caller, wanted.namespace)
         if not caller.may("delete_override", namespace.id):
             raise missing_permission("delete_override", namespace)
         if not (yield from wait(self._sync.delete_override, namespace, wanted.identifier)):
             raise Refusal(OVERRIDE_NOT_FOUND, "There is no override for this identifier.")
         _answer(call, {})
-
-    def _namespace(self, caller: Caller, name: str, *, deleted_too: bool = False) -> Steps[NamespaceView]:
-        namespace = caller.workspace.namespaces.get(name)
-        if namespace is None:
-            # Another process may have created it a moment ago.
-            yield from wait(self._sync.confirm)
-            workspace = self._sync.view.workspaces.get(caller.workspace.id)
-            namespace = None if workspace is None else workspace.namespaces.get(name)
-        if namespace is None or (namespace.is_deleted and not deleted_too):
-            raise Refusal(NAMESPACE_NOT_FOUND, "The namespace was not found.")
-        return namespace
 
 
 def _readable(caller: Caller, namespace: NamespaceView, identifier: str) -> Override | None:

@@ -1,4 +1,4 @@
-"""The bodies of the six operations: their types, their bounds, and explanations of what is wrong with a body.
+"""The bodies of the operations: their types, their bounds, and explanations of what is wrong with a body.
 
 The structs are the only source: msgspec decodes with them, /openapi.json shows the schemas made from them, and the
 explanations are found by reading the same schemas. Decoding is the hot path. What it cannot settle is a `Doubt`: a
@@ -22,6 +22,7 @@ from tidegate.server.api.problems import INVALID_INPUT, FieldError, Refusal
 __all__ = [
     "SCHEMAS",
     "BodyDecoder",
+    "CounterBody",
     "Doubt",
     "LimitBody",
     "ListOverridesBody",
@@ -33,6 +34,7 @@ __all__ = [
     "decode_list_overrides",
     "decode_multi_limit",
     "decode_set_override",
+    "decode_usage",
 ]
 
 INT64_MAX: Final = 2**63 - 1
@@ -65,11 +67,11 @@ TOO_MUCH: Final = FieldError(
 Name = Annotated[str, Meta(min_length=1, max_length=512)]
 
 
-class LimitBody(msgspec.Struct, gc=False, forbid_unknown_fields=True):
-    """`limit`, and one item of `multiLimit`."""
+class CounterBody(msgspec.Struct, gc=False, forbid_unknown_fields=True):
+    """`usage`: one counter, and the limit that judges it."""
 
     namespace: Annotated[
-        Name, Meta(description="Id or name of the namespace. An unknown name is created on first use.")
+        Name, Meta(description="Id or name of the namespace. `limit` creates an unknown one on first use.")
     ]
     identifier: Annotated[
         Name, Meta(description="What to limit: a user, a key, an address. Case-sensitive; any characters.")
@@ -85,6 +87,11 @@ class LimitBody(msgspec.Struct, gc=False, forbid_unknown_fields=True):
     duration: Annotated[
         int, Meta(ge=DURATION_MS_MIN, le=DURATION_MS_MAX, description="Length of the window in milliseconds.")
     ]
+
+
+class LimitBody(CounterBody, gc=False, forbid_unknown_fields=True):
+    """`limit`, and one item of `multiLimit`."""
+
     cost: (
         Annotated[
             int,
@@ -145,7 +152,8 @@ class ListOverridesBody(msgspec.Struct, gc=False, forbid_unknown_fields=True):
 MultiLimitBody = Annotated[list[LimitBody], Meta(min_length=1, max_length=ITEMS_MAX)]
 
 _, SCHEMAS = msgspec.json.schema_components(
-    [LimitBody, SetOverrideBody, OverrideBody, ListOverridesBody], ref_template="#/components/schemas/{name}"
+    [LimitBody, CounterBody, SetOverrideBody, OverrideBody, ListOverridesBody],
+    ref_template="#/components/schemas/{name}",
 )
 SCHEMAS["MultiLimitBody"] = {
     "type": "array",
@@ -161,6 +169,10 @@ def quotes_of_limit(body: LimitBody) -> int:
     Two string values and four or five keys. Every further key would add two.
     """
     return 12 if body.cost is UNSET else 14
+
+
+def quotes_of_counter(_body: CounterBody) -> int:
+    return 12
 
 
 def quotes_of_override(_body: OverrideBody) -> int:
@@ -434,6 +446,9 @@ def decode_multi_limit(data: bytes) -> list[LimitBody]:
     return _multi_limit_decoder(data)
 
 
+decode_usage: Final = BodyDecoder[CounterBody](
+    "/v2/ratelimit.usage", CounterBody, "CounterBody", quotes_of_counter, 12 + NAME_QUOTES_MAX
+)
 decode_set_override: Final = BodyDecoder[SetOverrideBody](
     "/v2/ratelimit.setOverride",
     SetOverrideBody,

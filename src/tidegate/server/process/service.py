@@ -33,6 +33,7 @@ from tidegate.ports import Ledger, Origin
 from tidegate.runtime.limiter import AsyncLimiter
 from tidegate.runtime.statistics import Health
 from tidegate.server.api.admission import Admission
+from tidegate.server.api.counters import CounterOperations
 from tidegate.server.api.operations import LimitOperations
 from tidegate.server.api.overrides import OverrideOperations
 from tidegate.server.api.pages import Pages
@@ -133,6 +134,7 @@ class Service:
         )
         admission = Admission(self._limiter, self._sync, ids.take, now_ms)
         self._limits = LimitOperations(self._limiter, self._sync, admission, test_mode=config.test_mode)
+        counters = CounterOperations(self._limiter, self._limits, admission)
         overrides = OverrideOperations(self._sync, admission)
         self._local = LocalNode(
             self._limiter,
@@ -163,6 +165,7 @@ class Service:
         self.router = Router(
             [
                 *self._limits.routes(),
+                *counters.routes(),
                 *overrides.routes(),
                 *checks,
                 *pages.routes(),
