@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
-    from tidegate.runtime.limiter import AsyncLimiter, Limiter
+    from tidegate.runtime.async_limiter import AsyncLimiter
+    from tidegate.runtime.limiter import Limiter
     from tidegate.testing.clock import ManualClock
     from tidegate.testing.faults import FailingOrigin
 

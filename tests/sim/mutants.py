@@ -28,9 +28,9 @@ from tidegate.core.origin_sync import OriginSync
 from tidegate.core.subjects import Subjects
 from tidegate.core.sweep import Sweep
 from tidegate.core.views import GlobalView, Growth, OriginView
+from tidegate.runtime.async_limiter import AsyncLimiter
 from tidegate.runtime.exchange import Exchanges
 from tidegate.runtime.importer import ImportLoop
-from tidegate.runtime.limiter import AsyncLimiter
 from tidegate.runtime.node import Node
 from tidegate.runtime.pulse import PulseLoop
 from tidegate.runtime.reads import Reads

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from math import inf
 from typing import NamedTuple
 
@@ -11,6 +10,8 @@ __all__ = ["Deadline", "loop_time"]
 
 def loop_time() -> float:
     """The clock of the event loop that runs: what most deadlines here are measured by."""
+    import asyncio  # an embedded limiter needs a Deadline, and no asyncio
+
     return asyncio.get_running_loop().time()
 
 

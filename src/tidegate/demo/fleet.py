@@ -14,7 +14,7 @@ from typing import Final
 from tidegate.adapters.catalogs import open_catalog
 from tidegate.core.model import Limit
 from tidegate.demo.stores import Database, Origins
-from tidegate.runtime.limiter import AsyncLimiter
+from tidegate.runtime.async_limiter import AsyncLimiter
 from tidegate.server.catalog.keys import ALL, IdSource
 from tidegate.server.console.sessions import load_secret
 from tidegate.server.process.config import ServerConfig

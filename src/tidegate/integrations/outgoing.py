@@ -17,7 +17,8 @@ from tidegate.core.model import Decision, Request
 from tidegate.errors import InvalidInput, LimitExceeded
 from tidegate.integrations.answers import closest, describe
 from tidegate.integrations.rules import LimitsLike, Rule
-from tidegate.runtime.limiter import AsyncLimiter, Limiter
+from tidegate.runtime.async_limiter import AsyncLimiter
+from tidegate.runtime.limiter import Limiter
 from tidegate.runtime.waiting import checked_timeout, pause_s
 
 __all__ = ["AsyncOutgoing", "Outgoing"]

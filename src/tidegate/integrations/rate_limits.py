@@ -26,7 +26,8 @@ from tidegate.integrations.callers import Key, KeyFunction, Proxies, bounded, ip
 from tidegate.integrations.incoming import Incoming
 from tidegate.integrations.rules import Exemption, LimitsFunction, LimitsLike, Rule, shadow_limit
 from tidegate.integrations.settings import read_settings
-from tidegate.runtime.limiter import AsyncLimiter, Limiter
+from tidegate.runtime.async_limiter import AsyncLimiter
+from tidegate.runtime.limiter import Limiter
 
 __all__ = ["AsyncRateLimits", "RateLimits", "SyncRateLimits"]
 

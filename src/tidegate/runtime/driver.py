@@ -10,6 +10,7 @@ An embedded limiter is RUNNING from the beginning. A limiter that was made befor
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from copy import copy
 from enum import Enum
 from operator import methodcaller
@@ -18,8 +19,8 @@ from typing import Final, Self
 
 from tidegate.adapters.forks import follow_forks
 from tidegate.core.gate import IDLE, NOT_STARTED, Gate
-from tidegate.core.model import Decision, Tuning
-from tidegate.errors import Closed, ConfigurationError
+from tidegate.core.model import Decision, Request, Tuning
+from tidegate.errors import Closed, ConfigurationError, InvalidInput
 from tidegate.ports import Ledger, Origin
 from tidegate.runtime.environment import Environment
 from tidegate.runtime.fleet import Fleet, Parts
@@ -28,7 +29,7 @@ from tidegate.runtime.states import StateMachine
 from tidegate.runtime.statistics import Health, Statistics
 from tidegate.runtime.usage import Usage, usage_of
 
-__all__ = ["Driver", "LimiterState"]
+__all__ = ["Driver", "LimiterState", "checked_batch"]
 
 
 class LimiterState(Enum):
@@ -199,3 +200,10 @@ class Driver:
     def _after_fork_in_child(self) -> None:
         """A limiter that shares something begins again, as a node of its own."""
         raise NotImplementedError
+
+
+def checked_batch(requests: Sequence[Request]) -> Sequence[Request]:
+    """A batch is iterated more than once: an iterator would be empty the second time."""
+    if isinstance(requests, (list, tuple)):
+        return requests
+    raise InvalidInput("requests", requests, "a list or a tuple of Request items")

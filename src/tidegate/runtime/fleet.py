@@ -1,20 +1,20 @@
 """From what a user writes to the parts of a limiter: node id, engine, gate, origin, ledger.
 
 Both drivers are assembled here, so that they cannot differ in what they accept. A mistake in the arguments is raised
-here, by the constructor, and not by the first request. Nothing is connected yet.
+here, by the constructor, and not by the first request. Nothing is connected yet. What only a shared limiter needs is
+imported when one is made.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from random import Random
-from secrets import token_hex
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from tidegate.adapters.clock import WallClock, now_ns
 from tidegate.adapters.forks import INHERITED
-from tidegate.adapters.urls import check_directory, open_ledger, open_origin
 from tidegate.core.engine import Engine, Need
 from tidegate.core.gate import IDLE, NOT_STARTED, Gate
 from tidegate.core.model import Decision, Limit, Tuning, checked_region
@@ -22,8 +22,10 @@ from tidegate.core.tickets import Ticket
 from tidegate.errors import ConfigurationError, InvalidInput
 from tidegate.ports import Ledger, Origin
 from tidegate.runtime.environment import Environment, decides_in_one_step
-from tidegate.runtime.node import Node
 from tidegate.runtime.statistics import Statistics
+
+if TYPE_CHECKING:
+    from tidegate.runtime.node import Node
 
 __all__ = ["Fleet", "Parts"]
 
@@ -48,6 +50,8 @@ LEDGER_METHODS: Final = ("open", "publish", "changes", "heartbeat", "close", "st
 def _check_store(name: str, given: object, example: str, methods: Sequence[str]) -> None:
     """An origin or a ledger is a URL or an adapter object."""
     if isinstance(given, str):
+        from tidegate.adapters.urls import check_directory
+
         check_directory(given)
     elif given is not None and not all(hasattr(given, method) for method in methods):
         raise ConfigurationError(
@@ -76,6 +80,23 @@ def _named_region(region: object, *, has_origin: bool, has_ledger: bool, is_embe
             "region: a limiter with an origin needs the stable name of its region, such as region='fra'"
         )
     return None
+
+
+def _opened_origin(given: str | Origin | None) -> Origin | None:
+    """The origin, not connected yet; raises for a wrong URL or a missing extra."""
+    if not isinstance(given, str):
+        return given
+    from tidegate.adapters.urls import open_origin
+
+    return open_origin(given)
+
+
+def _opened_ledger(given: str | Ledger | None) -> Ledger | None:
+    if not isinstance(given, str):
+        return given
+    from tidegate.adapters.urls import open_ledger
+
+    return open_ledger(given)
 
 
 @dataclass(frozen=True)
@@ -141,9 +162,8 @@ class Fleet:
         self._ledger = ledger
         _check_store("origin", origin, "redis://host:6379", ORIGIN_METHODS)
         _check_store("ledger", ledger, "mysql://host/database", LEDGER_METHODS)
-        # Raises for a wrong URL or a missing extra.
-        self._open_origin = open_origin(origin) if isinstance(origin, str) else origin
-        self._open_ledger = open_ledger(ledger) if isinstance(ledger, str) else ledger
+        self._open_origin = _opened_origin(origin)
+        self._open_ledger = _opened_ledger(ledger)
 
     @property
     def shares(self) -> bool:
@@ -162,7 +182,7 @@ class Fleet:
         """The parts of a new node."""
         engine = Engine(
             self.tuning,
-            node_id=self.environment.node_id or token_hex(8),
+            node_id=self.environment.node_id or os.urandom(8).hex(),
             has_origin=self._origin is not None,
             has_ledger=self._ledger is not None,
             has_credit=self.tuning.credit,
@@ -188,6 +208,8 @@ class Fleet:
         return Parts(parts.engine, parts.gate, self._node(parts.engine, parts.gate, on_loop_closed))
 
     def _node(self, engine: Engine, gate: Gate, on_loop_closed: Callable[[], object]) -> Node:
+        from tidegate.runtime.node import Node
+
         return Node(
             engine,
             gate,
@@ -214,5 +236,5 @@ class Fleet:
                     "this limiter was given an adapter object and then forked; give it a URL instead, so that "
                     "every process can open a connection of its own"
                 )
-        self._open_origin = open_origin(self._origin) if isinstance(self._origin, str) else None
-        self._open_ledger = open_ledger(self._ledger) if isinstance(self._ledger, str) else None
+        self._open_origin = _opened_origin(self._origin)
+        self._open_ledger = _opened_ledger(self._ledger)

@@ -18,7 +18,7 @@ from typing import Any, Final, Self
 
 from tidegate.adapters.migrations import migrate
 from tidegate.errors import ConfigurationError
-from tidegate.runtime.limiter import AsyncLimiter
+from tidegate.runtime.async_limiter import AsyncLimiter
 from tidegate.server.http1.bounds import Intake, Rejection
 from tidegate.server.messages import Answer, Head, Operation, Stream
 from tidegate.server.process.config import ServerConfig

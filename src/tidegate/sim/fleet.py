@@ -8,7 +8,7 @@ from random import Random
 from typing import Final, NamedTuple
 
 from tidegate.core.model import Component, Decision, LedgerRow, Limit, OriginReply, Tuning
-from tidegate.runtime.limiter import AsyncLimiter
+from tidegate.runtime.async_limiter import AsyncLimiter
 from tidegate.sim.network import Link, Network
 from tidegate.sim.node_process import QuietStalls, parts_of
 from tidegate.sim.plan import EPOCH_MS, NetworkConditions

@@ -12,9 +12,9 @@ from tidegate.core.credit_sync import Served
 from tidegate.core.engine import Engine
 from tidegate.core.model import Component, Decision, LedgerRow, OriginReply
 from tidegate.core.tickets import Ticket
+from tidegate.runtime.async_limiter import AsyncLimiter
 from tidegate.runtime.exchange import Exchanges
 from tidegate.runtime.fleet import Parts
-from tidegate.runtime.limiter import AsyncLimiter
 from tidegate.runtime.node import Node
 from tidegate.runtime.stalls import StallMonitor
 from tidegate.sim.auditor import Answer, Auditor

@@ -15,7 +15,7 @@ from typing import Any, Final, TypeVar
 from tidegate.core.model import Decision, LedgerRow, Limit, Request, subject_digest
 from tidegate.core.windows import publish_threshold
 from tidegate.errors import DependencyError, InvalidInput
-from tidegate.runtime.limiter import AsyncLimiter
+from tidegate.runtime.async_limiter import AsyncLimiter
 from tidegate.runtime.node import Node
 from tidegate.sim.expectations import Difference, differences, matches
 from tidegate.sim.node_process import parts_of

@@ -15,7 +15,8 @@ from collections.abc import Sequence
 
 from tidegate.core.model import LOCAL, Decision, Limit, Request
 from tidegate.errors import Closed, InvalidInput
-from tidegate.runtime.limiter import AsyncLimiter, Limiter
+from tidegate.runtime.async_limiter import AsyncLimiter
+from tidegate.runtime.limiter import Limiter
 from tidegate.testing.clock import ManualClock
 
 __all__ = [

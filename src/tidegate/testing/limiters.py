@@ -15,8 +15,9 @@ from random import Random
 from tidegate.adapters.clock import WallClock
 from tidegate.core.model import Tuning
 from tidegate.ports import Clock, Ledger, Origin
+from tidegate.runtime.async_limiter import AsyncLimiter
 from tidegate.runtime.environment import Environment
-from tidegate.runtime.limiter import AsyncLimiter, Limiter
+from tidegate.runtime.limiter import Limiter
 
 __all__ = ["make_async_limiter", "make_limiter"]
 

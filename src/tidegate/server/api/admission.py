@@ -21,7 +21,7 @@ import msgspec
 from tidegate.core.header_fields import whole_seconds
 from tidegate.core.model import Decision
 from tidegate.errors import DependencyError
-from tidegate.runtime.limiter import AsyncLimiter
+from tidegate.runtime.async_limiter import AsyncLimiter
 from tidegate.server.api.problems import (
     FORBIDDEN,
     INSUFFICIENT_PERMISSIONS,

@@ -20,7 +20,7 @@ from msgspec import UNSET, UnsetType
 
 from tidegate.core.header_fields import INTEGER_MAX, policy_name, policy_value, whole_seconds
 from tidegate.core.model import Decision, Limit, Request, make_limit
-from tidegate.runtime.limiter import AsyncLimiter
+from tidegate.runtime.async_limiter import AsyncLimiter
 from tidegate.server.api.activity import Activity, Counts, Sample
 from tidegate.server.api.admission import Admission, Call, Steps, missing_permission, wait
 from tidegate.server.api.problems import (

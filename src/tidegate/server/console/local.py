@@ -17,8 +17,8 @@ from time import monotonic
 from typing import Any, Final
 
 from tidegate.core.quota import format_quota
+from tidegate.runtime.async_limiter import AsyncLimiter
 from tidegate.runtime.inspection import CellParts, SubjectState
-from tidegate.runtime.limiter import AsyncLimiter
 from tidegate.runtime.statistics import Health
 from tidegate.server.api.activity import Activity, Denial, Name
 from tidegate.server.catalog.overrides import matches

@@ -20,7 +20,7 @@ from typing import Any, Final
 from tidegate.adapters.clock import now_ms as wall_now_ms
 from tidegate.core.model import Decision, Limit, Request
 from tidegate.errors import ConfigurationError
-from tidegate.runtime.limiter import AsyncLimiter
+from tidegate.runtime.async_limiter import AsyncLimiter
 from tidegate.telemetry.decisions import DecisionRecord, Sampling
 
 __all__ = ["DecisionLog", "RecordingLimiter", "read_hash_key"]

@@ -11,7 +11,7 @@ import ssl
 import time
 from pathlib import Path
 
-from tidegate.runtime.limiter import AsyncLimiter
+from tidegate.runtime.async_limiter import AsyncLimiter
 from tidegate.server.api.admission import Admission
 from tidegate.server.http1.listener import HttpServer
 from tidegate.server.messages import Refuse, Router

@@ -30,7 +30,7 @@ from tidegate.adapters.urls import open_ledger, open_origin
 from tidegate.core.model import Tuning
 from tidegate.errors import MissingExtra
 from tidegate.ports import Ledger, Origin
-from tidegate.runtime.limiter import AsyncLimiter
+from tidegate.runtime.async_limiter import AsyncLimiter
 from tidegate.runtime.statistics import Health
 from tidegate.server.api.admission import Admission
 from tidegate.server.api.counters import CounterOperations
