@@ -16,6 +16,7 @@ from typing import NamedTuple, Protocol
 
 from tidegate.core.grants import CreditReply, CreditRequest, GrantRules
 from tidegate.core.model import Component, LedgerRow, OriginReply
+from tidegate.core.sharing import ImportState, Lease, Share, ShareReply
 
 __all__ = [
     "Catalog",
@@ -104,6 +105,19 @@ class Origin(Protocol):
     @property
     def can_be_recalled(self) -> bool:
         """Whether recalls arrive at the moment. A node that they do not reach asks for no credit in advance."""
+
+    async def share(self, shares: Sequence[Share], *, timeout_s: float) -> list[ShareReply]:
+        """Keep what the ledger holds of these cells, as `tidegate.core.grants.share` does, in their order.
+
+        Each is one atomic step; a cell is created if the origin has none, and expires as others do. Credit that other
+        regions have left no room for is asked back. Safe to repeat, reorder and duplicate.
+        """
+
+    async def lease(
+        self, node_id: str, *, life_ms: int, state: ImportState | None = None, timeout_s: float
+    ) -> Lease:
+        """Take, renew or (with a life of 0) give back the import of the region, as
+        `tidegate.core.sharing.take_lease` does, in one atomic step; the answer says who has it."""
 
     async def pulse(self, region: str, *, timeout_s: float) -> Pulse:
         """Claim the region name if none is held (never overwrite one), and answer it with the origin's clock."""

@@ -6,6 +6,7 @@ from random import Random
 from secrets import token_bytes
 
 from tidegate.core.grants import CellPart, CreditRequest, Hold, Run, SubjectRecord
+from tidegate.core.sharing import Share
 
 # After any wall clock that a test may meet: Redis expires keys by its own.
 START_MS = 4_000_000_000_000
@@ -69,6 +70,22 @@ class Steps:
             random.choice((0, 1, self.size // 3, self.size)),
             random.choice((0, 0, self.size // 5)),
             random.choice((0, 5_000, 5_000, 100)),
+            random.choice((0, 1, self.size // 5)),
+            random.choice((0, 1, self.size // 8)),
+        )
+
+    def next_share(self) -> tuple[int, Share]:
+        """What an importer or a publisher might say of one of its cells."""
+        random = self.random
+        self.now_ms += random.choice((0, 0, 1, 2, 250, 1_999, 2_000))
+        return self.now_ms, Share(
+            self.digest,
+            self.duration_ms,
+            START_MS // self.duration_ms + random.randrange(-1, 3),
+            random.choice(("", "", "eu", "us", "\N{SNOWMAN}")),
+            random.choice((0, 1, random.randrange(self.size), self.size)),
+            random.choice(("a", "b", "c")),
+            random.choice((0, 0, 0, 1)),
         )
 
     def drop_aged(self, record: SubjectRecord) -> None:

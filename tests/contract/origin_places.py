@@ -12,8 +12,11 @@ from tidegate.ports import Origin
 from tidegate.testing import RedisCluster, RedisSentinel, RedisServer
 from tidegate.testing.contracts.origin_remote import RemotePlace
 
-# Counts keys without those that hold the region's name. KEYS leaves expired keys out, DBSIZE does not.
-COUNT_CELLS = "return #redis.call('KEYS', 'tg:*') - #redis.call('KEYS', 'tg:{???}:region')"
+# Counts keys without those that hold the region's name or its lease. KEYS leaves expired keys out, DBSIZE does not.
+COUNT_CELLS = (
+    "return #redis.call('KEYS', 'tg:*') - #redis.call('KEYS', 'tg:{???}:region') "
+    "- #redis.call('KEYS', 'tg:{???}:lease')"
+)
 
 
 class SetClock:

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from tests.contract.credit_steps import START_MS, Steps, hold_numbers
 from tidegate.adapters.redis.credit import CreditLayout, parse_recall, replies_of
-from tidegate.adapters.redis.scripts import CREDIT_SCRIPT
+from tidegate.adapters.redis.scripts import CREDIT_SCRIPT, SHARE_SCRIPT
+from tidegate.adapters.redis.sharing import replies_of_shares, share_commands
 from tidegate.adapters.redis.wire import pack
 from tidegate.core.grants import (
     CellPart,
@@ -23,7 +24,9 @@ from tidegate.core.grants import (
     Run,
     SubjectRecord,
     grant,
+    share,
 )
+from tidegate.core.sharing import Share, ShareReply
 from tidegate.core.windows import carried
 from tidegate.testing import RedisServer
 
@@ -37,6 +40,8 @@ local now = number(clock[1]) * 1000 + (number(clock[2]) - fmod(number(clock[2]),
 """
 assert CLOCK in CREDIT_SCRIPT
 TIMED_SCRIPT = CREDIT_SCRIPT.replace(CLOCK, "local now = number(ARGV[#ARGV])\n")
+assert CLOCK in SHARE_SCRIPT
+TIMED_SHARE_SCRIPT = SHARE_SCRIPT.replace(CLOCK, "local now = number(ARGV[#ARGV])\n")
 EXACT = 2**53
 
 
@@ -77,11 +82,21 @@ def redis(server: RedisServer) -> Iterator[Connection]:
 def words_of(requests: Sequence[CreditRequest]) -> list[bytes]:
     """The command that the layout makes of the messages, as words."""
     (command,) = LAYOUT.commands(requests)
+    return unpacked(command.command[1])
+
+
+def unpacked(command: bytes) -> list[bytes]:
     reader = hiredis.Reader()
-    reader.feed(command.command[1])
+    reader.feed(command)
     words = reader.gets()
     assert isinstance(words, list)
     return words
+
+
+def share_at(redis: Connection, now_ms: int, entry: Share) -> ShareReply:
+    (command,) = commands = share_commands(LAYOUT, RULES, [entry], spreads=False)
+    answer = redis.call("EVAL", TIMED_SHARE_SCRIPT, *unpacked(command.command[1])[2:], now_ms)
+    return replies_of_shares([entry], commands, [answer])[0]
 
 
 def ask_at(redis: Connection, now_ms: int, *requests: CreditRequest) -> list[CreditReply]:
@@ -113,6 +128,23 @@ def test_the_script_answers_every_message_as_the_rule_in_python(redis: Connectio
     for sequence, cell in record.cells.items():
         found = redis.call("HGET", LAYOUT.cell_key(steps.digest, sequence), "")
         assert int(found or 0) == cell.total  # type: ignore[call-overload]
+
+
+@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+@given(seed=st.integers(0, 2**32))
+def test_what_the_ledger_holds_is_shared_as_the_rule_in_python(redis: Connection, seed: int) -> None:
+    steps = Steps(Random(seed))
+    record = SubjectRecord()
+    for _ in range(40):
+        if steps.random.random() < 0.5:
+            now_ms, request = steps.next()
+            assert ask_at(redis, now_ms, request) == [grant(record, request, now_ms, RULES)[0]]
+        else:
+            now_ms, entry = steps.next_share()
+            assert share_at(redis, now_ms, entry) == share(record, entry, now_ms, RULES)[0]
+        held = {w: hold_numbers(h) for w, h in record.holds.items() if h.expires_at_ms > now_ms}
+        found = holds_in(redis, steps.digest)
+        assert {w: numbers for w, numbers in found.items() if numbers[5] > now_ms} == held
 
 
 @settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])

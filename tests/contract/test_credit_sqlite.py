@@ -17,9 +17,9 @@ from tests.contract.credit_nodes import TIMEOUT_S, RealWorld, check_the_quota_pa
 from tests.contract.credit_steps import Steps, hold_numbers
 from tests.contract.origin_places import SetClock
 from tidegate.adapters.memory import MemoryOrigin
-from tidegate.adapters.sqlite.credit import CREDIT_RULES, CREDIT_SCHEMA, answer
+from tidegate.adapters.sqlite.credit import CREDIT_RULES, CREDIT_SCHEMA, answer, answer_shares
 from tidegate.adapters.sqlite.origin import SCHEMA, SQLiteOrigin
-from tidegate.core.grants import CellPart, CreditRequest, Run, SubjectRecord, grant
+from tidegate.core.grants import CellPart, CreditRequest, Run, SubjectRecord, grant, share
 from tidegate.errors import ConfigurationError
 
 ROOT = Path(__file__).parents[2]
@@ -55,6 +55,15 @@ def test_the_file_answers_every_message_as_the_rule_does(seed: int) -> None:
         for statement in SCHEMA:
             connection.execute(statement)
         for _ in range(40):
+            if steps.random.random() < 0.4:
+                now_ms, entry = steps.next_share()
+                steps.drop_aged(record)
+                shared, recalled = share(record, entry, now_ms, CREDIT_RULES)
+                answers, recalls = answer_shares(connection, [entry], now_ms)
+                steps.drop_aged(record)
+                assert answers == [shared]
+                assert sorted(recalls) == sorted((entry.digest, writer) for writer in recalled)
+                continue
             now_ms, request = steps.next()
             steps.drop_aged(record)
             expected, recalled = grant(record, request, now_ms, CREDIT_RULES)
@@ -74,6 +83,15 @@ def test_the_memory_origin_answers_every_message_as_the_rule_does(seed: int) -> 
     clock = SetClock()
     origin = MemoryOrigin(clock=clock)
     for _ in range(40):
+        if steps.random.random() < 0.4:
+            clock.at_ms, entry = steps.next_share()
+            steps.drop_aged(record)
+            shared, recalled = share(record, entry, clock.at_ms, origin.rules)
+            answers, recalls = origin.share_nowait([entry])
+            steps.drop_aged(record)
+            assert answers == [shared]
+            assert recalls == [(entry.digest, writer) for writer in recalled]
+            continue
         clock.at_ms, request = steps.next()
         steps.drop_aged(record)
         expected, recalled = grant(record, request, clock.at_ms, origin.rules)

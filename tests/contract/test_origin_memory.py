@@ -66,5 +66,6 @@ def test_statistics_count_what_this_node_asked() -> None:
     assert dict(origin.statistics()) == {
         "commands": 1, "connections_opened": 0, "cells": 2, "cells_read": 0, "cells_merged": 2,
         "messages": 0,
+        "shares": 0,
     }  # fmt: skip
     assert other.statistics()["cells_read"] == 1

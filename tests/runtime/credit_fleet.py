@@ -13,6 +13,7 @@ from tidegate import Decision, Limit, Request, Tuning
 from tidegate.adapters.memory import MemoryOrigin
 from tidegate.core.grants import CreditReply, CreditRequest, GrantRules
 from tidegate.core.model import Component, OriginReply
+from tidegate.core.sharing import ImportState, Lease, Share, ShareReply
 from tidegate.errors import DependencyTimeout
 from tidegate.ports import Pulse
 from tidegate.sim.node_process import parts_of
@@ -48,6 +49,20 @@ class FarOrigin:
         if self.loses_answers:
             raise DependencyTimeout("the answer was lost")
         return replies
+
+    async def share(self, shares: Sequence[Share], *, timeout_s: float) -> list[ShareReply]:
+        await self._travel()
+        if self.is_down:
+            raise DependencyTimeout("down")
+        return await self.inner.share(shares, timeout_s=timeout_s)
+
+    async def lease(
+        self, node_id: str, *, life_ms: int, state: ImportState | None = None, timeout_s: float
+    ) -> Lease:
+        await self._travel()
+        if self.is_down:
+            raise DependencyTimeout("down")
+        return self.inner.lease_nowait(node_id, life_ms, state)
 
     async def listen(self, node_id: str, on_recall: Callable[[bytes, str], None]) -> None:
         loop = asyncio.get_running_loop()

@@ -27,8 +27,10 @@ from tidegate.core.grants import (
     SubjectRecord,
     drop_expired,
     grant,
+    share,
 )
 from tidegate.core.model import Component, LedgerRow, OriginReply
+from tidegate.core.sharing import ImportState, Lease, Share, ShareReply, take_lease
 from tidegate.errors import RegionMismatch, RowsRejected
 from tidegate.ports import Changes, Clock, LedgerOverview, Pulse, RegionBeat
 
@@ -60,6 +62,7 @@ class OriginSnapshot:
     expiries: Sequence[tuple[int, CellKey]]
     region: str | None
     incarnation: int
+    lease: Lease | None = None
 
     @cached_property
     def cells(self) -> Mapping[CellKey, CellCopy]:
@@ -79,6 +82,7 @@ class _OriginStore:
         self.expiries: list[tuple[int, CellKey]] = []  # a heap of all cells, each once
         self.holds_due: list[tuple[int, bytes]] = []  # a heap of all records with holds, each once
         self.listeners: dict[str, Callable[[bytes, str], None]] = {}  # by node id
+        self.lease: Lease | None = None
         self.region: str | None = None
         self.incarnation = 0  # which time the region's name was claimed that is held now
         self.claims = 0
@@ -108,6 +112,11 @@ class _OriginStore:
             if part.own > 0:
                 self.cell((digest, part.sequence), (part.sequence + 3) * request.duration_ms)
         return grant(record, request, now_ms, rules)
+
+    def share(self, entry: Share, now_ms: int, rules: GrantRules) -> tuple[ShareReply, list[str]]:
+        if entry.counted > 0:
+            self.cell((entry.digest, entry.sequence), (entry.sequence + 3) * entry.duration_ms)
+        return share(self.records.get(entry.digest, SubjectRecord()), entry, now_ms, rules)
 
     def expire(self, now_ms: int) -> None:
         while self.expiries and self.expiries[0][0] <= now_ms:
@@ -150,6 +159,7 @@ class MemoryOrigin:
         self._cells_read = 0
         self._cells_merged = 0
         self._messages = 0
+        self._shares = 0
         self.can_be_recalled: bool = False
 
     def another(self) -> MemoryOrigin:
@@ -221,6 +231,31 @@ class MemoryOrigin:
             store.expire(now_ms)  # what had expired before it was reported is answered and not kept
             return replies, recalls
 
+    def share_nowait(self, shares: Sequence[Share]) -> tuple[list[ShareReply], list[tuple[bytes, str]]]:
+        """See `Origin.share`. Answers, and (digest, writer) of the holds that must be asked back."""
+        store = self._store
+        with store.lock:
+            self._commands += 1
+            self._shares += len(shares)
+            now_ms = self._clock.now_ms()
+            store.expire(now_ms)
+            replies: list[ShareReply] = []
+            recalls: list[tuple[bytes, str]] = []
+            for entry in shares:
+                reply, recalled = store.share(entry, now_ms, CREDIT_RULES)
+                replies.append(reply)
+                recalls += [(entry.digest, writer) for writer in recalled]
+            store.expire(now_ms)
+            return replies, recalls
+
+    def lease_nowait(self, node_id: str, life_ms: int, state: ImportState | None) -> Lease:
+        """See `Origin.lease`."""
+        store = self._store
+        with store.lock:
+            self._commands += 1
+            store.lease = take_lease(store.lease, node_id, life_ms, state, self._clock.now_ms())
+            return store.lease
+
     def pulse_nowait(self, region: str) -> Pulse:
         """See `Origin.pulse`."""
         store = self._store
@@ -243,7 +278,7 @@ class MemoryOrigin:
         store = self._store
         with store.lock:
             records = {digest: record.copied() for digest, record in store.records.items()}
-            return OriginSnapshot(records, list(store.expiries), store.region, store.incarnation)
+            return OriginSnapshot(records, list(store.expiries), store.region, store.incarnation, store.lease)
 
     def restore(self, snapshot: OriginSnapshot) -> None:
         """Fail over to an older copy."""
@@ -254,6 +289,7 @@ class MemoryOrigin:
             store.holds_due = sorted((0, digest) for digest, record in store.records.items() if record.holds)
             store.region = snapshot.region
             store.incarnation = snapshot.incarnation
+            store.lease = snapshot.lease
 
     def wipe(self) -> None:
         """Come back empty, without even the region's name."""
@@ -274,11 +310,24 @@ class MemoryOrigin:
 
     async def exchange(self, requests: Sequence[CreditRequest], *, timeout_s: float) -> list[CreditReply]:
         replies, recalls = self.exchange_nowait(requests)
+        self._ask_back(recalls)
+        return replies
+
+    async def share(self, shares: Sequence[Share], *, timeout_s: float) -> list[ShareReply]:
+        replies, recalls = self.share_nowait(shares)
+        self._ask_back(recalls)
+        return replies
+
+    def _ask_back(self, recalls: Sequence[tuple[bytes, str]]) -> None:
         for digest, writer in recalls:
             listener = self._store.listeners.get(writer.partition("~")[0])
             if listener is not None:
                 listener(digest, writer)
-        return replies
+
+    async def lease(
+        self, node_id: str, *, life_ms: int, state: ImportState | None = None, timeout_s: float
+    ) -> Lease:
+        return self.lease_nowait(node_id, life_ms, state)
 
     async def listen(self, node_id: str, on_recall: Callable[[bytes, str], None]) -> None:
         loop = asyncio.get_running_loop()
@@ -309,6 +358,7 @@ class MemoryOrigin:
             "cells_read": self._cells_read,
             "cells_merged": self._cells_merged,
             "messages": self._messages,
+            "shares": self._shares,
         }
 
 

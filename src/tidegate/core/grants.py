@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple, final
 
+from tidegate.core.sharing import NOT_DUE, Mark, Share, ShareReply, owner_of
 from tidegate.core.windows import carried
 
 __all__ = [
@@ -32,6 +33,7 @@ __all__ = [
     "SubjectRecord",
     "drop_expired",
     "grant",
+    "share",
 ]
 
 # `CreditReply.granted` for a message that a later one of the same writer has overtaken.
@@ -57,6 +59,8 @@ class GrantRules(NamedTuple):
     """After a recall nothing is granted in advance for this long: it would be recalled again."""
     share: int = 4
     """In advance a writer gets at most one part in so many of what is left, unless it is the only one."""
+    publish_ms: int = 2_000
+    """A node that has to publish a cell and has not done so by then is not waited for."""
 
 
 class CellPart(NamedTuple):
@@ -101,6 +105,10 @@ class CreditRequest(NamedTuple):
     held: int
     """Unspent credit that the node keeps: it is never granted less."""
     life_ms: int
+    floor: int = 0
+    """From which count on other regions should know the cell; 0: this node does not publish."""
+    step: int = 0
+    """By how much it may grow after that before it is published at once; 0: it can wait."""
 
 
 class CellTotals(NamedTuple):
@@ -112,6 +120,12 @@ class CellTotals(NamedTuple):
     """The writer's component as it was before the merge: less than was acknowledged shows a loss."""
     foreign: int
     """What other regions have published for it, as far as the origin or this message knows."""
+    regions: int = 0
+    """How many of them, as far as the origin knows."""
+    published: int = 0
+    """What this region has published, as far as the origin knows."""
+    due: int = NOT_DUE
+    """Whether this node has to publish it (`tidegate.core.sharing`)."""
 
 
 class CreditReply(NamedTuple):
@@ -172,20 +186,30 @@ class Hold:
 class CellRecord:
     """A G-Counter of writers for one cell. `total` is the sum of the components and of any base."""
 
-    __slots__ = ("components", "foreign", "total")
+    __slots__ = ("components", "foreign", "mark", "regions", "total")
 
     def __init__(self) -> None:
         self.components: dict[str, int] = {}
         self.total: int = 0
-        # The sum of what other regions have published. Written by imports.
+        # The sum of what other regions have published, and each of them. Written by `share`.
         self.foreign: int = 0
+        self.regions: dict[str, int] = {}
+        # What this region has published. None until the cell comes near its limit.
+        self.mark: Mark | None = None
 
     def copied(self) -> CellRecord:
         copy = CellRecord()
         copy.components = dict(self.components)
         copy.total = self.total
         copy.foreign = self.foreign
+        copy.regions = dict(self.regions)
+        copy.mark = None if self.mark is None else self.mark.copied()
         return copy
+
+    def marked(self) -> Mark:
+        if self.mark is None:
+            self.mark = Mark()
+        return self.mark
 
 
 @final
@@ -235,7 +259,7 @@ def grant(
     record: SubjectRecord, request: CreditRequest, now_ms: int, rules: GrantRules
 ) -> tuple[CreditReply, list[str]]:
     """Answer one message, and name the writers whose credit must be asked back. One atomic step of the origin."""
-    totals = merge(record, request)
+    totals = merge(record, request, now_ms, rules)
     drop_expired(record, now_ms)
     writer = request.writer
     others = others_of(record, writer, request.quota, now_ms, rules)
@@ -266,8 +290,8 @@ def grant(
     return CreditReply(granted, others.spare, others.firm, others.stuck, stuck_ms, tuple(totals)), recalled
 
 
-def merge(record: SubjectRecord, request: CreditRequest) -> list[CellTotals]:
-    """Keep the larger of each component; any order and any repetition gives the same."""
+def merge(record: SubjectRecord, request: CreditRequest, now_ms: int, rules: GrantRules) -> list[CellTotals]:
+    """Keep the larger of each component; any order and any repetition gives the same. Then see who publishes."""
     totals: list[CellTotals] = []
     for part in request.cells:
         cell = record.cells.get(part.sequence)
@@ -281,8 +305,75 @@ def merge(record: SubjectRecord, request: CreditRequest) -> list[CellTotals]:
             cell.components[request.writer] = part.own
             cell.total += part.own - before
         foreign = part.foreign if part.foreign > cell.foreign else cell.foreign
-        totals.append(CellTotals(cell.total, before, foreign))
+        due = NOT_DUE
+        # Once another region has published the cell, every change matters.
+        if request.floor > 0 and cell.total >= (request.floor if foreign == 0 else 1):
+            owner = owner_of(request.writer)
+            due = cell.marked().assign(cell.total, request.step, owner, now_ms, rules.publish_ms)
+        published = 0 if cell.mark is None else cell.mark.published
+        totals.append(CellTotals(cell.total, before, foreign, len(cell.regions), published, due))
     return totals
+
+
+def share(
+    record: SubjectRecord, entry: Share, now_ms: int, rules: GrantRules
+) -> tuple[ShareReply, list[str]]:
+    """Keep what the ledger holds of a cell, and say whether the one who tells has to publish it.
+
+    Names the writers whose credit must be asked back: what other regions have counted may leave less than is out.
+    """
+    if entry.counted == 0 and entry.sequence not in record.cells:
+        return ShareReply(0, 0, 0, NOT_DUE), []
+    cell = record.cell(entry.sequence)
+    mark = cell.marked()
+    recalled: list[str] = []
+    if entry.region:
+        known = cell.regions.get(entry.region, 0)
+        if entry.counted > known:
+            cell.regions[entry.region] = entry.counted
+            cell.foreign += entry.counted - known
+            recalled = recall_overdrawn(record, entry, now_ms, rules)
+    else:
+        if entry.epoch > mark.epoch:
+            # The ledger has lost rows since: what was published may not be there any more.
+            mark = Mark(epoch=entry.epoch)
+            cell.mark = mark
+        if entry.epoch == mark.epoch and entry.counted > mark.published:
+            mark.published = entry.counted
+        if entry.counted > 0 and mark.owner == entry.owner:
+            mark.until_ms = 0
+    due = NOT_DUE
+    if cell.foreign > 0 or not entry.region:
+        due = mark.assign(cell.total, 0, entry.owner, now_ms, rules.publish_ms)
+        if due != NOT_DUE:
+            # It asked just now: it is about to publish.
+            mark.assigned = cell.total
+            mark.until_ms = now_ms + rules.publish_ms
+    return ShareReply(cell.total, cell.foreign, mark.published, due), recalled
+
+
+def recall_overdrawn(record: SubjectRecord, entry: Share, now_ms: int, rules: GrantRules) -> list[str]:
+    """Ask all credit back that is not needed at once, if more is out than other regions have left."""
+    sequence = now_ms // entry.duration_ms
+    if not sequence - 1 <= entry.sequence <= sequence:
+        return []
+    drop_expired(record, now_ms)
+    spare = 0
+    quota = NEVER
+    for hold in record.holds.values():
+        if hold.spare > 0:
+            spare += hold.spare
+            if quota == NEVER or hold.quota < quota:
+                quota = hold.quota
+    if spare == 0:
+        return []
+    current = record.cells.get(sequence)
+    previous = record.cells.get(sequence - 1)
+    used = 0 if current is None else current.total + current.foreign
+    if previous is not None:
+        before = previous.total + previous.foreign
+        used += carried(before, now_ms - sequence * entry.duration_ms, entry.duration_ms)
+    return recall(record, "", now_ms, rules) if used + spare > quota else []
 
 
 def drop_expired(record: SubjectRecord, now_ms: int) -> None:

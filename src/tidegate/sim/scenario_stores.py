@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from tidegate.adapters.memory import MemoryLedger, MemoryOrigin
 from tidegate.core.grants import CreditReply, CreditRequest, GrantRules
 from tidegate.core.model import Component, LedgerRow, OriginReply
+from tidegate.core.sharing import ImportState, Lease, Share, ShareReply
 from tidegate.errors import DependencyUnavailable
 from tidegate.ports import Changes, Clock, LedgerOverview, Pulse, RegionBeat
 
@@ -72,6 +73,16 @@ class ScenarioOrigin:
     async def exchange(self, requests: Sequence[CreditRequest], *, timeout_s: float) -> list[CreditReply]:
         self._region.use(merged=sum(part.own > 0 for request in requests for part in request.cells))
         return await self._memory.exchange(requests, timeout_s=timeout_s)
+
+    async def share(self, shares: Sequence[Share], *, timeout_s: float) -> list[ShareReply]:
+        self._region.use()
+        return await self._memory.share(shares, timeout_s=timeout_s)
+
+    async def lease(
+        self, node_id: str, *, life_ms: int, state: ImportState | None = None, timeout_s: float
+    ) -> Lease:
+        self._region.use()
+        return self._memory.lease_nowait(node_id, life_ms, state)
 
     async def listen(self, node_id: str, on_recall: Callable[[bytes, str], None]) -> None:
         await self._memory.listen(node_id, on_recall)

@@ -15,6 +15,7 @@ from typing import Protocol
 from tidegate.adapters.memory import MemoryLedger, MemoryOrigin, OriginSnapshot
 from tidegate.core.grants import CreditReply, CreditRequest, GrantRules
 from tidegate.core.model import Component, LedgerRow, OriginReply
+from tidegate.core.sharing import ImportState, Lease, Share, ShareReply
 from tidegate.errors import DependencyUnavailable, RegionMismatch
 from tidegate.ports import Changes, Clock, LedgerOverview, Pulse, RegionBeat
 from tidegate.sim.network import Link, Network, Server
@@ -56,6 +57,16 @@ class VirtualOrigin(Server):
         # By node id: how a recall is sent to the node.
         self.listeners: dict[str, Callable[[bytes, str], None]] = {}
 
+    def check_writable(self) -> None:
+        if self.refuses_writes:
+            raise DependencyUnavailable("READONLY You can't write against a read only replica.")
+
+    def ask_back(self, recalls: Sequence[tuple[bytes, str]]) -> None:
+        for digest, writer in recalls:
+            listener = self.listeners.get(writer.partition("~")[0])
+            if listener is not None:
+                listener(digest, writer)
+
 
 class OriginPort:
     """Implements `Origin` for one node, over its link."""
@@ -79,8 +90,7 @@ class OriginPort:
 
     async def merge(self, components: Sequence[Component], *, timeout_s: float) -> list[OriginReply]:
         def apply() -> list[OriginReply]:
-            if self._origin.refuses_writes:
-                raise DependencyUnavailable("READONLY You can't write against a read only replica.")
+            self._origin.check_writable()
             before = self._memory.read_nowait(components)
             answers = self._memory.merge_nowait(components)
             self._observer.on_merge_applied(components, before, self._memory.read_nowait(components))
@@ -107,21 +117,35 @@ class OriginPort:
         components = [one for one in asked if one.own > 0]
 
         def apply() -> list[CreditReply]:
-            if self._origin.refuses_writes:
-                raise DependencyUnavailable("READONLY You can't write against a read only replica.")
+            self._origin.check_writable()
             before = self._memory.read_nowait(components)
             replies, recalls = self._memory.exchange_nowait(requests)
             self._observer.on_merge_applied(components, before, self._memory.read_nowait(components))
-            for digest, writer in recalls:
-                listener = self._origin.listeners.get(writer.partition("~")[0])
-                if listener is not None:
-                    listener(digest, writer)
+            self._origin.ask_back(recalls)
             return replies
 
         self._observer.on_merge_sent(components)
         replies = await self._link.call(apply, timeout_s)
         self._observer.on_reply(asked, True)
         return replies
+
+    async def share(self, shares: Sequence[Share], *, timeout_s: float) -> list[ShareReply]:
+        def apply() -> list[ShareReply]:
+            self._origin.check_writable()
+            replies, recalls = self._memory.share_nowait(shares)
+            self._origin.ask_back(recalls)
+            return replies
+
+        return await self._link.call(apply, timeout_s)
+
+    async def lease(
+        self, node_id: str, *, life_ms: int, state: ImportState | None = None, timeout_s: float
+    ) -> Lease:
+        def apply() -> Lease:
+            self._origin.check_writable()
+            return self._memory.lease_nowait(node_id, life_ms, state)
+
+        return await self._link.call(apply, timeout_s)
 
     async def listen(self, node_id: str, on_recall: Callable[[bytes, str], None]) -> None:
         # A recall arrives in the process of this node, not in that of the node whose message caused it.

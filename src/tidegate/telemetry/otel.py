@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from tidegate.core.grants import CreditReply, CreditRequest, GrantRules
     from tidegate.core.model import Component, LedgerRow, OriginReply
+    from tidegate.core.sharing import ImportState, Lease, Share, ShareReply
     from tidegate.ports import Changes, Ledger, LedgerOverview, Origin, Pulse, RegionBeat
 
 __all__ = ["traced_ledger", "traced_origin"]
@@ -63,6 +64,16 @@ class _TracedOrigin:
     async def exchange(self, requests: Sequence[CreditRequest], *, timeout_s: float) -> list[CreditReply]:
         with self._span("exchange", messages=len(requests)):
             return await self._inner.exchange(requests, timeout_s=timeout_s)
+
+    async def share(self, shares: Sequence[Share], *, timeout_s: float) -> list[ShareReply]:
+        with self._span("share", cells=len(shares)):
+            return await self._inner.share(shares, timeout_s=timeout_s)
+
+    async def lease(
+        self, node_id: str, *, life_ms: int, state: ImportState | None = None, timeout_s: float
+    ) -> Lease:
+        # No span, as with the pulse.
+        return await self._inner.lease(node_id, life_ms=life_ms, state=state, timeout_s=timeout_s)
 
     async def listen(self, node_id: str, on_recall: Callable[[bytes, str], None]) -> None:
         await self._inner.listen(node_id, on_recall)

@@ -17,6 +17,7 @@ from typing import Final, Generic, NamedTuple, TypeVar
 
 from tidegate.core.grants import CreditReply, CreditRequest, GrantRules
 from tidegate.core.model import Component, LedgerRow, OriginReply
+from tidegate.core.sharing import ImportState, Lease, Share, ShareReply
 from tidegate.errors import DependencyTimeout, DependencyUnavailable
 from tidegate.ports import Changes, Ledger, LedgerOverview, Origin, Pulse, RegionBeat
 
@@ -32,7 +33,7 @@ __all__ = [
 T = TypeVar("T")
 Port = TypeVar("Port", bound="Origin | Ledger")
 
-ORIGIN_OPERATIONS: Final = ("open", "read", "merge", "exchange", "pulse")
+ORIGIN_OPERATIONS: Final = ("open", "read", "merge", "exchange", "share", "lease", "pulse")
 LEDGER_OPERATIONS: Final = ("open", "publish", "changes", "heartbeat", "cleanup", "overview")
 
 
@@ -118,6 +119,17 @@ class FailingOrigin:
     async def exchange(self, requests: Sequence[CreditRequest], *, timeout_s: float) -> list[CreditReply]:
         return await self.faults.around(
             "exchange", lambda: self.inner.exchange(requests, timeout_s=timeout_s)
+        )
+
+    async def share(self, shares: Sequence[Share], *, timeout_s: float) -> list[ShareReply]:
+        return await self.faults.around("share", lambda: self.inner.share(shares, timeout_s=timeout_s))
+
+    async def lease(
+        self, node_id: str, *, life_ms: int, state: ImportState | None = None, timeout_s: float
+    ) -> Lease:
+        return await self.faults.around(
+            "lease",
+            lambda: self.inner.lease(node_id, life_ms=life_ms, state=state, timeout_s=timeout_s),
         )
 
     async def listen(self, node_id: str, on_recall: Callable[[bytes, str], None]) -> None:
@@ -254,6 +266,16 @@ class TrackingOrigin(_Tracking[Origin]):
     async def exchange(self, requests: Sequence[CreditRequest], *, timeout_s: float) -> list[CreditReply]:
         with self.tracked("exchange", list(requests)):
             return await self.inner.exchange(requests, timeout_s=timeout_s)
+
+    async def share(self, shares: Sequence[Share], *, timeout_s: float) -> list[ShareReply]:
+        with self.tracked("share", list(shares)):
+            return await self.inner.share(shares, timeout_s=timeout_s)
+
+    async def lease(
+        self, node_id: str, *, life_ms: int, state: ImportState | None = None, timeout_s: float
+    ) -> Lease:
+        with self.tracked("lease", (node_id, life_ms, state)):
+            return await self.inner.lease(node_id, life_ms=life_ms, state=state, timeout_s=timeout_s)
 
     async def listen(self, node_id: str, on_recall: Callable[[bytes, str], None]) -> None:
         await self.inner.listen(node_id, on_recall)

@@ -1,16 +1,16 @@
 -- Answer messages about subjects: merge what writers report, and grant credit. The rule is `grant` in
 -- tidegate/core/grants.py, step by step and under the same names; a property test holds the two equal.
 --
--- A cell is a hash as merge.lua writes it: one field for each writer, '' for their sum, '!foreign' for what other
--- regions have published. A subject's holds are a hash beside its cells: one field for each writer, seven numbers, and
+-- A cell is a hash as merge.lua writes it: one field for each writer, '' for their sum; '!foreign' and '!published' are
+-- as share.lua writes them. A subject's holds are a hash beside its cells: one field for each writer, seven numbers, and
 -- '' for when holders were last asked to give back. All keys of a call are in one slot.
 --
 -- KEYS: for each message the holds, the cell after the current one, then the message's cells, current and previous first.
--- ARGV: margin_ms, firm_ms, unanswered_ms, recall_gap_ms, quiet_ms, share, the channels' prefix; then for
---   each message writer ('' repeats the one before), number, duration_ms, quota, elapsed_ms, want, held, life_ms, count of
---   cells, count of runs; for each cell own, known, foreign, expires_at_ms; for each run elapsed_ms, cost, requests.
+-- ARGV: margin_ms, firm_ms, unanswered_ms, recall_gap_ms, quiet_ms, share, publish_ms, the channels' prefix; then for
+--   each message writer ('' repeats the one before), number, duration_ms, quota, elapsed_ms, want, held, life_ms, floor,
+--   step, count of cells, count of runs; for each cell own, known, foreign, expires_at_ms; for each run elapsed_ms, cost, requests.
 -- Answers: the server's time in ms; then for each message granted (-1: overtaken by a later one), spare, firm, stuck,
---   stuck_ms; for each of its cells total, the writer's component before, foreign.
+--   stuck_ms; for each of its cells total, the writer's component before, foreign, regions, published, due.
 --
 -- Numbers are doubles, exact up to 2^53: none beyond that is sent.
 local call, pcall, number, format, fmod = redis.call, redis.pcall, tonumber, string.format, math.fmod
@@ -44,9 +44,12 @@ local function fields(key, ...)
   return held
 end
 
-local MARGIN, FIRM, UNANSWERED, GAP, QUIET, SHARE =
-  number(ARGV[1]), number(ARGV[2]), number(ARGV[3]), number(ARGV[4]), number(ARGV[5]), number(ARGV[6])
-local CHANNEL = ARGV[7]
+local MARGIN, FIRM, UNANSWERED, GAP, QUIET, SHARE, PUBLISH =
+  number(ARGV[1]), number(ARGV[2]), number(ARGV[3]), number(ARGV[4]), number(ARGV[5]), number(ARGV[6]), number(ARGV[7])
+local CHANNEL = ARGV[8]
+
+-- published, assigned, until_ms, epoch, regions; then the node that is responsible.
+local MARK, MARK_BYTES = '<ddddd', 40
 
 local answers = { now }
 local slot = 1
@@ -55,7 +58,7 @@ local function answer(value)
   answers[slot] = value
 end
 
-local key_at, arg_at = 0, 7
+local key_at, arg_at = 0, 8
 local writer
 while key_at < #KEYS do
   local holds_key, next_key = KEYS[key_at + 1], KEYS[key_at + 2]
@@ -64,16 +67,18 @@ while key_at < #KEYS do
   local message, duration, quota, elapsed, want, held, life =
     number(ARGV[arg_at + 2]), number(ARGV[arg_at + 3]), number(ARGV[arg_at + 4]), number(ARGV[arg_at + 5]),
     number(ARGV[arg_at + 6]), number(ARGV[arg_at + 7]), number(ARGV[arg_at + 8])
-  local cells, runs = number(ARGV[arg_at + 9]), number(ARGV[arg_at + 10])
-  arg_at = arg_at + 10
+  local floor, step = number(ARGV[arg_at + 9]), number(ARGV[arg_at + 10])
+  local cells, runs = number(ARGV[arg_at + 11]), number(ARGV[arg_at + 12])
+  arg_at = arg_at + 12
 
   -- merge
   local totals, befores, foreigns, counted = {}, {}, {}, {}
+  local regions, publisheds, dues = {}, {}, {}
   for i = 1, cells do
     local key = KEYS[key_at + 2 + i]
     local own = ARGV[arg_at + 1]
     local known, foreign = number(ARGV[arg_at + 2]), number(ARGV[arg_at + 3])
-    local found = fields(key, writer, '', '!foreign')
+    local found = fields(key, writer, '', '!foreign', '!published')
     local before, total = number(found[1]) or 0, number(found[2]) or 0
     local growth = number(own) - before
     if growth > 0 then
@@ -84,6 +89,27 @@ while key_at < #KEYS do
     end
     totals[i], befores[i], foreigns[i] = total, before, max(foreign, number(found[3]) or 0)
     counted[i] = max(total, known) + foreigns[i]
+
+    -- Mark.assign
+    local published, assigned, until_ms, epoch, others, owner = 0, 0, 0, 0, 0, ''
+    if found[4] and #found[4] >= MARK_BYTES then
+      published, assigned, until_ms, epoch, others = unpack(MARK, found[4])
+      owner = string.sub(found[4], MARK_BYTES + 1)
+    end
+    regions[i], publisheds[i], dues[i] = others, published, 0
+    if floor > 0 and total > published and total >= (foreigns[i] == 0 and floor or 1) then
+      local node = string.match(writer, '^[^~]*')
+      local is_live = now < until_ms and until_ms <= now + PUBLISH
+      local base = published
+      if is_live then base = max(assigned, published) end
+      local is_pressed = base == 0 or (step > 0 and total >= base + step)
+      if is_live and not is_pressed then
+        if owner == node then dues[i] = 1 end
+      else
+        call('HSET', key, '!published', pack(MARK, published, total, now + PUBLISH, epoch, others) .. node)
+        dues[i] = is_pressed and 2 or 1
+      end
+    end
     arg_at = arg_at + 4
   end
 
@@ -205,6 +231,9 @@ while key_at < #KEYS do
     answer(totals[i])
     answer(befores[i])
     answer(foreigns[i])
+    answer(regions[i])
+    answer(publisheds[i])
+    answer(dues[i])
   end
   key_at = key_at + 2 + cells
 end

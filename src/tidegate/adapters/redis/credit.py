@@ -24,7 +24,7 @@ MESSAGES_PER_COMMAND_MAX: Final = 100
 DIGEST_BYTES: Final = 16
 # Numbers of an answer before those of its cells, and for each cell.
 HEAD_NUMBERS: Final = 5
-CELL_NUMBERS: Final = 3
+CELL_NUMBERS: Final = 6
 
 
 class CreditCommand(NamedTuple):
@@ -48,6 +48,7 @@ class CreditLayout:
             rules.recall_gap_ms,
             rules.quiet_ms,
             rules.share,
+            rules.publish_ms,
             self._channels,
         )
 
@@ -78,7 +79,21 @@ class CreditLayout:
         words: list[bytes | str | int] = []
         before = ""
         for request in map(_cut, requests):
-            digest, writer, number, duration_ms, cells, quota, as_of_ms, runs, want, held, life_ms = request
+            (
+                digest,
+                writer,
+                number,
+                duration_ms,
+                cells,
+                quota,
+                as_of_ms,
+                runs,
+                want,
+                held,
+                life_ms,
+                floor,
+                step,
+            ) = request
             if not writer or writer[0] == "!":
                 raise InvalidInput("writer", writer, "at least one character, the first one not '!'")
             start_ms = cells[0].sequence * duration_ms
@@ -93,6 +108,8 @@ class CreditLayout:
                 want,
                 held,
                 life_ms,
+                min(NUMBER_MAX, floor),
+                min(NUMBER_MAX, step),
                 len(cells),
                 len(runs),
             )
@@ -165,12 +182,12 @@ def replies_of(
     return [reply for reply in found if reply is not None], now_ms
 
 
-def _totals(part: CellPart, total: int, before: int, foreign: int) -> CellTotals:
+def _totals(part: CellPart, total: int, before: int, *ledger: int) -> CellTotals:
     """One cell's answer. A component beyond `NUMBER_MAX` was sent as just that, and all of it is held."""
     if part.own > NUMBER_MAX:
         others = total - max(before, NUMBER_MAX)
-        return CellTotals(others + part.own, before if before < NUMBER_MAX else part.own, foreign)
-    return CellTotals(total, before, foreign)
+        return CellTotals(others + part.own, before if before < NUMBER_MAX else part.own, *ledger)
+    return CellTotals(total, before, *ledger)
 
 
 def parse_recall(payload: bytes) -> tuple[bytes, str] | None:

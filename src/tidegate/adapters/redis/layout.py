@@ -95,6 +95,10 @@ class Layout:
         """Where a version that writes records differently says so, before it writes any (docs/adr/0015-credit.md)."""
         return self._heads[bucket] + b"format"
 
+    def lease_key(self) -> bytes:
+        """Which node imports for the region. In bucket 0."""
+        return self._heads[0] + b"lease"
+
     def reads(self, wanted: Iterable[Component]) -> list[Command]:
         heads = self._heads
         return [

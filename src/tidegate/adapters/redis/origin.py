@@ -28,9 +28,11 @@ from tidegate.adapters.redis.refusals import refused
 from tidegate.adapters.redis.scripts import MERGE_SHA
 from tidegate.adapters.redis.sentinel import Sentinels
 from tidegate.adapters.redis.settings import Address, RedisSettings, parse_settings
+from tidegate.adapters.redis.sharing import lease_command, lease_of, replies_of_shares, share_commands
 from tidegate.adapters.redis.wire import Reply, ReplyError, pack
 from tidegate.core.grants import CreditReply, CreditRequest, GrantRules
 from tidegate.core.model import Component, OriginReply
+from tidegate.core.sharing import ImportState, Lease, Share, ShareReply
 from tidegate.errors import ConfigurationError, DependencyUnavailable, RegionMismatch
 from tidegate.ports import Pulse
 
@@ -65,6 +67,7 @@ class RedisOrigin:
         self._cells_read = 0
         self._cells_merged = 0
         self._messages = 0
+        self._shares = 0
         self._incarnations: dict[int, bytes] = {}  # by bucket, as `pulse` last read them
         self._processes: set[bytes] = set()  # the servers that a pulse has met, by their run ids
         self._connections_known = 0  # how many had been opened when they were last asked for it
@@ -117,14 +120,35 @@ class RedisOrigin:
         if not requests:
             return []
         commands = self._credit.commands(requests)
-        answers = await self._run([one.command for one in commands], Deadline.after(timeout_s, loop_time()))
+        answers = await self._run_scripts([one.command for one in commands], timeout_s)
+        replies, _ = replies_of(requests, commands, answers)
+        self._messages += len(requests)
+        return replies
+
+    async def share(self, shares: Sequence[Share], *, timeout_s: float) -> list[ShareReply]:
+        if not shares:
+            return []
+        commands = share_commands(
+            self._credit, CREDIT_RULES, shares, spreads=self._settings.kind == "cluster"
+        )
+        answers = await self._run_scripts([one.command for one in commands], timeout_s)
+        self._shares += len(shares)
+        return replies_of_shares(shares, commands, answers)
+
+    async def lease(
+        self, node_id: str, *, life_ms: int, state: ImportState | None = None, timeout_s: float
+    ) -> Lease:
+        command = lease_command(self._layout.lease_key(), node_id, life_ms, state)
+        (answer,) = await self._run_scripts([(0, command)], timeout_s)
+        return lease_of(answer)
+
+    async def _run_scripts(self, commands: Sequence[Command], timeout_s: float) -> list[Reply]:
+        answers = await self._run(commands, Deadline.after(timeout_s, loop_time()))
         for answer in answers:
             if isinstance(answer, ReplyError):
                 # A slot that is on its way to another master: a moment later it has arrived.
                 raise refused(self._settings.shown, str(answer))
-        replies, _ = replies_of(requests, commands, answers)
-        self._messages += len(requests)
-        return replies
+        return answers
 
     async def listen(self, node_id: str, on_recall: Callable[[bytes, str], None]) -> None:
         """Call `on_recall(digest, writer)` for each request to give credit back, until cancelled.
@@ -183,6 +207,7 @@ class RedisOrigin:
             "cells_read": self._cells_read,
             "cells_merged": self._cells_merged,
             "messages": self._messages,
+            "shares": self._shares,
         }
 
     # ---- the network

@@ -11,10 +11,14 @@ from tidegate.adapters.redis.wire import pack
 __all__ = [
     "CREDIT_SCRIPT",
     "CREDIT_SHA",
+    "LEASE_SCRIPT",
+    "LEASE_SHA",
     "LOAD_SCRIPTS",
     "LOAD_SCRIPTS_PACKED",
     "MERGE_SCRIPT",
     "MERGE_SHA",
+    "SHARE_SCRIPT",
+    "SHARE_SHA",
 ]
 
 
@@ -29,7 +33,13 @@ def _sha(script: str) -> bytes:
 
 MERGE_SCRIPT: Final = _read("merge.lua")
 CREDIT_SCRIPT: Final = _read("credit.lua")
+SHARE_SCRIPT: Final = _read("share.lua")
+LEASE_SCRIPT: Final = _read("lease.lua")
 MERGE_SHA: Final = _sha(MERGE_SCRIPT)
 CREDIT_SHA: Final = _sha(CREDIT_SCRIPT)
-LOAD_SCRIPTS: Final = (("SCRIPT", "LOAD", MERGE_SCRIPT), ("SCRIPT", "LOAD", CREDIT_SCRIPT))
+SHARE_SHA: Final = _sha(SHARE_SCRIPT)
+LEASE_SHA: Final = _sha(LEASE_SCRIPT)
+LOAD_SCRIPTS: Final = tuple(
+    ("SCRIPT", "LOAD", script) for script in (MERGE_SCRIPT, CREDIT_SCRIPT, SHARE_SCRIPT, LEASE_SCRIPT)
+)
 LOAD_SCRIPTS_PACKED: Final = tuple(pack(command) for command in LOAD_SCRIPTS)

@@ -17,20 +17,30 @@ from contextlib import suppress
 from typing import Final
 
 from tidegate.adapters.sqlite.connection import SQLiteFile, transaction
+from tidegate.adapters.sqlite.sharing import NUMBER_MAX, load_ledger, store_foreign, store_mark
 from tidegate.core.grants import (
     CellPart,
-    CellTotals,
     CreditReply,
     CreditRequest,
     GrantRules,
     Hold,
     SubjectRecord,
     grant,
+    share,
 )
+from tidegate.core.sharing import Share, ShareReply
 from tidegate.errors import DependencyError
 from tidegate.ports import Clock
 
-__all__ = ["CREDIT_RULES", "CREDIT_SCHEMA", "CREDIT_TABLES", "Listener", "answer", "ports_of"]
+__all__ = [
+    "CREDIT_RULES",
+    "CREDIT_SCHEMA",
+    "CREDIT_TABLES",
+    "Listener",
+    "answer",
+    "answer_shares",
+    "ports_of",
+]
 
 # A message costs no network: credit may live shortly, so that processes which cannot reach each other (containers with
 # a common volume and networks of their own) hold each other up for two seconds at most.
@@ -76,9 +86,6 @@ FORGET_HOLDS: Final = """
 """
 # Expired holds deleted with each call, for every message: more than one, or a backlog would never shrink.
 FORGOTTEN_PER_MESSAGE: Final = 2
-# SQLite has 64 bits. No limit distinguishes a larger count from this one.
-NUMBER_MAX: Final = 2**53
-
 SECRET_BYTES: Final = 16
 DIGEST_BYTES: Final = 16
 # How often a process confirms its port, and when one that did not is forgotten.
@@ -128,28 +135,53 @@ def _restored(request: CreditRequest, reply: CreditReply) -> CreditReply:
         if part.own > NUMBER_MAX:
             others = totals.total - max(totals.component, NUMBER_MAX)
             component = totals.component if totals.component < NUMBER_MAX else part.own
-            cells.append(CellTotals(others + part.own, component, totals.foreign))
+            cells.append(totals._replace(total=others + part.own, component=component))
         else:
             cells.append(totals)
     return reply._replace(cells=tuple(cells))
 
 
+def answer_shares(
+    connection: sqlite3.Connection, shares: Sequence[Share], now_ms: int
+) -> tuple[list[ShareReply], list[tuple[bytes, str]]]:
+    """Keep what the ledger holds, inside the caller's transaction; and the holds that must be asked back."""
+    replies: list[ShareReply] = []
+    recalls: list[tuple[bytes, str]] = []
+    for original in shares:
+        entry = original._replace(counted=min(original.counted, NUMBER_MAX))
+        digest, sequence = entry.digest, entry.sequence
+        record = _load_cells(connection, digest, "", sequence - 1, sequence + 1, now_ms)
+        reply, recalled = share(record, entry, now_ms, CREDIT_RULES)
+        replies.append(reply)
+        if sequence not in record.cells:
+            continue
+        if entry.region and entry.counted:
+            store_foreign(connection, record, entry)
+        store_mark(connection, record, digest, sequence, entry.duration_ms)
+        _store_holds(connection, record, digest, recalled)
+        recalls += [(digest, writer) for writer in recalled]
+    return replies, recalls
+
+
 def _load(connection: sqlite3.Connection, request: CreditRequest, now_ms: int) -> SubjectRecord:
-    record = SubjectRecord()
     sequences = [part.sequence for part in request.cells]
-    arguments = {
-        "digest": request.digest,
-        "writer": request.writer,
-        "first": min(sequences),
-        "last": max(*sequences, sequences[0] + 1),
-        "now_ms": now_ms,
-    }
+    last = max(*sequences, sequences[0] + 1)
+    return _load_cells(connection, request.digest, request.writer, min(sequences), last, now_ms)
+
+
+def _load_cells(
+    connection: sqlite3.Connection, digest: bytes, writer: str, first: int, last: int, now_ms: int
+) -> SubjectRecord:
+    """The cells from `first` to `last`, with the component of one writer, and all holds."""
+    record = SubjectRecord()
+    arguments = {"digest": digest, "writer": writer, "first": first, "last": last, "now_ms": now_ms}
     for sequence, total, component in connection.execute(CELLS, arguments):
         cell = record.cell(sequence)
         cell.total = total
-        cell.components[request.writer] = component
-    for writer, *numbers, recalled_at_ms in connection.execute(HOLDS, (request.digest, now_ms)):
-        record.holds[writer] = Hold(*numbers)
+        cell.components[writer] = component
+    load_ledger(connection, record, digest, first, last, now_ms)
+    for holder, *numbers, recalled_at_ms in connection.execute(HOLDS, (digest, now_ms)):
+        record.holds[holder] = Hold(*numbers)
         record.recalled_at_ms = max(record.recalled_at_ms, recalled_at_ms)
     return record
 
@@ -166,8 +198,16 @@ def _store(
         if part.own > totals.component:
             expires_at_ms = min((part.sequence + 3) * request.duration_ms, NUMBER_MAX)
             connection.execute(PUT_COMPONENT, (digest, part.sequence, writer, part.own, expires_at_ms))
+        if totals.due:
+            store_mark(connection, record, digest, part.sequence, request.duration_ms)
     # The writer's own row always holds the time of the subject's last recall: it is the row that lives longest.
-    for name in (writer, *recalled):
+    _store_holds(connection, record, digest, (writer, *recalled))
+
+
+def _store_holds(
+    connection: sqlite3.Connection, record: SubjectRecord, digest: bytes, writers: Sequence[str]
+) -> None:
+    for name in writers:
         hold = record.holds[name]
         connection.execute(
             PUT_HOLD,

@@ -24,10 +24,13 @@ from tidegate.adapters.sqlite.credit import (
     CREDIT_TABLES,
     Listener,
     answer,
+    answer_shares,
     ports_of,
 )
+from tidegate.adapters.sqlite.sharing import SHARING_SCHEMA, SHARING_TABLES, answer_lease, delete_expired
 from tidegate.core.grants import CreditReply, CreditRequest, GrantRules
 from tidegate.core.model import Component, OriginReply
+from tidegate.core.sharing import ImportState, Lease, Share, ShareReply
 from tidegate.errors import ConfigurationError, RegionMismatch
 from tidegate.ports import Clock, Pulse
 
@@ -46,6 +49,7 @@ SCHEMA: Final = (
     """,
     "CREATE INDEX IF NOT EXISTS origin_components_expiry ON origin_components (expires_at_ms)",
     *CREDIT_SCHEMA,
+    *SHARING_SCHEMA,
     """
     CREATE TABLE IF NOT EXISTS origin_region (
         only INTEGER PRIMARY KEY CHECK (only = 1), region TEXT NOT NULL, incarnation TEXT NOT NULL
@@ -115,7 +119,7 @@ def _prepare(connection: sqlite3.Connection) -> None:
             f"the file is used by a newer version of Tidegate (record format {found}; this one knows {FORMAT}); "
             "update this node, or give it another file"
         )
-    names = ("origin_components", "origin_region", *CREDIT_TABLES)
+    names = ("origin_components", "origin_region", *CREDIT_TABLES, *SHARING_TABLES)
     known = connection.execute(
         f"SELECT count(*) FROM sqlite_master WHERE name IN ({','.join('?' * len(names))})", names
     ).fetchone()[0]
@@ -228,6 +232,7 @@ class SQLiteOrigin:
         self._cells_read = 0
         self._cells_merged = 0
         self._messages = 0
+        self._shares = 0
         self._listener = Listener()
 
     async def open(self, region: str, *, timeout_s: float) -> None:
@@ -285,6 +290,7 @@ class SQLiteOrigin:
                 replies, recalls = answer(connection, requests, now_ms)
                 expired_max = max(EXPIRED_ROWS_MIN, EXPIRED_ROWS_PER_MERGED * len(requests))
                 connection.execute(DELETE_EXPIRED, {"now_ms": now_ms, "rows_max": expired_max})
+                delete_expired(connection, now_ms, EXPIRED_ROWS_PER_MERGED * len(requests))
             return replies, ports_of(connection, recalls)
 
         replies, sendings = await self._file.run(work, timeout_s=timeout_s)
@@ -292,6 +298,34 @@ class SQLiteOrigin:
             self._listener.send(port, payload)
         self._messages += len(requests)
         return replies
+
+    async def share(self, shares: Sequence[Share], *, timeout_s: float) -> list[ShareReply]:
+        if not shares:
+            return []
+        now_ms = self._clock.now_ms()
+
+        def work(connection: sqlite3.Connection) -> tuple[list[ShareReply], list[tuple[int, bytes]]]:
+            with transaction(connection):
+                replies, recalls = answer_shares(connection, shares, now_ms)
+                delete_expired(connection, now_ms, EXPIRED_ROWS_PER_MERGED * len(shares))
+            return replies, ports_of(connection, recalls)
+
+        replies, sendings = await self._file.run(work, timeout_s=timeout_s)
+        for port, payload in sendings:
+            self._listener.send(port, payload)
+        self._shares += len(shares)
+        return replies
+
+    async def lease(
+        self, node_id: str, *, life_ms: int, state: ImportState | None = None, timeout_s: float
+    ) -> Lease:
+        now_ms = self._clock.now_ms()
+
+        def work(connection: sqlite3.Connection) -> Lease:
+            with transaction(connection):
+                return answer_lease(connection, node_id, life_ms, state, now_ms)
+
+        return await self._file.run(work, timeout_s=timeout_s)
 
     async def listen(self, node_id: str, on_recall: Callable[[bytes, str], None]) -> None:
         """Call `on_recall(digest, writer)` for each request to give credit back, until cancelled."""
@@ -338,4 +372,5 @@ class SQLiteOrigin:
             "cells_read": self._cells_read,
             "cells_merged": self._cells_merged,
             "messages": self._messages,
+            "shares": self._shares,
         }

@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 from tidegate.core.model import Component, OriginReply, subject_digest
 from tidegate.errors import RegionMismatch
 from tidegate.ports import Origin
+from tidegate.testing.contracts.origin_sharing import SharingContract
 
 __all__ = ["OpenNode", "OriginContract", "OriginPlace", "check_cancelled_calls", "component", "new_digest"]
 
@@ -73,7 +74,7 @@ class OpenNode(Protocol):
     async def __call__(self, region: str = REGION) -> Origin: ...
 
 
-class OriginContract:
+class OriginContract(SharingContract):
     """The tests for all origins."""
 
     @pytest.fixture

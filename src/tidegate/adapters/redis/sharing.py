@@ -1,0 +1,86 @@
+"""How what the nodes of a region share about the ledger lies in Redis: commands of `share.lua` and `lease.lua`. Pure.
+
+What the ledger holds of a cell lies in fields of the cell itself, so that credit and publishing see it with what they
+read anyway. The lease has a key of its own, in the first slot.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+from tidegate.adapters.redis.credit import CreditLayout
+from tidegate.adapters.redis.layout import BUCKETS, NUMBER_MAX, Command
+from tidegate.adapters.redis.scripts import LEASE_SHA, SHARE_SHA
+from tidegate.adapters.redis.wire import Reply, pack
+from tidegate.core.grants import GrantRules
+from tidegate.core.sharing import ImportState, Lease, Share, ShareReply
+from tidegate.errors import DependencyUnavailable
+
+__all__ = ["ShareCommand", "lease_command", "lease_of", "replies_of_shares", "share_commands"]
+
+# A script holds up every other client of its server while it runs: 100 shares take it about a millisecond.
+SHARES_PER_COMMAND_MAX: Final = 100
+REPLY_NUMBERS: Final = 4
+LEASE_VALUES: Final = 9
+
+
+class ShareCommand(NamedTuple):
+    """A call of the script: the command, and which shares of the caller's it carries."""
+
+    command: Command
+    indexes: Sequence[int]
+
+
+def share_commands(
+    layout: CreditLayout, rules: GrantRules, shares: Sequence[Share], *, spreads: bool
+) -> list[ShareCommand]:
+    """All shares in as few commands as may be."""
+    groups: dict[int, list[int]] = {}
+    for index, share in enumerate(shares):
+        groups.setdefault(share.digest[0] % BUCKETS if spreads else 0, []).append(index)
+    return [
+        ShareCommand((bucket, _packed(layout, rules, [shares[index] for index in chunk])), chunk)
+        for bucket, indexes in groups.items()
+        for start in range(0, len(indexes), SHARES_PER_COMMAND_MAX)
+        for chunk in [indexes[start : start + SHARES_PER_COMMAND_MAX]]
+    ]
+
+
+def _packed(layout: CreditLayout, rules: GrantRules, shares: Sequence[Share]) -> bytes:
+    keys: list[bytes] = []
+    words: list[bytes | str | int] = [rules.recall_gap_ms, rules.publish_ms, layout.channel("")]
+    for digest, duration_ms, sequence, region, counted, owner, epoch in shares:
+        keys.append(layout.holds_key(digest))
+        keys += [layout.cell_key(digest, sequence + ahead) for ahead in (-1, 0, 1)]
+        expires_at_ms = min((sequence + 3) * duration_ms, NUMBER_MAX)
+        name = region.encode("utf-8", "surrogatepass")
+        words += (name, min(counted, NUMBER_MAX), owner, epoch, duration_ms, sequence, expires_at_ms)
+    return pack((b"EVALSHA", SHARE_SHA, len(keys), *keys, *words))
+
+
+def replies_of_shares(
+    shares: Sequence[Share], commands: Sequence[ShareCommand], answers: Sequence[Reply]
+) -> list[ShareReply]:
+    """The answers in the order of the shares."""
+    found = [ShareReply(0, 0, 0, 0)] * len(shares)
+    for command, answer in zip(commands, answers, strict=True):
+        if not isinstance(answer, list) or len(answer) != REPLY_NUMBERS * len(command.indexes):
+            raise DependencyUnavailable(
+                f"the share script answered {answer!r:.80} to {len(command.indexes)} shares"
+            )
+        for place, index in enumerate(command.indexes):
+            found[index] = ShareReply(*answer[REPLY_NUMBERS * place : REPLY_NUMBERS * (place + 1)])
+    return found
+
+
+def lease_command(key: bytes, node_id: str, life_ms: int, state: ImportState | None) -> bytes:
+    words: list[bytes | str | int] = [b"EVALSHA", LEASE_SHA, 1, key, node_id, life_ms]
+    return pack((*words, *(() if state is None else state)))
+
+
+def lease_of(answer: Reply) -> Lease:
+    if not isinstance(answer, list) or len(answer) != LEASE_VALUES:
+        raise DependencyUnavailable(f"the lease script answered {answer!r:.80}")
+    holder, since_ms, until_ms, time_ms, cursor, *numbers = answer
+    return Lease(holder.decode(), since_ms, until_ms, time_ms, ImportState(cursor.decode(), *numbers))

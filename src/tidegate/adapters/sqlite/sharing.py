@@ -1,0 +1,137 @@
+"""What the nodes of a region share about the ledger, in a SQLite file: tables beside the components.
+
+`credit` loads and stores them around the rules of `core.grants`; the lease is a row of its own.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from typing import Final
+
+from tidegate.core.grants import SubjectRecord
+from tidegate.core.sharing import ImportState, Lease, Mark, Share, take_lease
+
+__all__ = [
+    "NUMBER_MAX",
+    "SHARING_SCHEMA",
+    "SHARING_TABLES",
+    "answer_lease",
+    "delete_expired",
+    "load_ledger",
+    "store_foreign",
+    "store_mark",
+]
+
+# SQLite has 64 bits. No limit distinguishes a larger count from this one.
+NUMBER_MAX: Final = 2**53
+
+SHARING_TABLES: Final = ("origin_foreign", "origin_marks", "origin_lease")
+SHARING_SCHEMA: Final = (
+    """
+    CREATE TABLE IF NOT EXISTS origin_foreign (
+        digest BLOB NOT NULL, sequence INTEGER NOT NULL, region BLOB NOT NULL, count INTEGER NOT NULL,
+        expires_at_ms INTEGER NOT NULL, PRIMARY KEY (digest, sequence, region)
+    ) WITHOUT ROWID
+    """,
+    "CREATE INDEX IF NOT EXISTS origin_foreign_expiry ON origin_foreign (expires_at_ms)",
+    """
+    CREATE TABLE IF NOT EXISTS origin_marks (
+        digest BLOB NOT NULL, sequence INTEGER NOT NULL, published INTEGER NOT NULL, assigned INTEGER NOT NULL,
+        owner TEXT NOT NULL, until_ms INTEGER NOT NULL, epoch INTEGER NOT NULL, expires_at_ms INTEGER NOT NULL,
+        PRIMARY KEY (digest, sequence)
+    ) WITHOUT ROWID
+    """,
+    "CREATE INDEX IF NOT EXISTS origin_marks_expiry ON origin_marks (expires_at_ms)",
+    """
+    CREATE TABLE IF NOT EXISTS origin_lease (
+        only INTEGER PRIMARY KEY CHECK (only = 1), holder TEXT NOT NULL, since_ms INTEGER NOT NULL,
+        until_ms INTEGER NOT NULL, cursor TEXT NOT NULL, imported_at_ms INTEGER NOT NULL,
+        full_at_ms INTEGER NOT NULL, regions INTEGER NOT NULL, epoch INTEGER NOT NULL
+    )
+    """,
+)
+
+FOREIGN: Final = """
+    SELECT sequence, region, count FROM origin_foreign
+     WHERE digest = ? AND sequence BETWEEN ? AND ? AND expires_at_ms > ?
+"""
+MARKS: Final = """
+    SELECT sequence, published, assigned, owner, until_ms, epoch FROM origin_marks
+     WHERE digest = ? AND sequence BETWEEN ? AND ? AND expires_at_ms > ?
+"""
+PUT_FOREIGN: Final = "INSERT OR REPLACE INTO origin_foreign VALUES (?, ?, ?, ?, ?)"
+PUT_MARK: Final = "INSERT OR REPLACE INTO origin_marks VALUES (?, ?, ?, ?, ?, ?, ?, ?)"
+FORGET: Final = """
+    DELETE FROM {table} WHERE {key} IN (
+        SELECT {columns} FROM {table} WHERE expires_at_ms <= ? ORDER BY expires_at_ms LIMIT ?)
+"""
+FORGET_FOREIGN: Final = FORGET.format(
+    table="origin_foreign", key="(digest, sequence, region)", columns="digest, sequence, region"
+)
+FORGET_MARKS: Final = FORGET.format(
+    table="origin_marks", key="(digest, sequence)", columns="digest, sequence"
+)
+
+
+def load_ledger(
+    connection: sqlite3.Connection, record: SubjectRecord, digest: bytes, first: int, last: int, now_ms: int
+) -> None:
+    """Add to the cells of a record what the ledger holds of them."""
+    for sequence, region, count in connection.execute(FOREIGN, (digest, first, last, now_ms)):
+        cell = record.cell(sequence)
+        cell.regions[region.decode("utf-8", "surrogatepass")] = count
+        cell.foreign += count
+    for sequence, *values in connection.execute(MARKS, (digest, first, last, now_ms)):
+        record.cell(sequence).mark = Mark(*values)
+
+
+def store_mark(
+    connection: sqlite3.Connection, record: SubjectRecord, digest: bytes, sequence: int, duration_ms: int
+) -> None:
+    mark = record.cell(sequence).marked()
+    connection.execute(
+        PUT_MARK,
+        (
+            digest,
+            sequence,
+            mark.published,
+            mark.assigned,
+            mark.owner,
+            mark.until_ms,
+            mark.epoch,
+            _expires_at_ms(sequence, duration_ms),
+        ),
+    )
+
+
+def store_foreign(connection: sqlite3.Connection, record: SubjectRecord, entry: Share) -> None:
+    count = record.cell(entry.sequence).regions[entry.region]
+    name = entry.region.encode("utf-8", "surrogatepass")
+    expires_at_ms = _expires_at_ms(entry.sequence, entry.duration_ms)
+    connection.execute(PUT_FOREIGN, (entry.digest, entry.sequence, name, count, expires_at_ms))
+
+
+def _expires_at_ms(sequence: int, duration_ms: int) -> int:
+    return min((sequence + 3) * duration_ms, NUMBER_MAX)
+
+
+def delete_expired(connection: sqlite3.Connection, now_ms: int, rows_max: int) -> None:
+    connection.execute(FORGET_FOREIGN, (now_ms, rows_max))
+    connection.execute(FORGET_MARKS, (now_ms, rows_max))
+
+
+def answer_lease(
+    connection: sqlite3.Connection, node_id: str, life_ms: int, state: ImportState | None, now_ms: int
+) -> Lease:
+    """Inside the caller's transaction."""
+    row = connection.execute(
+        "SELECT holder, since_ms, until_ms, cursor, imported_at_ms, full_at_ms, regions, epoch FROM origin_lease"
+    ).fetchone()
+    held = None if row is None else Lease(row[0], row[1], row[2], now_ms, ImportState(*row[3:]))
+    lease = take_lease(held, node_id, life_ms, state, now_ms)
+    if lease != held:
+        connection.execute(
+            "INSERT OR REPLACE INTO origin_lease VALUES (1, ?, ?, ?, ?, ?, ?, ?, ?)",
+            (*lease[:3], *lease.state),
+        )
+    return lease
