@@ -47,6 +47,8 @@ def recording(out: Printer) -> None:  # noqa: C901 - one small loop for each row
     activity = Activity(lambda: limiter.inspection)
     limit = Limit(1, duration_ms=3_600_000, namespace="rlns_1", workspace="w")
     counts = activity.counts("w", "n")
+    followed = activity.recording.followed
+    activity.follow("busy")
     keys = [("w", "n", f"user_{number}") for number in range(IDENTIFIERS)]
     decision = limiter.limit_nowait(limit, "x", 2)
     assert decision is not None and not decision.allowed
@@ -64,8 +66,15 @@ def recording(out: Printer) -> None:  # noqa: C901 - one small loop for each row
             else:
                 sample = activity.begin()
             counts.allowed += 1
+            followed.get(keys[0][2])
             if sample is not None:
                 activity.end(sample, keys[0])
+
+    def kept(times: int) -> None:
+        for number in range(times):
+            found = followed.get("busy")
+            assert found is not None
+            found.add(limit, 1, True, number // 1_000 * 1_000)
 
     def recorded(times: int) -> None:
         for number in range(times):
@@ -81,8 +90,14 @@ def recording(out: Printer) -> None:  # noqa: C901 - one small loop for each row
             else:
                 sample = activity.begin()
             counts.allowed += 1
+            key = keys[number % IDENTIFIERS]
+            kept = followed.get(key[2])
+            if kept is None and sample is not None:
+                kept = activity.follow(key[2])
+            if kept is not None:
+                kept.add(limit, 1, True, number // 1_000 * 1_000)
             if sample is not None:
-                activity.end(sample, keys[number % IDENTIFIERS])
+                activity.end(sample, key)
 
     def denied_again(times: int) -> None:
         for _ in range(times):
@@ -96,6 +111,7 @@ def recording(out: Printer) -> None:  # noqa: C901 - one small loop for each row
     out.table("recorded for the console", "ns per decision")
     for what, work in (
         ("left out of the sample: count, compare", left_out),
+        ("kept for a replay: one more request of an identifier that is followed", kept),
         (f"recorded: the first {SAMPLED_PER_S:,} in a second, then one in {SHARE}", recorded),
         ("on average at full speed, all identifiers new to the sketch in turn", as_it_is),
         ("a denial, again in the same second", denied_again),

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.server, pytest.mark.slow]
 
-VIEWS = ("Live", "Identifiers", "Fleet", "Overrides", "Namespaces", "Keys")
+VIEWS = ("Live", "Identifiers", "Fleet", "What if", "Overrides", "Namespaces", "Keys")
 Scheme = Literal["light", "dark"]
 DESKTOP = (1280, 900)
 PHONE = (375, 812)
@@ -97,6 +97,15 @@ def desk(context: BrowserContext, fleet: Fleet) -> Iterator[Desk]:
     desk.sign_in(fleet.workspace.key.secret)
     yield desk
     desk.check()
+
+
+def open_with_data(desk: Desk, view: str) -> None:
+    desk.open(view)
+    if view == "What if":
+        desk.page.get_by_label("Namespace").select_option("login")
+        desk.page.get_by_role("textbox", name="Other limit").fill("5/minute")
+        desk.page.get_by_role("button", name="Replay").click()
+    desk.until("document.querySelectorAll('main table tbody tr').length > 0")
 
 
 def test_each_view_shows_the_fleet(desk: Desk, fleet: Fleet) -> None:
@@ -191,6 +200,31 @@ def test_an_override_made_by_hand_changes_the_next_decision_and_its_preview_name
     page.get_by_role("dialog").get_by_role("button", name="Delete").click()
     page.get_by_text("This namespace has no overrides.").wait_for()
     assert limit_of(fleet.fra, fleet, "user_77") == 30
+
+
+def test_another_limit_is_replayed_with_the_last_minutes_and_changes_nothing(
+    desk: Desk, fleet: Fleet
+) -> None:
+    page = desk.page
+    key = fleet.workspace.key.secret
+    body = {"namespace": "replayed", "identifier": "user_123", "limit": 10, "duration": 3_600_000}
+    for _ in range(12):
+        assert fleet.fra.call("limit", body, key).status == 200
+    desk.open("What if")
+    page.get_by_label("Namespace").select_option("replayed")
+    page.get_by_role("textbox", name="Other limit").fill("4 per hour")
+    page.keyboard.press("Enter")
+    page.get_by_text("With 4 per hour, 6 requests of 1 identifier would have been denied as well").wait_for()
+    page.get_by_text("12 requests of 1 identifier in").wait_for()
+    page.get_by_role("row", name="user_123 12 10 4 6 0").wait_for()
+    assert page.get_by_role("img", name=re.compile("Denied per second")).count() == 1
+    assert fleet.fra.call("limit", {**body, "cost": 0}, key).data["limit"] == 10
+    page.get_by_role("textbox", name="Other limit").fill("many")
+    page.get_by_role("button", name="Replay").click()
+    page.get_by_text("'many'").wait_for()
+    page.get_by_role("textbox", name="Other limit").fill("10/hour")
+    page.get_by_role("button", name="Replay").click()
+    page.get_by_text("With 10 per hour nothing would have changed.").wait_for()
 
 
 def test_namespaces_are_made_deleted_and_restored(desk: Desk, fleet: Fleet) -> None:
@@ -349,8 +383,7 @@ def test_the_focus_stays_where_it_is_while_numbers_change(desk: Desk) -> None:
 def test_every_view_fits_a_phone(desk: Desk) -> None:
     desk.page.set_viewport_size({"width": PHONE[0], "height": PHONE[1]})
     for view in VIEWS:
-        desk.open(view)
-        desk.until("document.querySelectorAll('main table tbody tr').length > 0")
+        open_with_data(desk, view)
         assert desk.overflow() <= 0, view
     desk.open_identifier("login", "user_123")
     assert desk.overflow() <= 0
@@ -366,8 +399,7 @@ def test_axe_finds_nothing_serious(browser: Browser, fleet: Fleet, axe_source: s
         found = {"sign-in": desk.axe(axe_source)}
         desk.sign_in(fleet.workspace.key.secret)
         for view in VIEWS:
-            desk.open(view)
-            desk.until("document.querySelectorAll('main table tbody tr').length > 0")
+            open_with_data(desk, view)
             found[view] = desk.axe(axe_source)
         desk.page.get_by_role("button", name="New key").click()
         desk.page.get_by_role("dialog").wait_for()
@@ -411,6 +443,9 @@ def test_pictures_can_be_made(
             desk.page.get_by_role("region", name="Regions").get_by_text("live").first.wait_for()
             pictures.append(("fleet", folder / "fleet-light.png"))
             desk.page.screenshot(path=pictures[2][1])
+            open_with_data(desk, "What if")
+            pictures.append(("what-if", folder / "what-if-light.png"))
+            desk.page.screenshot(path=pictures[3][1])
         assert all(path.stat().st_size > 10_000 for _, path in pictures)
         desk.check()
     finally:

@@ -98,6 +98,57 @@ def test_a_preview_shows_whom_a_pattern_matches_and_what_applies_to_them_already
     ]
 
 
+def test_a_what_if_replays_the_last_minutes_with_another_limit(
+    visitor: Visitor, workspace: Workspace
+) -> None:
+    for _ in range(8):
+        workspace.limit(namespace="login", identifier="user_123", limit=5)
+    workspace.limit(namespace="login", identifier="quiet", limit=5)
+    workspace.limit(namespace="login", identifier="quiet", limit=5, cost=0)
+    workspace.limit(namespace="other", identifier="user_123", limit=5)
+    found = visitor.get("what-if", namespace="login", limit="2/30d").json
+    assert (found["requests"], found["allowed"], found["would_be_allowed"]) == (9, 6, 3)
+    assert (found["newly_denied"], found["newly_allowed"], found["agreed"]) == (3, 0, 9)
+    assert (found["new_limit"], found["limits"]) == ("2 per 30 days", {"5 per 30 days": 9})
+    assert found["callers"][0]["identifier"] == "user_123" and found["callers"][0]["newly_denied"] == 3
+    assert found["is_complete"] and found["namespace"] == "login"
+    raised = visitor.get("what-if", namespace="login", limit="7 per 30 days").json
+    assert (raised["newly_denied"], raised["newly_allowed"]) == (0, 2)
+
+
+def test_a_what_if_of_a_batch_counts_what_its_own_limit_did(visitor: Visitor, workspace: Workspace) -> None:
+    items = [
+        {"namespace": "wide", "identifier": "u", "limit": 9, "duration": MONTH_MS},
+        {"namespace": "narrow", "identifier": "u", "limit": 1, "duration": MONTH_MS},
+    ]
+    for _ in range(3):
+        assert visitor.server.call("multiLimit", items, workspace.key.secret).status == 200
+    narrow = visitor.get("what-if", namespace="narrow", limit="2/30d").json
+    assert (narrow["requests"], narrow["allowed"], narrow["would_be_allowed"]) == (3, 1, 2)
+    wide = visitor.get("what-if", namespace="wide", limit="9/30d").json
+    assert (wide["requests"], wide["agreed"], wide["newly_denied"]) == (1, 1, 0)
+
+
+def test_a_what_if_without_requests_is_empty_and_a_bad_limit_is_named(
+    visitor: Visitor, workspace: Workspace
+) -> None:
+    workspace.limit(namespace="looked", cost=0)
+    empty = visitor.get("what-if", namespace="looked", limit="5/minute").json
+    assert (empty["requests"], empty["callers"], empty["moments"]) == (0, [], [])
+    for limit in ("", "many", "0/minute", "5/ms"):
+        refused = visitor.get("what-if", namespace="looked", limit=limit)
+        assert (refused.status, refused.json["error"]["errors"][0]["location"]) == (400, "/properties/limit")
+    assert visitor.get("what-if", namespace="unknown", limit="5/minute").status == 404
+
+
+def test_a_what_if_shows_nothing_of_another_workspace(
+    server: TidegateServer, visitor: Visitor, workspace: Workspace
+) -> None:
+    for each in (server.workspace(), workspace):
+        each.limit(namespace="same name", identifier="same identifier")
+    assert visitor.get("what-if", namespace="same name", limit="5/minute").json["requests"] == 1
+
+
 def test_identifiers_are_found_by_a_part_of_them_and_exactly(visitor: Visitor, workspace: Workspace) -> None:
     workspace.limit(identifier="user_123")
     workspace.limit(identifier="USER_9")
@@ -238,6 +289,8 @@ def test_a_viewer_sees_all_workers_whichever_it_is_connected_to() -> None:
             assert len(subject["views"]) == 2
             assert sum(view["own"] for view in subject["views"]) == 20
         assert visitor.get("preview", namespace="api", pattern="user_*").json["matched"] == 3
+        replayed = visitor.get("what-if", namespace="api", limit="15/30d").json
+        assert (replayed["requests"], replayed["newly_denied"], replayed["identifiers"]) == (60, 15, 3)
         logged = set(re.findall(r"listening on .* pid=(\d+)$", server.log, re.MULTILINE))
         assert logged == pids, "each line says which worker wrote it"
         assert server.stop() == 0

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from tidegate.core.model import Request, make_limit
 from tidegate.errors import ConfigurationError, InvalidInput
 from tidegate.runtime.limiter import Limiter
 from tidegate.telemetry.decisions import DecisionRecord, Sampling, read_records
-from tidegate.telemetry.what_if import replay
+from tidegate.telemetry.what_if import Run, WhatIf, replay, replay_runs
 
 MINUTE_MS = 60_000
 
@@ -34,6 +35,17 @@ requests = st.lists(
     min_size=1,
     max_size=60,
 )
+
+
+def replayed(runs: list[Run], quota: int, *, against_replay: bool = False) -> WhatIf:
+    """The report of all steps."""
+    found: list[WhatIf] = []
+
+    def steps() -> Iterator[None]:
+        found.append((yield from replay_runs(runs, quota, MINUTE_MS, against_replay=against_replay)))
+
+    assert list(steps()) == [], "so few need no pause"
+    return found[0]
 
 
 def recorded(asked: list[tuple[int, str, int, bool]], quota: int) -> list[DecisionRecord]:
@@ -102,6 +114,46 @@ def test_a_replay_decides_as_a_limiter_with_the_new_limit_would_have(
         assert result.would_be_allowed >= result.allowed or any(
             record.batch is not None for record in recorded(asked, quota)
         )
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.integers(0, 30_000), st.sampled_from("ab"), st.integers(1, 3), st.integers(1, 9), st.booleans()
+        ),
+        min_size=1,
+        max_size=30,
+    ),
+    st.integers(1, 20),
+    st.integers(1, 20),
+)
+def test_equal_requests_of_one_moment_are_decided_together_as_one_after_the_other(
+    asked: list[tuple[int, str, int, int, bool]], quota: int, other: int
+) -> None:
+    runs = []
+    at_ms = 1_700_000_000_000
+    for later_ms, identifier, cost, times, allowed in asked:
+        at_ms += later_ms
+        record = DecisionRecord(at_ms, "acme", "api", identifier, cost, quota, MINUTE_MS, allowed)
+        runs.append((record, times))
+    one_by_one = replay([record for record, times in runs for _ in range(times)], other, MINUTE_MS)
+    assert replayed(runs, other) == one_by_one
+
+
+def test_against_a_replay_denials_by_counts_of_other_regions_do_not_look_like_room() -> None:
+    base = DecisionRecord(1_700_000_000_000, "acme", "api", "a", 1, 10, MINUTE_MS, True)
+    runs: list[Run] = [(base, 4), (base._replace(at_ms=base.at_ms + 1, allowed=False), 20)]
+    against_log, against_replay = (replayed(runs, 5, against_replay=each) for each in (False, True))
+    assert (against_log.newly_denied, against_log.newly_allowed) == (0, 1)
+    assert (against_replay.allowed, against_replay.would_be_allowed) == (10, 5)
+    assert (against_replay.newly_denied, against_replay.newly_allowed) == (5, 0)
+    assert against_log.agreed == against_replay.agreed == 18
+
+
+def test_a_replay_pauses_so_that_a_server_can_decide_in_between() -> None:
+    record = recorded([(1000, "a", 1, False)], quota=5)[0]
+    steps = replay_runs([(record._replace(at_ms=number), 10**6) for number in range(1_000)], 5, MINUTE_MS)
+    assert sum(1 for _ in steps) == 5
 
 
 def test_the_logs_of_several_nodes_are_read_in_the_order_of_time(tmp_path: Path) -> None:

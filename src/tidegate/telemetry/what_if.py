@@ -4,11 +4,14 @@ Two engines see every record: one with the limits of the log, one with the new l
 how far the replay can be trusted: it agrees with the log except where counters were not empty at its beginning, where
 nodes or regions had not converged, and where an origin was down. The replay is one counter for all nodes, and assumes
 that clients would have sent the same requests. Pure: records come in, a report comes out.
+
+A record may stand for several equal requests of one moment (`Run`), as the console keeps them. They are decided
+together, with the same result as one after the other.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any, Final
@@ -19,10 +22,15 @@ from tidegate.errors import InvalidInput
 from tidegate.runtime.limiter import Limiter
 from tidegate.telemetry.decisions import DecisionRecord
 
-__all__ = ["Caller", "Moment", "WhatIf", "replay"]
+__all__ = ["Caller", "Moment", "Run", "WhatIf", "replay", "replay_runs"]
 
 # As many points as a plot can show.
 MOMENTS_MAX: Final = 240
+# Requests between two pauses of `replay_runs`: about a millisecond.
+PAUSE_EVERY: Final = 200
+
+Run = tuple[DecisionRecord, int]
+"""A record, and for how many equal requests of the same moment it stands. In a batch it stands for one."""
 
 
 @dataclass
@@ -89,10 +97,32 @@ def replay(
     records: Iterable[DecisionRecord], quota: int, duration_ms: int, namespace: str | None = None
 ) -> WhatIf:
     """Replay `records` with the limit (quota, duration_ms) for `namespace`, or for the only one in the log."""
-    ordered = sorted(records, key=lambda record: record.at_ms)
-    chosen = _chosen(ordered, namespace)
-    of_chosen = [record for record in ordered if record.namespace == chosen]
-    first_ms, last_ms = of_chosen[0].at_ms, of_chosen[-1].at_ms
+    steps = replay_runs(((record, 1) for record in records), quota, duration_ms, namespace)
+    while True:
+        try:
+            next(steps)
+        except StopIteration as done:
+            result: WhatIf = done.value
+            return result
+
+
+def replay_runs(
+    runs: Iterable[Run],
+    quota: int,
+    duration_ms: int,
+    namespace: str | None = None,
+    *,
+    against_replay: bool = False,
+) -> Generator[None, None, WhatIf]:
+    """The same for runs, in steps: a server decides requests between them. Returns the report.
+
+    `against_replay`: compare with a replay of the present limits, not with what was decided. Counts of other nodes and
+    regions that are missing would otherwise look like room.
+    """
+    ordered = sorted(runs, key=lambda run: run[0].at_ms)
+    chosen = _chosen([record for record, _ in ordered], namespace)
+    of_chosen = [run for run in ordered if run[0].namespace == chosen]
+    first_ms, last_ms = of_chosen[0][0].at_ms, of_chosen[-1][0].at_ms
     step_ms = max(1, -(-(last_ms - first_ms + 1) // MOMENTS_MAX))
     result = WhatIf(
         namespace=chosen,
@@ -103,22 +133,30 @@ def replay(
     )
     callers: dict[tuple[str, str], Caller] = {}
     as_it_was, as_it_would_be = Limiter(), Limiter()
-    for batch in _batches(ordered):
-        was = all(record.allowed for record in batch)
+    for number, batch in enumerate(_batches(ordered), 1):
+        if number % PAUSE_EVERY == 0:
+            yield
+        times = batch[0][1]
+        logged = times if all(record.allowed for record, _ in batch) else 0
         again = _decide(as_it_was, batch, None)
+        was = again if against_replay else logged
         would = _decide(
             as_it_would_be,
             batch,
-            {record.workspace: make_limit(quota, duration_ms, chosen, record.workspace) for record in batch}
-            if any(record.namespace == chosen for record in batch)
+            {
+                record.workspace: make_limit(quota, duration_ms, chosen, record.workspace)
+                for record, _ in batch
+            }
+            if any(record.namespace == chosen for record, _ in batch)
             else None,
         )
-        for record in batch:
+        for record, _ in batch:
             if record.namespace == chosen:
                 moment = result.moments[(record.at_ms - first_ms) // step_ms]
                 key = (record.workspace, record.identifier)
                 caller = callers.setdefault(key, Caller(*key))
-                _count(result, caller, moment, was=was, again=again, would=would)
+                _count(result, caller, moment, times, was=was, would=would)
+                result.agreed += times - abs(logged - again)
     result.callers = sorted(
         callers.values(),
         key=lambda each: (-each.newly_denied, -each.requests, each.workspace, each.identifier),
@@ -126,47 +164,57 @@ def replay(
     return result
 
 
-def _count(result: WhatIf, caller: Caller, moment: Moment, *, was: bool, again: bool, would: bool) -> None:
+def _count(result: WhatIf, caller: Caller, moment: Moment, times: int, *, was: int, would: int) -> None:
+    """Add `times` requests, of which so many were allowed and would be allowed."""
     for each in (result, caller):
-        each.requests += 1
+        each.requests += times
         each.allowed += was
         each.would_be_allowed += would
-        each.newly_denied += was and not would
-        each.newly_allowed += would and not was
-    result.agreed += was == again
+        each.newly_denied += max(0, was - would)
+        each.newly_allowed += max(0, would - was)
     moment.allowed += was
-    moment.denied += not was
+    moment.denied += times - was
     moment.would_be_allowed += would
-    moment.would_be_denied += not would
+    moment.would_be_denied += times - would
 
 
-def _decide(limiter: Limiter, batch: Sequence[DecisionRecord], changed: dict[str, Limit] | None) -> bool:
-    """Whether all of a batch fits. `changed`: the new limit of the namespace, by workspace."""
+def _decide(limiter: Limiter, batch: Sequence[Run], changed: dict[str, Limit] | None) -> int:
+    """How many of a run fit; of a batch, 1 if all of it fits. `changed`: the new limit, by workspace."""
     requests = []
-    for record in batch:
+    for record, _ in batch:
         limit = None if changed is None else changed[record.workspace]
         if limit is None or record.namespace != limit.namespace:
             limit = make_limit(record.quota, record.duration_ms, record.namespace, record.workspace)
         requests.append(Request(limit, record.identifier, record.cost))
-    if len(requests) == 1:
-        return bool(limiter.limit(*requests[0], now_ms=batch[0].at_ms))
-    return all(limiter.limit_many(requests, now_ms=batch[0].at_ms))
+    now_ms = batch[0][0].at_ms
+    if len(requests) > 1:
+        return int(all(limiter.limit_many(requests, now_ms=now_ms)))
+    limit, identifier, cost = requests[0]
+    times = batch[0][1]
+    if limiter.limit(limit, identifier, cost * times, now_ms=now_ms):
+        return times
+    if times == 1:
+        return 0
+    fitting = limiter.peek(limit, identifier, now_ms=now_ms).remaining // cost
+    if fitting:
+        limiter.limit(limit, identifier, cost * fitting, now_ms=now_ms)
+    return fitting
 
 
-def _batches(records: Sequence[DecisionRecord]) -> Iterator[list[DecisionRecord]]:
+def _batches(runs: Sequence[Run]) -> Iterator[list[Run]]:
     """Records that were one request. A single record is a batch of its own."""
-    for (_, batch), group in groupby(records, key=lambda record: (record.at_ms, record.batch)):
+    for (_, batch), group in groupby(runs, key=lambda run: (run[0].at_ms, run[0].batch)):
         if batch is None:
-            yield from ([record] for record in group)
+            yield from ([run] for run in group)
         else:
             yield list(group)
 
 
-def _limits(records: Sequence[DecisionRecord]) -> dict[str, int]:
+def _limits(runs: Sequence[Run]) -> dict[str, int]:
     found: dict[str, int] = {}
-    for record in records:
+    for record, times in runs:
         name = format_quota(record.quota, record.duration_ms)
-        found[name] = found.get(name, 0) + 1
+        found[name] = found.get(name, 0) + times
     return dict(sorted(found.items(), key=lambda item: -item[1]))
 
 

@@ -1,7 +1,8 @@
 """What the decisions of this process were about, in bounded memory: for the console, and for people who ask why.
 
-Four things: counts by namespace, the hottest and the most denied identifiers of the last minute (sketches), the last
-denials of an identifier with the counts behind them, and how long operations took. Decisions feed it, so it must cost
+Five things: counts by namespace, the hottest and the most denied identifiers of the last minute (sketches), the last
+denials of an identifier with the counts behind them, how long operations took, and the requests of the last minutes
+(`recording`). Decisions feed it, so it must cost
 them next to nothing: up to `SAMPLED_PER_S` operations in a second are all recorded, above it one in `SHARE`, drawn at
 random; the rest pay for one comparison. It decides nothing, and knows neither HTTP nor the console.
 """
@@ -18,6 +19,7 @@ import msgspec
 
 from tidegate.core.model import Decision, Limit
 from tidegate.runtime.inspection import Inspection
+from tidegate.server.api.recording import Followed, Recording
 from tidegate.server.catalog.overrides import Override
 from tidegate.telemetry.topk import SpaceSaving
 
@@ -134,6 +136,7 @@ class Activity:
         "denied",
         "hot",
         "latency",
+        "recording",
         "skip",
     )
 
@@ -156,6 +159,7 @@ class Activity:
         now_s = time_ns() / 1e9
         self.hot = Recent(SKETCH_KEYS, SPAN_S, now_s)
         self.denied = Recent(SKETCH_KEYS, SPAN_S, now_s)
+        self.recording = Recording()
         # Operations by the time they took, in buckets of `bucket_of`.
         self.latency: dict[int, int] = {}
         self._counts: dict[tuple[str, str], Counts] = {}
@@ -207,6 +211,10 @@ class Activity:
         bucket = bucket_of(now_ns - sample.started_ns)
         self.latency[bucket] = self.latency.get(bucket, 0) + sample.weight
         self.hot.add(key, sample.weight, now_ns / 1e9)
+
+    def follow(self, identifier: str) -> Followed | None:
+        """Record all requests of this identifier from now on, if there is room. Called for sampled operations."""
+        return self.recording.follow(identifier, self._time_ns() / 1e9)
 
     def record_denial(
         self,

@@ -208,6 +208,7 @@ class LimitOperations:
         self._admission = admission
         self._test_mode = test_mode
         self.activity = Activity(lambda: limiter.inspection)
+        self._followed = self.activity.recording.followed
         self.plans = Plans(self.activity)
         # Statistics of this process: decisions by workspace id, and the most denied identifiers.
         self.decisions: defaultdict[str, int] = defaultdict(int)
@@ -273,6 +274,11 @@ class LimitOperations:
                 plan.counts.allowed += 1
             else:
                 self._record_denial(plan, item.identifier, decision, cost, now_ms)
+            followed = self._followed.get(item.identifier)
+            if followed is None and sample is not None:
+                followed = activity.follow(item.identifier)
+            if followed is not None:
+                followed.add(plan.limit, cost, decision.allowed, now_ms)
             if sample is not None:
                 activity.end(sample, (workspace.id, namespace.name, item.identifier))
         call.answer = plan.answer(call.request_id, decision, now_ms, call.lines)
@@ -338,7 +344,7 @@ class LimitOperations:
         passed = False not in [each.passed for each in limits]
         if not call.head.metrics_off:
             self.decisions[caller.workspace.id] += len(limits)
-            self._record_batch(requests, plans, decisions, now_ms, sample)
+            self._record_batch(requests, plans, decisions, passed, now_ms, sample)
         envelope = MultiLimitEnvelope(Meta("req_" + call.request_id), MultiLimitData(passed, limits))
         call.answer = 200, JSON_LINE + call.lines, ENCODE(envelope)
 
@@ -379,16 +385,25 @@ class LimitOperations:
         requests: Sequence[tuple[Limit, str, int]],
         plans: Sequence[Plan],
         decisions: Sequence[Decision],
+        passed: bool,
         now_ms: int,
         sample: Sample | None,
     ) -> None:
+        activity = self.activity
         for (_, identifier, cost), plan, decision in zip(requests, plans, decisions, strict=True):
             if decision.allowed:
                 plan.counts.allowed += 1
             else:
                 self._record_denial(plan, identifier, decision, cost, now_ms)
+            # An item that fits, of a batch that does not, consumed nothing and was not denied by its own limit.
+            if passed or not decision.allowed:
+                followed = self._followed.get(identifier)
+                if followed is None and sample is not None:
+                    followed = activity.follow(identifier)
+                if followed is not None:
+                    followed.add(plan.limit, cost, passed, now_ms)
             if sample is not None:
-                self.activity.end(sample, (plan.limit.workspace, plan.namespace.name, identifier))
+                activity.end(sample, (plan.limit.workspace, plan.namespace.name, identifier))
 
     def _record_denial(self, plan: Plan, identifier: str, decision: Decision, cost: int, now_ms: int) -> None:
         """For the most denied identifiers, and for those who ask why."""

@@ -1,4 +1,5 @@
-"""What one worker knows, as plain documents: its report of every second, an identifier, a search, a preview.
+"""What one worker knows, as plain documents: its report of every second, an identifier, a search, a preview, and what
+it has recorded.
 
 Questions and answers are JSON text, because with several workers they travel through the supervisor: a viewer is
 connected to one worker and must see all. Laws: an answer holds nothing of another workspace than the one in the
@@ -35,6 +36,8 @@ DENIALS_MAX: Final = 32
 # A preview reads at most so many identifiers, and shows so many.
 PREVIEW_LOOKED_MAX: Final = 200_000
 PREVIEW_SHOWN_MAX: Final = 50
+# Records in one answer: the newest ones, some 600 kB, so that a supervisor can pass on those of several workers.
+RECORDS_MAX: Final = 10_000
 # Between two turns of the event loop: about half a millisecond.
 PREVIEW_SLICE: Final = 500
 
@@ -75,6 +78,8 @@ class LocalNode:
             return [{"namespace": name, "identifier": identifier} for _, name, identifier in names]
         if kind == "preview":
             return await self.preview(workspace, question["namespace"], question["pattern"])
+        if kind == "recording":
+            return self.recording(workspace, question["namespace"], question["since_ms"])
         raise ValueError(f"no such question: {kind!r}")
 
     async def answer_text(self, text: str) -> str:
@@ -223,6 +228,17 @@ class LocalNode:
             "looked": looked,
             "is_complete": looked < PREVIEW_LOOKED_MAX,
             "identifiers": shown,
+        }
+
+    # What was decided lately.
+
+    def recording(self, workspace: str, namespace: str, since_ms: int) -> dict[str, Any]:
+        """The requests of a namespace (by id) since then, of the identifiers that are followed."""
+        recording = self._activity.recording
+        runs = sorted(recording.runs(workspace, namespace, since_ms), key=lambda row: row[1])
+        return {
+            "has_left_out": recording.has_left_out or len(runs) > RECORDS_MAX,
+            "runs": runs[-RECORDS_MAX:],
         }
 
 

@@ -7,6 +7,7 @@
     GET  /console/snapshot               the same, once
     GET  /console/identifier             one identifier: cells, override, last denials and why
     GET  /console/search, /preview       identifiers that hold a text; whom a pattern matches right now
+    GET  /console/what-if                who would have been denied in the last minutes with another limit
     GET  /console/namespaces, /overrides, /keys
     POST /console/namespaces.create …    see `catalog`
     POST /console/ratelimit.setOverride  and the other operations of the API on overrides, for a session
@@ -25,6 +26,9 @@ from urllib.parse import parse_qs
 
 import msgspec
 
+from tidegate.core.model import make_limit
+from tidegate.core.quota import parse_quota
+from tidegate.errors import InvalidInput
 from tidegate.server.api.admission import Admission, Call, Steps, wait
 from tidegate.server.api.overrides import OverrideOperations
 from tidegate.server.api.problems import (
@@ -46,6 +50,7 @@ from tidegate.server.console.catalog import CatalogViews
 from tidegate.server.console.hub import Hub, TooManyViewers, Viewer
 from tidegate.server.console.local import Ask
 from tidegate.server.console.sessions import MARKER, Sessions, is_from_elsewhere
+from tidegate.server.console.what_if import WhatIfQuestions
 from tidegate.server.messages import Answer, Handler, Head, Route, Stream, Subscriber
 
 __all__ = ["Console"]
@@ -81,6 +86,7 @@ class Console:
         self._overrides = overrides
         self._sessions = sessions
         self._ask = ask
+        self._what_ifs = WhatIfQuestions(ask)
         self._catalog = CatalogViews(sync, admission)
         self._assets = load_assets()
         self.hub = Hub(ask, admission.now_ms, lambda key_id: sessions.caller(key_id) is not None)
@@ -91,6 +97,7 @@ class Console:
             "identifier": self._identifier,
             "search": self._search,
             "preview": self._preview,
+            "what-if": self._what_if,
             "namespaces": self._namespaces,
             "overrides": self._list_overrides,
             "keys": self._keys,
@@ -332,6 +339,18 @@ class Console:
                 {"identifier": each, "applies": _applying(namespace, each, pattern)} for each in shown[:50]
             ],
         }
+
+    def _what_if(self, _call: Call, caller: Caller, parameters: dict[str, str]) -> Steps[Any]:
+        namespace = _namespace(caller, _required(parameters, "namespace"))
+        try:
+            quota, duration_ms = parse_quota(_required(parameters, "limit"))
+            make_limit(quota, duration_ms, namespace.id, caller.workspace.id)
+        except InvalidInput as error:
+            raise _invalid("limit", str(error)) from error
+        now_ms = self._admission.now_ms()
+        answer = self._what_ifs.answer
+        found = yield from wait(answer, caller.workspace.id, namespace.id, quota, duration_ms, now_ms)
+        return {**found, "namespace": namespace.name}
 
     # The catalog.
 

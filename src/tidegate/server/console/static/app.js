@@ -8,6 +8,7 @@ import { identifierView, identifiersView } from "./identifiers.js";
 import { fleetView } from "./fleet.js";
 import { namespacesView, overrideDialog, overridesView } from "./catalog.js";
 import { keysView } from "./keys.js";
+import { whatIfView } from "./whatif.js";
 
 const HISTORY_MAX = 300;
 const THEMES = ["auto", "light", "dark"];
@@ -50,7 +51,7 @@ function themeButton() {
 
 // Places.
 
-const PLACES = { live: "Live", identifiers: "Identifiers", fleet: "Fleet", overrides: "Overrides", namespaces: "Namespaces", keys: "Keys" };
+const PLACES = { live: "Live", identifiers: "Identifiers", fleet: "Fleet", "what-if": "What if", overrides: "Overrides", namespaces: "Namespaces", keys: "Keys" };
 
 function place() {
   const [path, query] = location.hash.replace(/^#\/?/, "").split("?");
@@ -67,6 +68,7 @@ function makeView() {
   if (path === "identifier" && parameters.identifier) return identifierView({ ...given, identifier: parameters.identifier, namespace: parameters.namespace });
   if (path === "identifiers" || path === "identifier") return identifiersView(given);
   if (path === "fleet") return fleetView(given);
+  if (path === "what-if") return whatIfView({ ...given, namespace: parameters.namespace });
   if (path === "overrides") return overridesView({ ...given, namespace: parameters.namespace });
   if (path === "namespaces") return namespacesView(given);
   if (path === "keys") return keysView(given);

@@ -19,14 +19,23 @@ export function ticksUpTo(value) {
   return [0, 1, 2, 3, 4].map((index) => index * step);
 }
 
+// Powers of ten around all values, for what spans several of them.
+export function powersAround(values) {
+  const seen = values.filter((value) => value > 0);
+  if (seen.length === 0) return [0.1, 1, 10];
+  const low = Math.floor(Math.log10(Math.min(...seen)));
+  const high = Math.max(low + 1, Math.ceil(Math.log10(Math.max(...seen))));
+  return Array.from({ length: high - low + 1 }, (_, index) => 10 ** (low + index));
+}
+
 export class TimeChart {
   #points = [];
   #width = 0;
   #hover = null;
 
   // series: [{name, class, value: point => number|null}], from the bottom up if stacked
-  constructor({ title, series, format, isStacked, height }) {
-    Object.assign(this, { title, series, format, isStacked, height: height ?? HEIGHT });
+  constructor({ title, series, format, isStacked, isLogarithmic, height }) {
+    Object.assign(this, { title, series, format, isStacked, isLogarithmic, height: height ?? HEIGHT });
     this.svg = s("svg", { class: "chart", role: "img", height: this.height });
     this.tip = h("div", { class: "tip", "aria-hidden": "true" });
     this.legend = h(
@@ -74,15 +83,17 @@ export class TimeChart {
         return sum;
       });
     });
-    const ticks = ticksUpTo(Math.max(0, ...stacks.flat().filter((value) => value !== null)) || 1);
+    const values = stacks.flat().filter((value) => value !== null);
+    const ticks = this.isLogarithmic ? powersAround(values) : ticksUpTo(Math.max(0, ...values) || 1);
     const top = ticks[ticks.length - 1];
+    const part = (value) => (this.isLogarithmic ? Math.log10(Math.max(value, ticks[0]) / ticks[0]) / Math.log10(top / ticks[0]) : value / top);
     const x = (at) => LEFT + ((at - (now - span)) / span) * (width - LEFT - 4);
-    const y = (value) => this.height - BOTTOM - (value / top) * (this.height - BOTTOM - TOP);
+    const y = (value) => this.height - BOTTOM - part(value) * (this.height - BOTTOM - TOP);
     const grid = ticks.map((tick) => [
       s("line", { class: "grid", x1: LEFT, x2: width - 4, y1: y(tick), y2: y(tick) }),
       s("text", { class: "axis", x: LEFT - 8, y: y(tick) + 4, "text-anchor": "end" }, this.format(tick)),
     ]);
-    const step = span > 2 * SPAN_MIN_MS ? 60 : 15;
+    const step = span > 2 * SPAN_MIN_MS ? 60 : width < 420 ? 30 : 15;
     const times = [];
     for (let ago = 0; ago * 1000 <= span; ago += step) {
       const text = ago === 0 ? "now" : ago % 60 === 0 ? `−${ago / 60} min` : `−${ago} s`;

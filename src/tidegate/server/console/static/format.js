@@ -9,7 +9,7 @@ export function rate(value) {
   if (value === null || value === undefined) return "–";
   if (value === 0) return "0";
   if (value < 0.1) return "<0.1";
-  if (value < 10) return value.toFixed(1);
+  if (value < 10) return String(Number(value.toFixed(1)));
   return value < 100000 ? whole.format(value) : short.format(value);
 }
 

@@ -31,6 +31,7 @@ export function liveView({ identifierLink }) {
   const latency = new TimeChart({
     title: "Time to decide",
     isStacked: false,
+    isLogarithmic: true,
     format: (value) => (value === null ? "–" : seconds(value / 1000)),
     series: [
       { name: "p50", class: "p50", value: (point) => point[5] },
