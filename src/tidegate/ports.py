@@ -257,6 +257,8 @@ class OverrideRow(NamedTuple):
     duration_ms: int
     deleted_at_ms: int | None
     version: int = 0
+    shadow: bool = False
+    """Counted and reported; denies nothing."""
 
 
 class CatalogChanges(NamedTuple):

@@ -96,6 +96,14 @@ def test_limit_prints_the_response_of_the_api_as_json(as_client: Server, invoke_
     assert peeked["remaining"] == 6
 
 
+def test_an_override_in_shadow_mode_is_shown_as_such(as_client: Server, invoke: Invoke) -> None:
+    invoke("limit", "email.send", "anyone", "10/day")
+    invoke("overrides", "set", "email.send", "in shadow", "1/day", "--shadow")
+    assert invoke("overrides", "get", "email.send", "in shadow").stdout.endswith("1 per day, shadow\n")
+    codes = [invoke("limit", "email.send", "in shadow", "10/day").exit_code for _ in range(3)]
+    assert codes == [0, 0, 0]
+
+
 def test_usage_prints_the_parts_of_a_count(
     as_client: Server, invoke: Invoke, invoke_json: InvokeJSON
 ) -> None:

@@ -308,3 +308,33 @@ def test_an_override_may_last_longer_than_a_request_may_ask_for(ready: Workspace
     eventually(
         lambda: ready.server.metrics()["tidegate_origin_dirty_subjects"] == 0, "all counts are replayed"
     )
+
+
+def test_an_override_in_shadow_mode_reports_and_denies_nothing(ready: Workspace) -> None:
+    rule = {"namespace": "api", "identifier": "user_7", "limit": 2, "duration": 60_000, "shadow": True}
+    override_id = ready.call("setOverride", rule).data["overrideId"]
+    before = ready.server.metrics()["tidegate_shadow_exceeded_total"]
+    answers = [ready.limit(identifier="user_7") for _ in range(4)]
+    assert [reply.data["success"] for reply in answers] == [True] * 4
+    assert [reply.data.get("exceeded") for reply in answers] == [None, None, True, True]
+    assert all(reply.data["overrideId"] == override_id for reply in answers)
+    assert all("retry-after" not in {name.lower() for name in reply.headers} for reply in answers)
+    item = {"namespace": "api", "identifier": "user_7", "limit": 9, "duration": 60_000}
+    batch = ready.call("multiLimit", [item, item | {"identifier": "user_8"}]).data
+    assert batch["passed"] is True
+    assert [each.get("exceeded") for each in batch["limits"]] == [True, None]
+    eventually(
+        lambda: ready.server.metrics()["tidegate_shadow_exceeded_total"] == before + 3,
+        "the metric counts them",
+    )
+    shown = get_override(ready, "user_7").data
+    assert shown["shadow"] is True
+    del rule["shadow"]
+    ready.call("setOverride", rule)
+    assert "shadow" not in get_override(ready, "user_7").data
+    assert ready.limit(identifier="user_7").data["success"] is False
+
+
+def test_shadow_must_be_true_or_false(ready: Workspace) -> None:
+    rule = {"namespace": "api", "identifier": "x", "limit": 2, "duration": 60_000, "shadow": "yes"}
+    assert ready.call("setOverride", rule).error["errors"][0]["message"] == "'shadow' must be of type boolean"

@@ -32,8 +32,7 @@ class LaneCatalog(Generic[SessionType]):
         self._random = Random()
 
     async def open(self, *, timeout_s: float) -> None:
-        # From the table that was added last: a schema that has it has all of them.
-        await self.purged_version(timeout_s=timeout_s)
+        await self._read(catalog_sql.check_schema(), timeout_s)
 
     async def version(self, *, timeout_s: float) -> int:
         return await self._read(catalog_sql.read_version(), timeout_s)

@@ -23,6 +23,7 @@ __all__ = [
     "Statement",
     "Unchanged",
     "changes",
+    "check_schema",
     "create_namespace",
     "delete_namespace",
     "delete_override",
@@ -37,6 +38,9 @@ __all__ = [
     "revoke_key",
     "set_override",
 ]
+
+# The migration that the catalog needs.
+SCHEMA_VERSION: Final = 4
 
 # Rows of each table in one answer of `changes`: a few megabytes, and a fraction of a second.
 ROWS_MAX: Final = 10_000
@@ -83,7 +87,7 @@ KEY_COLUMNS: Final = (
     "id, workspace_id, digest, name, hint, permissions, created_at, expires_at, enabled, revoked_at, version"
 )
 NAMESPACE_COLUMNS: Final = "id, workspace_id, name, created_at, deleted_at, version"
-OVERRIDE_COLUMNS: Final = "id, namespace_id, identifier, quota, duration_ms, deleted_at, version"
+OVERRIDE_COLUMNS: Final = "id, namespace_id, identifier, quota, duration_ms, deleted_at, shadow, version"
 
 
 def workspace_row(record: Record) -> WorkspaceRow:
@@ -114,10 +118,18 @@ def namespace_row(record: Record) -> NamespaceRow:
 
 
 def override_row(record: Record) -> OverrideRow:
-    return OverrideRow(decode_name(record[0]), decode_name(record[1]), decode_name(record[2]), *record[3:])
+    override_id, namespace_id, identifier, quota, duration_ms, deleted_at, shadow, version = record
+    names = (decode_name(override_id), decode_name(namespace_id), decode_name(identifier))
+    return OverrideRow(*names, quota, duration_ms, deleted_at, version, bool(shadow))
 
 
 # Reading.
+
+
+def check_schema() -> Script[None]:
+    rows = yield Statement("SELECT MAX(version) FROM tidegate_schema")
+    if not rows or (rows[0][0] or 0) < SCHEMA_VERSION:
+        raise SchemaMissing("the catalog is of an older version; run: tidegate migrate --ledger URL")
 
 
 def read_version() -> Script[int]:
@@ -295,12 +307,22 @@ def set_override(row: OverrideRow) -> Script[OverrideRow]:
     version = yield from _next_version()
     held = yield from _find_override(row.namespace_id, row.identifier)
     if held is not None:
-        sql = "UPDATE ratelimit_overrides SET quota = ?, duration_ms = ?, deleted_at = NULL, version = ? WHERE id = ?"
-        yield Statement(sql, (row.limit, row.duration_ms, version, encode_name(held.id)))
+        columns = "quota = ?, duration_ms = ?, deleted_at = NULL, shadow = ?, version = ?"
+        sql = f"UPDATE ratelimit_overrides SET {columns} WHERE id = ?"
+        yield Statement(sql, (row.limit, row.duration_ms, int(row.shadow), version, encode_name(held.id)))
         return row._replace(id=held.id, deleted_at_ms=None, version=version)
     namespace_id, identifier = encode_name(row.namespace_id), encode_name(row.identifier)
-    sql = f"INSERT INTO ratelimit_overrides ({OVERRIDE_COLUMNS}, identifier_digest) VALUES (?, ?, ?, ?, ?, NULL, ?, ?)"
-    values = (encode_name(row.id), namespace_id, identifier, row.limit, row.duration_ms, version)
+    columns = f"{OVERRIDE_COLUMNS}, identifier_digest"
+    sql = f"INSERT INTO ratelimit_overrides ({columns}) VALUES (?, ?, ?, ?, ?, NULL, ?, ?, ?)"
+    values = (
+        encode_name(row.id),
+        namespace_id,
+        identifier,
+        row.limit,
+        row.duration_ms,
+        int(row.shadow),
+        version,
+    )
     yield Statement(sql, (*values, digest(namespace_id, identifier)))
     return row._replace(deleted_at_ms=None, version=version)
 

@@ -41,7 +41,7 @@ SessionType = TypeVar("SessionType", bound=Session[Any])
 LEDGER_SCHEMA_VERSION: Final = 1
 
 # The newest that this version of Tidegate brings.
-NEWEST_SCHEMA_VERSION: Final = 3
+NEWEST_SCHEMA_VERSION: Final = 4
 
 # One DELETE's worth: locks are held for some milliseconds, and replicas follow in small steps.
 CLEANUP_BATCH_ROWS: Final = 1_000

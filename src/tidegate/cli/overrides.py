@@ -16,7 +16,8 @@ __all__ = ["overrides"]
 
 
 def _effect(override: dict[str, Any]) -> str:
-    return "blocked" if override["limit"] == 0 else format_quota(override["limit"], override["duration"])
+    effect = "blocked" if override["limit"] == 0 else format_quota(override["limit"], override["duration"])
+    return f"{effect}, shadow" if override.get("shadow") else effect
 
 
 def _describe(override: dict[str, Any]) -> str:
@@ -32,6 +33,7 @@ def overrides() -> None:
 @click.argument("namespace")
 @click.argument("identifier")
 @quota_options
+@click.option("--shadow", is_flag=True, help="Count and report, deny nothing.")
 @client_options
 @json_option
 def set_override(
@@ -40,6 +42,7 @@ def set_override(
     identifier: str,
     quota: str,
     duration_ms: int | None,
+    shadow: bool,
     as_json: bool,
 ) -> None:
     """Set another limit for IDENTIFIER, or for all identifiers that match a pattern (`premium_*`).
@@ -47,9 +50,12 @@ def set_override(
     \b
     tidegate overrides set email.send 'premium_*' 1000/minute
     tidegate overrides set email.send spammer 0 --duration 1m      # blocks
+    tidegate overrides set email.send '*' 50/minute --shadow       # tries a limit out
     """
     number, window_ms = quota_from(quota, duration_ms, quota_min=0)
     body = {"namespace": namespace, "identifier": identifier, "limit": number, "duration": window_ms}
+    if shadow:
+        body["shadow"] = True
     data = client.post("ratelimit.setOverride", body).data
     print_result(as_json, data, data["overrideId"])
 

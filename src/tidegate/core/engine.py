@@ -142,6 +142,7 @@ class Engine:
         "allowed",
         "denied",
         "denied_from_origin",
+        "exceeded_in_shadow",
         "from_degraded",
         "from_origin",
         "global_view",
@@ -184,6 +185,8 @@ class Engine:
         self.denied_from_origin: int = 0
         self.from_degraded: int = 0
         self.strict_activations: int = 0
+        # Requests that limits in shadow mode would have denied. They count as allowed.
+        self.exceeded_in_shadow: int = 0
 
     # -- one request
 
@@ -283,7 +286,11 @@ class Engine:
             return None
         # `_deny`, for a subject that has been denied before.
         subject.strict_until_ms = strict_until_ms
-        self.denied += 1
+        if limit.shadow:
+            self.allowed += 1
+            self.exceeded_in_shadow += 1
+        else:
+            self.denied += 1
         before = 0 if previous is None else previous.own
         retry_after_ms = wait_ms(cell.own, before, room, now_ms - sequence * duration_ms, duration_ms)
         return Decision(False, limit, 0, now_ms, needed, retry_after_ms, LOCAL, -1, -1)
@@ -641,7 +648,11 @@ class Engine:
         wall_ms = item.wall_ms
         duration_ms = limit.duration_ms
         strict_until_ms = now_ms + duration_ms
-        self.denied += 1
+        if limit.shadow:
+            self.allowed += 1
+            self.exceeded_in_shadow += 1
+        else:
+            self.denied += 1
         if item.verdict == DENIED and subject.strict_until_ms < strict_until_ms:
             if subject.strict_until_ms <= now_ms:
                 self.strict_activations += 1
@@ -659,7 +670,7 @@ class Engine:
             regional_age_ms = origin.age_ms(wall_ms)
             if item.verdict != DENIED and source == LOCAL and not self.has_credit:
                 source = self._source(subject, origin, now_ms, wall_ms)
-        if source == ORIGIN:
+        if source == ORIGIN and not limit.shadow:
             self.denied_from_origin += 1
         self._count_source(source)
         self.pending.note(subject, item.cell, limit, now_ms, False)

@@ -19,7 +19,14 @@ from tidegate.core.pending import Pending
 from tidegate.core.tickets import Ticket
 from tidegate.errors import Closed, InvalidInput, ReentrantCall
 
-__all__ = ["CLOSED", "DECIDING", "IDLE", "NOT_STARTED", "Gate", "LimitMethod"]
+__all__ = [
+    "CLOSED",
+    "DECIDING",
+    "IDLE",
+    "NOT_STARTED",
+    "Gate",
+    "LimitMethod",
+]
 
 # The states of a gate. A request enters at once in IDLE only, so that the usual case costs one comparison.
 IDLE: Final = 0
@@ -64,6 +71,14 @@ def checked_requests(requests: object) -> list[Request]:
     if not isinstance(requests, Iterable):
         raise InvalidInput("requests", requests, REQUESTS_EXPECTED)
     return [checked_request(item) for item in requests]
+
+
+def has_shadow(requests: Sequence[tuple[Limit, str, int]]) -> bool:
+    """Whether a limit of a batch is in shadow mode."""
+    for request in requests:  # noqa: SIM110 # compiled, a loop is faster than a generator
+        if request[0].shadow:
+            return True
+    return False
 
 
 @final
@@ -254,12 +269,17 @@ class Gate:
     def decide_many(
         self, requests: Iterable[object], now_ms: object = None, source: int = LOCAL
     ) -> tuple[list[Decision] | None, list[Need]]:
-        """Decisions for a batch, all or nothing; or None, and what must be read first."""
-        return self._decide_many(checked_requests(requests), self._at_ms(now_ms), source)
+        """Decisions for a batch, all or nothing; or None, and what must be read first. None without anything to read
+        if a limit is in shadow mode: the driver decides those apart from the others."""
+        items = checked_requests(requests)
+        if has_shadow(items):
+            return None, []
+        return self._decide_many(items, self._at_ms(now_ms), source)
 
-    def ask_many(self, requests: Iterable[object], now_ms: object) -> list[Decision] | Ticket:
-        """With credit: decisions for a batch, all or nothing; or what waits for the origin."""
-        return self._decide_all(checked_requests(requests), self._at_ms(now_ms))
+    def ask_many(self, requests: Iterable[object], now_ms: object) -> list[Decision] | Ticket | None:
+        """With credit: decisions for a batch, all or nothing; or what waits for the origin; None as `decide_many`."""
+        items = checked_requests(requests)
+        return None if has_shadow(items) else self._decide_all(items, self._at_ms(now_ms))
 
     def _at_ms(self, now_ms: object) -> int:
         return self._now_ns() // 1_000_000 if now_ms is None else checked_int("now_ms", now_ms, 0)
@@ -267,9 +287,10 @@ class Gate:
     def attempt_many(self, requests: list[tuple[Limit, str, int]], now_ms: int) -> list[Decision] | None:
         """Decisions for a batch from memory; None when something must be read or started first, and after the end.
 
-        The caller has checked the requests, which may be tuples of its own making: the server's schema does.
+        None, too, with limits in shadow mode, which the driver decides apart from the batch. The caller has checked the
+        requests, which may be tuples of its own making: the server's schema does.
         """
-        if not self.is_open:
+        if not self.is_open or has_shadow(requests):
             return None
         if self._has_credit:
             answer = self._decide_all(requests, now_ms)

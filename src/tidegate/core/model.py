@@ -30,6 +30,7 @@ __all__ = [
     "OriginReply",
     "Request",
     "Tuning",
+    "checked_bool",
     "checked_int",
     "checked_name",
     "checked_on_outage",
@@ -84,6 +85,13 @@ def checked_int(field: str, value: object, minimum: int) -> int:
     return value
 
 
+def checked_bool(field: str, value: object) -> bool:
+    """`value` as True or False, or an `InvalidInput`."""
+    if not isinstance(value, bool):
+        raise InvalidInput(field, value, "True or False")
+    return value
+
+
 def checked_region(value: object) -> str:
     """`value` as the name of a region, or an `InvalidInput`: the same rule for the library and the server."""
     if not isinstance(value, str) or REGION.fullmatch(value) is None:
@@ -128,9 +136,12 @@ class Limit:
 
     `on_outage` is what happens when Redis, the origin of the region, should be read and does not answer: "local"
     decides from memory, "deny" denies. A limiter without an origin has no outages.
+
+    `shadow=True` tries a limit out: it is judged and counted as if it were enforced, `Decision.exceeded` says what it
+    would have denied, and every request is allowed.
     """
 
-    __slots__ = ("denies_on_outage", "duration_ms", "key", "namespace", "quota", "workspace")
+    __slots__ = ("denies_on_outage", "duration_ms", "key", "namespace", "quota", "shadow", "workspace")
 
     def __init__(
         self,
@@ -140,6 +151,7 @@ class Limit:
         duration_ms: Whole | None = None,
         workspace: Text = "default",
         on_outage: Text = "local",
+        shadow: Whole = False,
         _quota_min: int = 1,  # 0 for overrides, where a quota of 0 denies every request
     ) -> None:
         count: int
@@ -163,6 +175,7 @@ class Limit:
         self.namespace: Final[str] = checked_name("namespace", namespace)
         self.workspace: Final[str] = checked_name("workspace", workspace)
         self.denies_on_outage: Final[bool] = checked_on_outage(on_outage) == "deny"
+        self.shadow: Final[bool] = checked_bool("shadow", shadow)
         # Typed as an object so that the compiled class keeps one tuple, rather than making one at every look-up.
         self.key: Final[object] = (self.workspace, self.namespace, length_ms)
 
@@ -172,6 +185,7 @@ class Limit:
             and self.quota == other.quota
             and self.key == other.key
             and self.denies_on_outage == other.denies_on_outage
+            and self.shadow == other.shadow
         )
 
     def __hash__(self) -> int:
@@ -182,13 +196,22 @@ class Limit:
         """What happens when the origin should be read and does not answer: "local" or "deny"."""
         return "deny" if self.denies_on_outage else "local"
 
-    def __reduce__(self) -> tuple[object, tuple[int, int, str, str, str]]:
-        return make_limit, (self.quota, self.duration_ms, self.namespace, self.workspace, self.on_outage)
+    def __reduce__(self) -> tuple[object, tuple[int, int, str, str, str, bool]]:
+        return make_limit, (
+            self.quota,
+            self.duration_ms,
+            self.namespace,
+            self.workspace,
+            self.on_outage,
+            self.shadow,
+        )
 
     def __repr__(self) -> str:
         more = f", workspace={self.workspace!r}" if self.workspace != "default" else ""
         if self.denies_on_outage:
             more += ", on_outage='deny'"
+        if self.shadow:
+            more += ", shadow=True"
         return f"Limit({self.quota}, duration_ms={self.duration_ms}, namespace={self.namespace!r}{more})"
 
     def __str__(self) -> str:
@@ -199,7 +222,12 @@ set_once(Limit)
 
 
 def make_limit(
-    quota: int, duration_ms: int, namespace: str, workspace: str, on_outage: str = "local"
+    quota: int,
+    duration_ms: int,
+    namespace: str,
+    workspace: str,
+    on_outage: str = "local",
+    shadow: bool = False,
 ) -> Limit:
     """A limit whose quota may be 0, which denies every request: for overrides, copies and pickles."""
     return Limit(
@@ -208,6 +236,7 @@ def make_limit(
         namespace=namespace,
         workspace=workspace,
         on_outage=on_outage,
+        shadow=shadow,
         _quota_min=0,
     )
 
@@ -254,6 +283,7 @@ class Decision:
         regional_age_ms: int,
         global_age_ms: int,
     ) -> None:
+        # Whether it fitted. A limit in shadow mode allows what does not.
         self._allowed: Final[bool] = allowed
         self._limit: Final[Limit] = limit
         self._remaining: Final[int] = remaining
@@ -266,7 +296,7 @@ class Decision:
         self._global_age_ms: Final[int] = global_age_ms
 
     def __bool__(self) -> bool:
-        return self._allowed
+        return self._allowed or self._limit.shadow
 
     def __reduce__(self) -> tuple[object, tuple[object, ...]]:
         return Decision, (
@@ -283,8 +313,13 @@ class Decision:
 
     @property
     def allowed(self) -> bool:
-        """Whether the cost fitted, and was counted."""
-        return self._allowed
+        """Whether the request may pass: its cost fitted and was counted, or the limit is in shadow mode."""
+        return self._allowed or self._limit.shadow
+
+    @property
+    def exceeded(self) -> bool:
+        """Whether the cost did not fit, and was not counted: denied, unless the limit is in shadow mode."""
+        return not self._allowed
 
     @property
     def limit(self) -> Limit:
@@ -293,7 +328,7 @@ class Decision:
 
     @property
     def remaining(self) -> int:
-        """How much more would fit now; 0 when denied."""
+        """How much more would fit now; 0 when the limit is exceeded."""
         return self._remaining
 
     @property
@@ -319,7 +354,7 @@ class Decision:
 
     @property
     def retry_after_ms(self) -> int | None:
-        """Milliseconds until this cost fits if no other request comes: 0 when allowed, None when it never fits."""
+        """Milliseconds until this cost fits if no other request comes: 0 when it fitted, None when it never fits."""
         return None if self._retry_after_ms < 0 else self._retry_after_ms
 
     @property
@@ -351,12 +386,17 @@ class Decision:
             limit.duration_ms,
             self._remaining,
             self.reset_at_ms - self._decided_at_ms,
-            None if self._allowed else self.retry_after_ms,
+            None if self.allowed else self.retry_after_ms,
         )
+
+    def _outcome(self) -> str:
+        if self._allowed:
+            return "allowed"
+        return "exceeded" if self._limit.shadow else "denied"
 
     def __repr__(self) -> str:
         return (
-            f"Decision({'allowed' if self._allowed else 'denied'}, limit={self._limit!r}, remaining={self._remaining}, "
+            f"Decision({self._outcome()}, limit={self._limit!r}, remaining={self._remaining}, "
             f"effective={self._effective}, reset_at_ms={self.reset_at_ms}, retry_after_ms={self.retry_after_ms}, "
             f"source={self.source!r})"
         )

@@ -95,7 +95,8 @@ class AsyncLimiter(Driver):
     def limit_many_nowait(
         self, requests: Sequence[Request], *, now_ms: int | None = None
     ) -> list[Decision] | None:
-        """A batch from memory, or None when `limit_many` would have to ask the origin, or to start, first."""
+        """A batch from memory, or None when `limit_many` would have to ask the origin, or to start, first; and with
+        limits in shadow mode."""
         if not self._gate.is_open:
             return None
         if self._parts.engine.has_credit:
@@ -105,15 +106,22 @@ class AsyncLimiter(Driver):
         return decisions
 
     async def limit_many(self, requests: Sequence[Request], *, now_ms: int | None = None) -> list[Decision]:
-        """Decide a batch at one instant: all items are consumed, or none."""
+        """Decide a batch at one instant: all items are consumed, or none.
+
+        Limits in shadow mode do not decide about the others: each is consumed, if it fits, after the batch is allowed.
+        """
         requests = checked_batch(requests)
         if not self._gate.is_open:
             await self._begin()
-        if self._parts.engine.has_credit:
-            answer = self._gate.ask_many(requests, now_ms)
-            return await self._wait_for(answer) if isinstance(answer, Ticket) else answer
         at_ms = self._gate.now_ms() if now_ms is None else now_ms
+        if self._parts.engine.has_credit:
+            answer = self._gate.ask_many(requests, at_ms)
+            if answer is None:
+                return await self._limit_with_shadows(requests, at_ms)
+            return await self._wait_for(answer) if isinstance(answer, Ticket) else answer
         decisions, needs = self._gate.decide_many(requests, at_ms)
+        if decisions is None and not needs:
+            return await self._limit_with_shadows(requests, at_ms)
         if decisions is None:
             source = await self._read(needs)
             decisions, _ = self._gate.decide_many(requests, at_ms, source)
@@ -129,6 +137,18 @@ class AsyncLimiter(Driver):
         node = self._parts.node
         assert node is not None and node.reads is not None, "only an engine with an origin asks for reads"
         return ORIGIN if await node.reads.fetch(needs) else DEGRADED
+
+    async def _limit_with_shadows(self, requests: Sequence[Request], at_ms: int) -> list[Decision]:
+        enforced = [request for request in requests if not request.limit.shadow]
+        decisions = iter(await self.limit_many(enforced, now_ms=at_ms) if enforced else ())
+        decided = [None if request.limit.shadow else next(decisions) for request in requests]
+        is_allowed = all(decision for decision in decided if decision is not None)
+        return [
+            await self.limit(request.limit, request.identifier, request.cost * is_allowed, now_ms=at_ms)
+            if decision is None
+            else decision
+            for request, decision in zip(requests, decided, strict=True)
+        ]
 
     async def peek(self, limit: Limit, identifier: str, *, now_ms: int | None = None) -> Decision:
         """The present state of a counter, without consuming."""

@@ -120,6 +120,7 @@ class Parts:
             from_origin=self.engine.from_origin,
             denied_from_origin=self.engine.denied_from_origin,
             from_degraded=self.engine.from_degraded,
+            exceeded_in_shadow=self.engine.exceeded_in_shadow,
             subjects=subjects.count,
             subjects_bytes=subjects.bytes,
             cells=subjects.cells,

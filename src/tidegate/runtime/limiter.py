@@ -99,19 +99,38 @@ class Limiter(Driver, LimitMethod):
     # -- decisions
 
     def limit_many(self, requests: Sequence[Request], *, now_ms: int | None = None) -> list[Decision]:
-        """Decide a batch at one instant: all items are consumed, or none."""
+        """Decide a batch at one instant: all items are consumed, or none.
+
+        Limits in shadow mode do not decide about the others: each is consumed, if it fits, after the batch is allowed.
+        """
         requests = checked_batch(requests)
         if not self._gate.is_open:
             self._begin()
-        if self._parts.engine.has_credit:
-            answer = self._gate.ask_many(requests, now_ms)
-            return self._wait_for(answer) if isinstance(answer, Ticket) else answer
         at_ms = self._gate.now_ms() if now_ms is None else now_ms
+        if self._parts.engine.has_credit:
+            answer = self._gate.ask_many(requests, at_ms)
+            if answer is None:
+                return self._limit_with_shadows(requests, at_ms)
+            return self._wait_for(answer) if isinstance(answer, Ticket) else answer
         decisions, needs = self._gate.decide_many(requests, at_ms)
+        if decisions is None and not needs:
+            return self._limit_with_shadows(requests, at_ms)
         if decisions is None:
             decisions, _ = self._gate.decide_many(requests, at_ms, self._read(needs))
             assert decisions is not None, "after reading, the engine decides"
         return decisions
+
+    def _limit_with_shadows(self, requests: Sequence[Request], at_ms: int) -> list[Decision]:
+        enforced = [request for request in requests if not request.limit.shadow]
+        decisions = iter(self.limit_many(enforced, now_ms=at_ms) if enforced else ())
+        decided = [None if request.limit.shadow else next(decisions) for request in requests]
+        is_allowed = all(decision for decision in decided if decision is not None)
+        return [
+            self.limit(request.limit, request.identifier, request.cost * is_allowed, now_ms=at_ms)
+            if decision is None
+            else decision
+            for request, decision in zip(requests, decided, strict=True)
+        ]
 
     def peek(self, limit: Limit, identifier: str, *, now_ms: int | None = None) -> Decision:
         """The present state of a counter, without consuming."""

@@ -34,6 +34,8 @@ class Statistics:
     from_origin: int
     denied_from_origin: int
     from_degraded: int
+    # Requests that limits in shadow mode would have denied; part of `allowed`.
+    exceeded_in_shadow: int
     subjects: int
     subjects_bytes: int
     cells: int

@@ -38,6 +38,7 @@ def snapshot_of(statistics: Statistics) -> Snapshot:
     }
     values |= _decisions(statistics)
     values |= {
+        ("shadow_exceeded_total", ()): statistics.exceeded_in_shadow,
         ("subjects", ()): statistics.subjects,
         ("subjects_bytes", ()): statistics.subjects_bytes,
         ("cells", ()): statistics.cells,

@@ -84,6 +84,12 @@ METRICS: Final[tuple[Metric, ...]] = (
         (("allowed", "denied"), ("local", "origin")),
     ),
     Metric(
+        "shadow_exceeded_total",
+        "counter",
+        "Requests that limits and overrides in shadow mode would have denied; they were allowed.",
+        "It is higher than expected: the limit would deny good clients if it were enforced.",
+    ),
+    Metric(
         "subjects",
         "gauge",
         "Subjects held in memory.",

@@ -30,10 +30,12 @@ class SQLiteCatalog:
         await self._file.run(self._check_schema, timeout_s=timeout_s)
 
     def _check_schema(self, connection: sqlite3.Connection) -> None:
-        sql = "SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = 'ratelimit_catalog_purged'"
+        sql = "SELECT 1 FROM pragma_table_info('ratelimit_overrides') WHERE name = 'shadow'"
         if connection.execute(sql).fetchone() is None:
             path = self._file.path
-            raise SchemaMissing(f"{path}: has no catalog; run: tidegate migrate --ledger sqlite:///{path}")
+            raise SchemaMissing(
+                f"{path}: has no catalog, or an older one; run: tidegate migrate --ledger sqlite:///{path}"
+            )
 
     async def version(self, *, timeout_s: float) -> int:
         return await self._read(catalog_sql.read_version(), timeout_s)

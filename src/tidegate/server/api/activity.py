@@ -78,6 +78,8 @@ class Denial(msgspec.Struct, gc=False):
     previous: tuple[int, int, int]
     override_id: str | None = None
     override_identifier: str | None = None
+    is_shadow: bool = False
+    """The limit is in shadow mode: the request was allowed all the same."""
 
 
 class Recent:
@@ -227,7 +229,8 @@ class Activity:
         weight: int,
     ) -> None:
         """A denial that stands for `weight` of them."""
-        self.denied.add(key, weight, self._time_ns() / 1e9)
+        if not decision.allowed:
+            self.denied.add(key, weight, self._time_ns() / 1e9)
         kept = self._denials.get(key)
         if kept is None:
             if len(self._denials) >= DENIED_MAX:
@@ -236,7 +239,11 @@ class Activity:
         else:
             self._denials.move_to_end(key)
             last = kept[-1]
-            if last.at_ms // 1000 == now_ms // 1000 and last.quota == limit.quota:
+            if (
+                last.at_ms // 1000 == now_ms // 1000
+                and last.quota == limit.quota
+                and last.is_shadow == limit.shadow
+            ):
                 last.count += weight
                 return
         current, previous = self._inspection().parts(
@@ -258,6 +265,7 @@ class Activity:
                 previous,
                 None if override is None else override.id,
                 None if override is None else override.identifier,
+                limit.shadow,
             )
         )
 

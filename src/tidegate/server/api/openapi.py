@@ -31,6 +31,7 @@ class LimitData(msgspec.Struct, rename={"override_id": "overrideId"}):
     remaining: int
     reset: int
     override_id: str | UnsetType = UNSET
+    exceeded: bool | UnsetType = UNSET
 
 
 class OverrideIdData(msgspec.Struct, rename="camel"):
@@ -100,7 +101,8 @@ OPERATIONS: Final = (
         "Set an override",
         "Replaces limit and duration for an identifier, or for all that match a pattern with `*`. The literal "
         "identifier wins over patterns; among patterns the one with most literal characters, then the one that sorts "
-        "first. Needs `ratelimit.*.set_override` or `ratelimit.<namespace_id>.set_override`.",
+        "first. With `shadow: true` it is counted and reported, and denies nothing. Needs "
+        "`ratelimit.*.set_override` or `ratelimit.<namespace_id>.set_override`.",
         "SetOverrideBody",
         _ref("OverrideIdData"),
         (400, 401, 403, 404, 429, 500),

@@ -83,7 +83,8 @@ class Plan:
         self.namespace = namespace
         self.override = override
         self.counts = Counts() if counts is None else counts
-        self.limit = make_limit(quota, duration_ms, namespace.id, workspace_id)
+        is_shadow = override is not None and override.shadow
+        self.limit = make_limit(quota, duration_ms, namespace.id, workspace_id, shadow=is_shadow)
         name = policy_name(namespace.name, namespace.id)
         # Up to the remaining quota, where answers begin to differ.
         self._lines = (
@@ -111,6 +112,8 @@ class Plan:
         if decision.allowed:
             remaining = str(decision.remaining)
             text = f'{{"meta":{{"requestId":"req_{request_id}{self._allowed}{remaining}{self._reset_text}'
+            if decision.exceeded:
+                text = f'{text[:-2]},"exceeded":true}}}}'
             if self._is_plain and reset_at_ms > now_ms:
                 # The usual case of `allowed_line` without a call, because every allowed check comes here.
                 shown = f"{self._lines}{remaining};t={-((now_ms - reset_at_ms) // 1000)}\r\n"
@@ -149,7 +152,7 @@ class Plans:
         if plan is None:
             plan = self._before.get(key)
             if plan is None:
-                quota, duration_ms = (item.limit, item.duration) if override is None else override[2:]
+                quota, duration_ms = (item.limit, item.duration) if override is None else override[2:4]
                 counts = self._activity.counts(workspace_id, namespace.name)
                 plan = Plan(workspace_id, namespace, quota, duration_ms, override, counts)
                 if override is None:
@@ -185,6 +188,7 @@ class MultiLimitItem(msgspec.Struct, gc=False, rename={"override_id": "overrideI
     reset: int
     passed: bool
     override_id: str | UnsetType = UNSET
+    exceeded: bool | UnsetType = UNSET
 
 
 class MultiLimitData(msgspec.Struct):
@@ -270,10 +274,10 @@ class LimitOperations:
             now_ms = self._now_ms() if test_time_ms is None else test_time_ms
         if not head.metrics_off:
             self.decisions[workspace.id] += 1
-            if decision.allowed:
-                plan.counts.allowed += 1
-            else:
+            if decision.exceeded:
                 self._record_denial(plan, item.identifier, decision, cost, now_ms)
+            else:
+                plan.counts.allowed += 1
             followed = self._followed.get(item.identifier)
             if followed is None and sample is not None:
                 followed = activity.follow(item.identifier)
@@ -338,6 +342,7 @@ class LimitOperations:
                 decision.reset_at_ms,
                 decision.allowed,
                 UNSET if plan.override is None else plan.override.id,
+                True if decision.allowed and decision.exceeded else UNSET,
             )
             for item, plan, decision in zip(items, plans, decisions, strict=True)
         ]
@@ -391,10 +396,10 @@ class LimitOperations:
     ) -> None:
         activity = self.activity
         for (_, identifier, cost), plan, decision in zip(requests, plans, decisions, strict=True):
-            if decision.allowed:
-                plan.counts.allowed += 1
-            else:
+            if decision.exceeded:
                 self._record_denial(plan, identifier, decision, cost, now_ms)
+            else:
+                plan.counts.allowed += 1
             # An item that fits, of a batch that does not, consumed nothing and was not denied by its own limit.
             if passed or not decision.allowed:
                 followed = self._followed.get(identifier)
@@ -406,12 +411,17 @@ class LimitOperations:
                 activity.end(sample, (plan.limit.workspace, plan.namespace.name, identifier))
 
     def _record_denial(self, plan: Plan, identifier: str, decision: Decision, cost: int, now_ms: int) -> None:
-        """For the most denied identifiers, and for those who ask why."""
-        plan.counts.denied += 1
+        """For the most denied identifiers, and for those who ask why. What a limit in shadow mode would have denied
+        counts as allowed, and is kept for those who ask."""
+        if decision.allowed:
+            plan.counts.allowed += 1
+        else:
+            plan.counts.denied += 1
         weight = self._thinning.weight(now_ms // 1000)
         if weight:
             key = (plan.limit.workspace, plan.namespace.name, identifier)
-            self.top_denials.add(key, weight)
+            if not decision.allowed:
+                self.top_denials.add(key, weight)
             self.activity.record_denial(key, plan.limit, plan.override, decision, cost, now_ms, weight)
 
     def test_time_ms(self, head: Head) -> int | None:

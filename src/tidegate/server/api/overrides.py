@@ -50,6 +50,7 @@ class OverrideData(msgspec.Struct, rename="camel"):
     identifier: str
     limit: int
     duration: int
+    shadow: bool | UnsetType = UNSET
 
 
 class Pagination(msgspec.Struct, rename="camel"):
@@ -91,7 +92,12 @@ class OverrideOperations:
         if not caller.may("set_override", namespace.id):
             raise missing_permission("set_override", namespace)
         stored = yield from wait(
-            self._sync.set_override, namespace, wanted.identifier, wanted.limit, wanted.duration
+            self._sync.set_override,
+            namespace,
+            wanted.identifier,
+            wanted.limit,
+            wanted.duration,
+            shadow=wanted.shadow is True,
         )
         _answer(call, {"overrideId": stored.id})
 
@@ -138,7 +144,8 @@ def _readable(caller: Caller, namespace: NamespaceView, identifier: str) -> Over
 
 
 def _data(override: Override) -> OverrideData:
-    return OverrideData(override.id, override.identifier, override.limit, override.duration_ms)
+    shadow = True if override.shadow else UNSET
+    return OverrideData(override.id, override.identifier, override.limit, override.duration_ms, shadow)
 
 
 def _answer(call: Call, data: object, pagination: Pagination | UnsetType = UNSET) -> None:

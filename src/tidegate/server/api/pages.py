@@ -297,6 +297,8 @@ EXAMPLES: Final[Mapping[str, Any]] = {
     "success": True,
     "passed": True,
     "hasMore": True,
+    "exceeded": True,
+    "shadow": True,
     "message": "OK",
 }
 

@@ -122,6 +122,16 @@ class SetOverrideBody(msgspec.Struct, gc=False, forbid_unknown_fields=True):
             description="Length of the window in milliseconds, up to a hundred years.",
         ),
     ]
+    shadow: (
+        Annotated[
+            bool,
+            Meta(
+                description="Count and report, deny nothing.",
+                extra_json_schema={"default": False},
+            ),
+        ]
+        | UnsetType
+    ) = UNSET
 
 
 class OverrideBody(msgspec.Struct, gc=False, forbid_unknown_fields=True):
@@ -179,8 +189,8 @@ def quotes_of_override(_body: OverrideBody) -> int:
     return 8
 
 
-def quotes_of_set_override(_body: SetOverrideBody) -> int:
-    return 12
+def quotes_of_set_override(body: SetOverrideBody) -> int:
+    return 12 if body.shadow is UNSET else 14
 
 
 def quotes_of_list(body: ListOverridesBody) -> int:
@@ -344,6 +354,7 @@ TYPES: Final[Mapping[str, Callable[[Any], bool]]] = {
     "object": lambda value: isinstance(value, dict),
     "array": lambda value: isinstance(value, list),
     "string": lambda value: isinstance(value, str),
+    "boolean": lambda value: isinstance(value, bool),
     "integer": lambda value: isinstance(value, int) and not isinstance(value, bool),
 }
 
@@ -369,7 +380,7 @@ def violations(schema: Mapping[str, Any], value: Any, path: str, where: str) -> 
         yield from _bound_violations(
             schema, len(value), path, named, "minLength", "maxLength", "have", " characters"
         )
-    else:
+    elif kind == "integer":
         yield from _bound_violations(schema, value, path, named, "minimum", "maximum", "be", "")
 
 
@@ -454,7 +465,7 @@ decode_set_override: Final = BodyDecoder[SetOverrideBody](
     SetOverrideBody,
     "SetOverrideBody",
     quotes_of_set_override,
-    12 + NAME_QUOTES_MAX,
+    14 + NAME_QUOTES_MAX,
 )
 decode_get_override: Final = BodyDecoder[OverrideBody](
     "/v2/ratelimit.getOverride", OverrideBody, "OverrideBody", quotes_of_override, 8 + NAME_QUOTES_MAX

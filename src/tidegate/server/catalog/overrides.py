@@ -40,6 +40,8 @@ class Override(NamedTuple):
     """As it was set: an identifier, or a pattern."""
     limit: int
     duration_ms: int
+    shadow: bool = False
+    """Counted and reported; denies nothing."""
 
 
 def specificity(pattern: str) -> tuple[int, str]:

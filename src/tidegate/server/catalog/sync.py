@@ -360,7 +360,7 @@ class CatalogSync:
             del self._pending[key]
 
     async def set_override(
-        self, namespace: NamespaceView, identifier: str, limit: int, duration_ms: int
+        self, namespace: NamespaceView, identifier: str, limit: int, duration_ms: int, *, shadow: bool = False
     ) -> OverrideRow:
         matcher = namespace.matcher
         in_flight = self._setting.get(namespace.id, 0)
@@ -373,7 +373,9 @@ class CatalogSync:
                     f"The namespace has reached its bound of {SCANNED_MAX} patterns with a `*` elsewhere than only at "
                     "their beginning or only at their end."
                 )
-        row = OverrideRow("rlor_" + self._ids.take(), namespace.id, identifier, limit, duration_ms, None)
+        row = OverrideRow(
+            "rlor_" + self._ids.take(), namespace.id, identifier, limit, duration_ms, None, 0, shadow
+        )
         self._setting[namespace.id] = in_flight + 1
         try:
             stored = await self._catalog.set_override(row, timeout_s=WRITE_TIMEOUT_S)

@@ -75,7 +75,7 @@ class NamespaceView:
         if row.deleted_at_ms is None:
             # Older versions accepted longer ones. Neither ends while it matters.
             duration_ms = min(row.duration_ms, DURATION_MS_MAX)
-            self.matcher.add(Override(row.id, row.identifier, row.limit, duration_ms))
+            self.matcher.add(Override(row.id, row.identifier, row.limit, duration_ms, row.shadow))
         else:
             self.matcher.discard(row.identifier)
         self.has_overrides = len(self.matcher) > 0

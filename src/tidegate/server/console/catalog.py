@@ -279,11 +279,14 @@ def _namespace(namespace: NamespaceView) -> dict[str, Any]:
 
 def _override(override: Override) -> dict[str, Any]:
     rule = "blocked" if override.limit == 0 else format_quota(override.limit, override.duration_ms)
+    if override.shadow:
+        rule += ", shadow"
     return {
         "overrideId": override.id,
         "identifier": override.identifier,
         "limit": override.limit,
         "duration": override.duration_ms,
+        "shadow": override.shadow,
         "rule": rule,
         "is_pattern": "*" in override.identifier,
     }

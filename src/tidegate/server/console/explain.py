@@ -30,9 +30,8 @@ def explain(namespace: str, identifier: str, denial: Denial) -> list[str]:
     rule = format_quota(denial.quota, denial.duration_ms)
     began_ms = denial.at_ms // denial.duration_ms * denial.duration_ms
     elapsed_ms = denial.at_ms - began_ms
-    lines = [
-        f"{identifier} in {namespace} was denied at {clock_time(denial.at_ms)}. {_verdict(denial, rule)}"
-    ]
+    outcome = "was over its limit (in shadow mode, so it was allowed)" if denial.is_shadow else "was denied"
+    lines = [f"{identifier} in {namespace} {outcome} at {clock_time(denial.at_ms)}. {_verdict(denial, rule)}"]
     lines.append(f"Current window, since {clock_time(began_ms)}: {_parts(denial.current)}. All of it counts.")
     before = sum(denial.previous)
     if before:
@@ -52,7 +51,8 @@ def explain(namespace: str, identifier: str, denial: Denial) -> list[str]:
         wait = format_duration(denial.retry_after_ms)
         lines.append(f"The same request fits {wait} later, if no other comes before.")
     if denial.count > 1:
-        lines.append(f"About {denial.count} requests were denied in that second.")
+        outcome = "over the limit" if denial.is_shadow else "denied"
+        lines.append(f"About {denial.count} requests were {outcome} in that second.")
     return lines
 
 

@@ -273,6 +273,17 @@ class CatalogContract:
         ]
         assert found == [second]
 
+    async def test_an_override_goes_into_shadow_mode_and_back(self, catalog: Catalog) -> None:
+        row = override(f"rlns_{next(_numbers)}", "x")
+        for shadow in True, False, True:
+            stored = await catalog.set_override(row._replace(shadow=shadow), timeout_s=TIMEOUT_S)
+            found = [
+                each
+                for each in (await all_changes(catalog)).overrides
+                if each.namespace_id == row.namespace_id
+            ]
+            assert found == [stored] and stored.shadow is shadow
+
     async def test_a_deleted_override_is_marked_and_comes_back_to_life_when_it_is_set(
         self, catalog: Catalog
     ) -> None:

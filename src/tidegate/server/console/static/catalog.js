@@ -38,7 +38,7 @@ function searchBox(label, load) {
 }
 
 // Creates or changes an override. Shows whom a pattern matches right now.
-export function overrideDialog({ namespace, identifier, limit, duration, isEdit }) {
+export function overrideDialog({ namespace, identifier, limit, duration, shadow, isEdit }) {
   const unit = UNITS.findLast(([, milliseconds]) => (duration ?? 60000) % milliseconds === 0) ?? UNITS[0];
   const who = h("input", { required: true, maxlength: "512", autocomplete: "off", spellcheck: "false", readonly: isEdit });
   who.value = identifier ?? "";
@@ -47,6 +47,7 @@ export function overrideDialog({ namespace, identifier, limit, duration, isEdit 
   const span = h("input", { type: "number", required: true, min: "1", step: "1", inputmode: "numeric" });
   span.value = (duration ?? 60000) / unit[1];
   const units = h("select", null, UNITS.map(([text, milliseconds]) => h("option", { value: milliseconds, selected: text === unit[0] }, text)));
+  const trial = h("select", null, h("option", { value: "" }, "Enforce"), h("option", { value: "shadow", selected: shadow === true }, "Shadow: count and report, deny nothing"));
   const preview = h("div", { class: "hint", role: "status" });
   async function look() {
     if (!who.value.includes("*")) {
@@ -78,8 +79,9 @@ export function overrideDialog({ namespace, identifier, limit, duration, isEdit 
       preview,
       field("Limit", quota, "0 blocks."),
       h("div", { class: "row" }, h("div", { class: "grow" }, field("Per", span)), h("div", { class: "grow" }, field("Unit", units))),
+      field("Mode", trial),
     ],
-    submit: () => post("ratelimit.setOverride", { namespace, identifier: who.value, limit: Number(quota.value), duration: Number(span.value) * Number(units.value) }),
+    submit: () => post("ratelimit.setOverride", { namespace, identifier: who.value, limit: Number(quota.value), duration: Number(span.value) * Number(units.value), ...(trial.value === "shadow" ? { shadow: true } : {}) }),
   });
 }
 
@@ -110,7 +112,7 @@ export function overridesView({ session, namespace, go, identifierLink }) {
   async function load(text) {
     if (choice.value === "") return "This workspace has no namespace yet. The first request creates one.";
     const found = await get("overrides", { namespace: choice.value, text });
-    rows(list.body, 4, found.total === 0 ? "This namespace has no overrides." : "None holds this text.", found.overrides, (each) => `${each.overrideId} ${each.limit} ${each.duration}`, (each) =>
+    rows(list.body, 4, found.total === 0 ? "This namespace has no overrides." : "None holds this text.", found.overrides, (each) => `${each.overrideId} ${each.limit} ${each.duration} ${each.shadow}`, (each) =>
       h(
         "tr",
         null,
