@@ -1,8 +1,8 @@
 """The figures of the origin, on a real Redis on loopback, in one run.
 
-Each figure is a function that returns lines: what, the number, what it is compared with, and the target. Times of
-our own work are CPU time of this process; the Redis server is another process. Peers are measured on the same server
-with the same number of concurrent tasks. `--quick` runs a tenth of everything.
+Each figure is a function that returns lines: what, the number, what it is compared with, and the target; those of
+credit are in `bench.credit`. Times of our own work are CPU time of this process; the Redis server is another process.
+Peers are measured on the same server with the same number of concurrent tasks. `--quick` runs a tenth of everything.
 """
 
 from __future__ import annotations
@@ -11,97 +11,29 @@ import asyncio
 import statistics
 import sys
 import time
-from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Sequence
 
-from tidegate import AsyncLimiter, Limit, Limiter, Tuning
+from bench.credit import FIGURES
+from bench.figures import (
+    DECISIONS_PER_TURN,
+    FREE,
+    FULL,
+    HOUR_MS,
+    QUICK,
+    REGION,
+    SUBJECTS,
+    Figure,
+    Scale,
+    acknowledged,
+    rate_of,
+)
+from tidegate import AsyncLimiter, Limit, Tuning
 from tidegate.adapters.redis.origin import RedisOrigin
 from tidegate.testing import RedisServer
-from tidegate.testing.clock import ManualClock
-from tidegate.testing.limiters import make_async_limiter
 
 __all__ = ["main"]
 
-REGION = "bench"
-HOUR_MS = 3_600_000
-FREE = Limit(10**12, duration_ms=HOUR_MS, namespace="bench")
-SUBJECTS = [f"user_{n}" for n in range(10_000)]
-TASKS = 64
-# A server's event loop turns once per batch of sockets that were ready: this many decisions to a turn.
-DECISIONS_PER_TURN = 64
-
-
-class Figure(NamedTuple):
-    """One line of the table."""
-
-    what: str
-    value: str
-    against: str
-    target: str
-    met: bool | None
-    """None where nothing was promised."""
-
-
-class Scale(NamedTuple):
-    """How much of everything."""
-
-    decisions: int
-    seconds: float
-    turns: int
-    freeze_s: float
-
-
-FULL = Scale(decisions=300_000, seconds=4.0, turns=400, freeze_s=10.0)
-QUICK = Scale(decisions=30_000, seconds=0.5, turns=40, freeze_s=4.0)
-
-
-async def acknowledged(limiter: AsyncLimiter | Limiter, poll_s: float = 0.0005) -> None:
-    """Return when everything accepted has been acknowledged, give or take `poll_s`."""
-    while True:
-        now = limiter.statistics()
-        if now.origin_dirty_subjects == 0 and now.replay_lag_s == 0.0:
-            return
-        await asyncio.sleep(poll_s)
-
-
 # -- what the origin is asked
-
-
-async def hot_subject(url: str, scale: Scale) -> list[Figure]:
-    """Commands per accepted request on one hot subject, tasks and threads."""
-    found = []
-    origin = RedisOrigin(url)
-    async with AsyncLimiter(region=REGION, origin=origin) as limiter:
-        await limiter.limit(FREE, "hot")
-        await acknowledged(limiter)
-        before = origin.statistics()["commands"]
-        for _ in range(scale.decisions // DECISIONS_PER_TURN):
-            for _ in range(DECISIONS_PER_TURN):
-                await limiter.limit(FREE, "hot")
-            await asyncio.sleep(0)
-        await acknowledged(limiter)
-        found.append(("tasks", (origin.statistics()["commands"] - before) / scale.decisions))
-    origin = RedisOrigin(url)
-
-    def threads() -> float:
-        with Limiter(region=REGION, origin=origin) as limiter:
-            limiter.limit(FREE, "hot")
-            before = origin.statistics()["commands"]
-            for _ in range(scale.decisions):
-                limiter.limit(FREE, "hot")
-            return (origin.statistics()["commands"] - before) / scale.decisions
-
-    found.append(("threads", await asyncio.to_thread(threads)))
-    return [
-        Figure(
-            f"commands per accepted request, one hot subject, {kind}",
-            f"{value:.5f}",
-            "one INCRBY each: 1",
-            "≤ 0.01",
-            value <= 0.01,
-        )
-        for kind, value in found
-    ]
 
 
 async def blocked_subject(url: str, _scale: Scale) -> list[Figure]:
@@ -128,45 +60,6 @@ async def blocked_subject(url: str, _scale: Scale) -> list[Figure]:
             "one read each: 100,000",
             "0 beyond the first few",
             used <= 5 and denied == 100_000,
-        )
-    ]
-
-
-async def rollover(url: str, _scale: Scale) -> list[Figure]:
-    """Reads that requests wait for when the window of 10,000 warm subjects ends, under traffic."""
-    clock = ManualClock((time.time_ns() // 1_000_000 // 60_000 + 1) * 60_000 - 2_000)
-    limit = Limit(10**9, duration_ms=60_000, namespace="bench")
-    async with make_async_limiter(region=REGION, origin=url, clock=clock) as limiter:
-
-        async def ask_all() -> int:
-            before = limiter.statistics().from_origin
-            for start in range(0, len(SUBJECTS), DECISIONS_PER_TURN):
-                for name in SUBJECTS[start : start + DECISIONS_PER_TURN]:
-                    await limiter.limit(limit, name)
-                await asyncio.sleep(0)
-            return limiter.statistics().from_origin - before
-
-        await ask_all()
-        await acknowledged(limiter)
-        waited = 0
-        for step_ms in (
-            1_000,
-            1_010,
-            500,
-            700,
-            1_500,
-            3_000,
-        ):  # across the boundary, and through the next seconds
-            clock.advance(step_ms)
-            waited += await ask_all()
-            await acknowledged(limiter)
-    return [
-        Figure(
-            "blocking reads at a rollover, 10,000 warm subjects",
-            f"{waited}",
-            "one each: 10,000",
-            "0",
-            waited == 0,
         )
     ]
 
@@ -206,32 +99,6 @@ async def replay_cost(url: str, scale: Scale) -> list[Figure]:
 
 
 # -- throughput
-
-
-async def rate_of(call: Callable[[str], Awaitable[Any]], seconds: float, *, yields: bool) -> float:
-    """Decisions per CPU second of this process, of so many concurrent tasks over all subjects.
-
-    All that are compared keep their core busy, so that on an idle machine it is the rate by the clock; on a busy one
-    it leaves out what others took.
-    """
-    ends_s = time.perf_counter() + seconds
-    done = 0
-
-    async def task(number: int) -> None:
-        nonlocal done
-        position = number * len(SUBJECTS) // TASKS
-        while time.perf_counter() < ends_s:
-            for _ in range(DECISIONS_PER_TURN if yields else 1):
-                await call(SUBJECTS[position % len(SUBJECTS)])
-                position += 1
-                done += 1
-            if yields:
-                await asyncio.sleep(0)
-
-    started_s = time.process_time()
-    # With so many decisions between two turns of the loop one task is as good as many, and turns are short.
-    await asyncio.gather(*(task(number) for number in range(1 if yields else TASKS)))
-    return done / (time.process_time() - started_s)
 
 
 async def throughput(url: str, scale: Scale) -> list[Figure]:
@@ -287,88 +154,6 @@ async def throughput(url: str, scale: Scale) -> list[Figure]:
             "≥ 60 %",
             shared >= 0.6 * alone,
         ),
-    ]
-
-
-# -- credit
-
-
-async def warm_rate(url: str, scale: Scale, *, credit: bool) -> tuple[float, float, float]:
-    """Decisions per CPU second over all subjects, the share of them that waited, and messages for each."""
-    async with AsyncLimiter(region=REGION, origin=url, tuning=Tuning(credit=credit)) as limiter:
-        for _ in range(4):
-            for start in range(0, len(SUBJECTS), 500):
-                await asyncio.gather(*(limiter.limit(FREE, name) for name in SUBJECTS[start : start + 500]))
-        # Until the bursts of the last seconds are known.
-        await rate_of(lambda name: limiter.limit(FREE, name), scale.seconds, yields=True)
-        before = limiter.statistics()
-        rate = await rate_of(lambda name: limiter.limit(FREE, name), scale.seconds, yields=True)
-        after = limiter.statistics()
-        decisions = after.allowed - before.allowed
-        waited = after.from_origin - before.from_origin
-        return rate, waited / decisions, (after.credit_messages - before.credit_messages) / decisions
-
-
-async def with_and_without_credit(url: str, scale: Scale) -> list[Figure]:
-    """What credit costs far from the limit: 10,000 busy subjects."""
-    without, _, _ = await warm_rate(url, scale, credit=False)
-    rate, waited, messages = await warm_rate(url, scale, credit=True)
-    return [
-        Figure(
-            "decisions per CPU second with credit, 10,000 subjects",
-            f"{rate:,.0f}",
-            f"without credit {without:,.0f}",
-            "≥ 90 %",
-            rate >= 0.9 * without,
-        ),
-        Figure("  share that waited", f"{waited:.4%}", "", "0", waited == 0),
-        Figure("  messages for each", f"{messages:.4f}", "", "", None),
-    ]
-
-
-async def near_the_limit(url: str, scale: Scale) -> list[Figure]:
-    """Eight nodes that share a quota, asked in turn until it is used up: how long a decision takes."""
-    quota = 20 * scale.turns
-    limit = Limit(quota, duration_ms=HOUR_MS, namespace="bench")
-    origins = [RedisOrigin(url) for _ in range(8)]
-    limiters = [AsyncLimiter(region=REGION, origin=origin) for origin in origins]
-    for limiter in limiters:
-        await limiter.start()
-    trips_s = []
-    for _ in range(scale.turns):
-        started_s = time.perf_counter()
-        await origins[0].pulse(REGION, timeout_s=1)
-        trips_s.append(time.perf_counter() - started_s)
-    trip_s = statistics.median(trips_s)
-    took: list[float] = []
-    accepted = waited = 0
-    for turn in range(quota + 200):
-        started_s = time.perf_counter()
-        decision = await limiters[turn % 8].limit(limit, "near")
-        if turn >= quota * 9 // 10:
-            took.append((time.perf_counter() - started_s) / trip_s)
-            waited += decision.source == "origin"
-        accepted += bool(decision)
-    for limiter in limiters:
-        await limiter.stop()
-    took.sort()
-    p50, p99 = took[len(took) // 2], took[int(len(took) * 0.99)]
-    return [
-        Figure(
-            f"allowed of {quota:,} by 8 nodes, one after the other",
-            f"{accepted:,}",
-            f"{quota + 200:,} requests",
-            f"{quota:,}",
-            accepted == quota,
-        ),
-        Figure(
-            "  the last tenth: p50 / p99 of a decision, in round trips",
-            f"{p50:.2f} / {p99:.1f}",
-            f"a round trip: {trip_s * 1e6:.0f} µs",
-            "",
-            None,
-        ),
-        Figure("  share of them that waited", f"{waited / len(took):.1%}", "", "", None),
     ]
 
 
@@ -468,16 +253,7 @@ async def frozen(server: RedisServer, scale: Scale) -> list[Figure]:
 async def measure(scale: Scale) -> list[Figure]:
     found: list[Figure] = []
     with RedisServer() as server:
-        for figure in (
-            hot_subject,
-            blocked_subject,
-            rollover,
-            replay_cost,
-            throughput,
-            with_and_without_credit,
-            near_the_limit,
-            convergence,
-        ):
+        for figure in (*FIGURES, blocked_subject, throughput, replay_cost, convergence):
             await asyncio.to_thread(server.flush)
             found += await figure(server.url, scale)
         await asyncio.to_thread(server.flush)

@@ -20,7 +20,17 @@ from heapq import heappop, heappush
 from random import Random
 from typing import NamedTuple
 
-from tidegate.core.credit import ACCEPT, ASK_AGAIN, DENY, DENY_HELD, WAIT, Credit, Waiter, retry_held_ms
+from tidegate.core.credit import (
+    ACCEPT,
+    ASK_AGAIN,
+    DENY,
+    DENY_HELD,
+    WAIT,
+    Credit,
+    Waiter,
+    retry_held_ms,
+    stuck_of,
+)
 from tidegate.core.grants import CellPart, CreditReply, CreditRequest, GrantRules, SubjectRecord, grant
 from tidegate.core.windows import carried
 
@@ -341,8 +351,9 @@ class Node:
             if world.broken is Broken.QUOTA_IGNORED:
                 credit.quota = 0
             effective = self.effective(waiter.at_ms) + waiter.cost
+            stuck = stuck_of(reply, world.rules, patience_us // MS)
             verdict = credit.judge(
-                waiter, effective, reply, self.spend_clock_ms(at_us), waited_us < patience_us
+                waiter, effective, reply, self.spend_clock_ms(at_us), waited_us < patience_us, stuck
             )
             if verdict == ACCEPT:
                 self.accept(at_us, waiter.at_ms, waiter.cost, waiter.quota, waited_us)

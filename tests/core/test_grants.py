@@ -254,14 +254,15 @@ def test_what_becomes_of_a_waiting_request(
     credit.wait(waiter)
     reply = reply._replace(granted=spare)
     credit.apply_reply(plan(credit, 1, 0), reply)
-    assert credit.judge(waiter, effective, reply, 1, is_patient) == verdict
+    assert credit.judge(waiter, effective, reply, 1, is_patient, reply.stuck) == verdict
     late = Waiter(10_501, 20, 100, 0)
-    assert credit.judge(late, 50, reply, 1, is_patient) == ASK_AGAIN
+    assert credit.judge(late, 50, reply, 1, is_patient, reply.stuck) == ASK_AGAIN
 
 
 def test_a_refusal_for_others_credit_names_the_next_moment_at_which_more_is_known() -> None:
     assert retry_held_ms(NOTHING._replace(spare=5), RULES, 5) == RULES.unanswered_ms
     assert retry_held_ms(NOTHING._replace(spare=5, stuck=5, stuck_ms=4_321), RULES, 5) == 4_321
+    assert retry_held_ms(NOTHING._replace(spare=5, stuck=5, stuck_ms=4_321), RULES, 120) == 120
 
 
 def test_a_forked_child_holds_nothing() -> None:

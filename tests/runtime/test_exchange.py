@@ -41,6 +41,22 @@ async def test_all_at_once_exactly_the_quota_passes(nodes: int, quota: int) -> N
 
 
 @on_virtual_time
+async def test_where_a_round_trip_is_slow_holders_have_longer_to_answer_a_recall() -> None:
+    fleet = CreditFleet(2, latency_ms=(17, 17))
+    await fleet.start()
+    for _ in range(20):
+        await fleet.ask(0, 100)
+    await fleet.ask(1, 100)
+    await asyncio.sleep(1)
+    assert fleet.spare(0) > 0
+    fleet.origins[0].latency_s = (0.05, 0.05)
+    decision = await fleet.ask(1, 100, 79)
+    assert decision, decision.retry_after_ms
+    assert (fleet.over, fleet.accepted()) == (0, 100)
+    await fleet.stop()
+
+
+@on_virtual_time
 async def test_a_busy_node_far_from_its_limit_does_not_wait() -> None:
     fleet = CreditFleet(2)
     await fleet.start()

@@ -8,6 +8,7 @@ because functions can only be replaced in an interpreted core, and must not stay
 from __future__ import annotations
 
 import asyncio
+import inspect
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any, Final
@@ -70,8 +71,17 @@ def credit_mutant(breaks: Callable[[], None]) -> Callable[[], None]:
 
 
 def replace(owner: Any, name: str, make: Callable[[Any], Any]) -> None:
-    """Replace a function with `make(original)`."""
-    setattr(owner, name, make(getattr(owner, name)))
+    """Replace a function with `make(original)`, which must be callable as the original is.
+
+    One that is not would fail at its first call, and be found for that instead of for the rule that it breaks.
+    """
+    original = getattr(owner, name)
+    broken = make(original)
+    if inspect.isfunction(original) and inspect.isfunction(broken):
+        arguments = inspect.signature(original).parameters.values()
+        named = [one.name for one in arguments if one.kind is one.KEYWORD_ONLY]
+        inspect.signature(broken).bind(*range(len(arguments) - len(named)), **dict.fromkeys(named))
+    setattr(owner, name, broken)
 
 
 # -- the origin
@@ -909,8 +919,8 @@ def what_others_hold_denies_and_says_retry_at_once() -> None:
 @credit_mutant
 def a_report_carries_only_the_current_cell() -> None:
     def make(original: Any) -> Any:
-        def add_cell(self: CreditSync, parts: Any, acked: Any, sequence: int, cell: Any) -> None:
-            original(self, parts, acked, sequence, None if parts else cell)
+        def add_cell(self: CreditSync, parts: Any, acked: Any, sequence: int, oldest: int, cell: Any) -> None:
+            original(self, parts, acked, sequence, oldest, None if parts else cell)
 
         return add_cell
 

@@ -28,6 +28,7 @@ __all__ = [
     "Credit",
     "Waiter",
     "retry_held_ms",
+    "stuck_of",
 ]
 
 # What becomes of a waiting request.
@@ -366,11 +367,11 @@ class Credit:
         return True
 
     def judge(
-        self, waiter: Waiter, effective: int, reply: CreditReply, clock_ms: int, is_patient: bool
+        self, waiter: Waiter, effective: int, reply: CreditReply, clock_ms: int, is_patient: bool, stuck: int
     ) -> int:
         """What becomes of a waiting request after `reply`; `effective` is what counts with it, by all that is known.
 
-        `is_patient`: it may wait for others to give back what they hold.
+        `is_patient`: it may wait for others to give back what they hold, but for `stuck`, which is not given back.
         """
         if effective > waiter.quota:
             return DENY
@@ -387,7 +388,7 @@ class Credit:
             return ASK_AGAIN
         if effective + reply.firm > waiter.quota:
             return DENY
-        if not is_patient or effective + reply.firm + reply.stuck > waiter.quota:
+        if not is_patient or effective + reply.firm + stuck > waiter.quota:
             return DENY_HELD
         return WAIT
 
@@ -405,12 +406,21 @@ class Credit:
         self.waiting = None
 
 
+def stuck_of(reply: CreditReply, rules: GrantRules, patience_ms: int) -> int:
+    """What holders of credit that do not answer are taken to keep until its life ends.
+
+    Nothing where a round trip is so slow that requests wait longer than holders have to answer: these have needed that
+    long to hear of the recall and to reply.
+    """
+    return reply.stuck if patience_ms <= rules.unanswered_ms else 0
+
+
 def retry_held_ms(reply: CreditReply, rules: GrantRules, patience_ms: int) -> int:
     """When to come back after `DENY_HELD`: when more is known.
 
     Holders that do not answer lose what they hold then; those that were just asked have answered by then, or are known
     not to.
     """
-    if reply.stuck > 0:
+    if stuck_of(reply, rules, patience_ms) > 0:
         return reply.stuck_ms
     return rules.unanswered_ms if rules.unanswered_ms > patience_ms else patience_ms

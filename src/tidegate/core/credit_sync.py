@@ -17,7 +17,17 @@ from collections.abc import Sequence
 from typing import Final, cast, final
 
 from tidegate.core.cells import PINNED, Cell, Subject
-from tidegate.core.credit import ACCEPT, ASK_AGAIN, DENY, DENY_HELD, WAIT, Credit, Waiter, retry_held_ms
+from tidegate.core.credit import (
+    ACCEPT,
+    ASK_AGAIN,
+    DENY,
+    DENY_HELD,
+    WAIT,
+    Credit,
+    Waiter,
+    retry_held_ms,
+    stuck_of,
+)
 from tidegate.core.engine import FITS, HELD, Engine
 from tidegate.core.grants import CellPart, CreditReply, CreditRequest, GrantRules
 from tidegate.core.model import LOCAL, ORIGIN, Tuning
@@ -365,8 +375,7 @@ class CreditSync:
         for waiter in credit.waiting or ():
             part = cast("Part", waiter)
             ticket = part.ticket
-            is_patient = clock_ms - part.since_ms < patience_ms
-            verdict = self._judge(subject, credit, part, reply, clock_ms, is_patient)
+            verdict = self._judge(subject, credit, part, reply, clock_ms, patience_ms)
             is_joint = len(ticket.subjects) > 1
             if verdict == ASK_AGAIN:
                 part.is_ready = False
@@ -404,7 +413,7 @@ class CreditSync:
         part: Part,
         reply: CreditReply,
         clock_ms: int,
-        is_patient: bool,
+        patience_ms: int,
     ) -> int:
         duration_ms = self._subjects.key_of(subject)[2]
         sequence = part.at_ms // duration_ms
@@ -417,7 +426,9 @@ class CreditSync:
             if used > part.quota:
                 return DENY
             return ACCEPT if part.asked == credit.number else ASK_AGAIN
-        return credit.judge(part, used + part.cost, reply, clock_ms, is_patient)
+        is_patient = clock_ms - part.since_ms < patience_ms
+        stuck = stuck_of(reply, self._rules, patience_ms)
+        return credit.judge(part, used + part.cost, reply, clock_ms, is_patient, stuck)
 
     def _queue_next(
         self, subject: Subject, credit: Credit, is_paused: bool, asks_again: bool, served: Served
