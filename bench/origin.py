@@ -250,26 +250,31 @@ async def frozen(server: RedisServer, scale: Scale) -> list[Figure]:
 # -- the table
 
 
-async def measure(scale: Scale) -> list[Figure]:
-    found: list[Figure] = []
+def show(figures: Sequence[Figure]) -> bool:
+    """Print lines of the table; False if a target was missed."""
+    for figure in figures:
+        verdict = {True: "met", False: "**missed**", None: ""}[figure.met]
+        line = (figure.what, figure.value, figure.against, figure.target, verdict)
+        print(f"| {' | '.join(line)} |", flush=True)
+    return all(figure.met is not False for figure in figures)
+
+
+async def measure(scale: Scale) -> bool:
+    are_met = True
     with RedisServer() as server:
         for figure in (*FIGURES, blocked_subject, throughput, replay_cost, convergence):
             await asyncio.to_thread(server.flush)
-            found += await figure(server.url, scale)
+            are_met &= show(await figure(server.url, scale))
         await asyncio.to_thread(server.flush)
-        found += await frozen(server, scale)
-    return found
+        are_met &= show(await frozen(server, scale))
+    return are_met
 
 
 def main(arguments: Sequence[str] = ()) -> int:
     """Print the table; 1 if a target was missed."""
-    figures = asyncio.run(measure(QUICK if "--quick" in arguments else FULL))
     print("| figure | measured | against | target | |")
     print("| --- | --- | --- | --- | --- |")
-    for figure in figures:
-        verdict = {True: "met", False: "**missed**", None: ""}[figure.met]
-        print(f"| {figure.what} | {figure.value} | {figure.against} | {figure.target} | {verdict} |")
-    return int(any(figure.met is False for figure in figures))
+    return 0 if asyncio.run(measure(QUICK if "--quick" in arguments else FULL)) else 1
 
 
 if __name__ == "__main__":

@@ -15,7 +15,14 @@ from typing import Any, Self
 import pytest
 
 from tests.contract.origin_places import ClusterPlace
-from tests.e2e.origin.audit import DURATION_MS, REGION, ShiftedClock, offset_to_mid_window_ms
+from tests.e2e.origin.audit import (
+    DEADLINE_S,
+    DURATION_MS,
+    REGION,
+    ShiftedClock,
+    offset_to_mid_window_ms,
+    until,
+)
 from tests.e2e.origin.process import NodeProcess
 from tidegate import AsyncLimiter, Limit, Tuning
 from tidegate.testing import RedisCluster, RedisSentinel, RedisServer
@@ -34,11 +41,11 @@ def limit_of(quota: int) -> Limit:
 class Nodes:
     """Limiters in this process, each with connections of its own."""
 
-    def __init__(self, url: str, count: int) -> None:
+    def __init__(self, url: str, count: int, *, credit: bool = True) -> None:
         clock = ShiftedClock(offset_to_mid_window_ms())
+        tuning = Tuning(**PATIENT, credit=credit)
         self.limiters: list[AsyncLimiter] = [
-            make_async_limiter(region=REGION, origin=url, clock=clock, tuning=Tuning(**PATIENT))
-            for _ in range(count)
+            make_async_limiter(region=REGION, origin=url, clock=clock, tuning=tuning) for _ in range(count)
         ]
         self.accepted = 0
 
@@ -72,43 +79,104 @@ class Nodes:
         )
 
 
+@pytest.fixture(
+    params=[
+        pytest.param(kind, marks=pytest.mark.server) for kind in ("redis", "valkey", "sentinel", "cluster")
+    ]
+)
+def url(request: pytest.FixtureRequest) -> str:
+    """A server of each kind, whole and empty."""
+    if request.param == "cluster":
+        cluster: RedisCluster = request.getfixturevalue("fresh_redis_cluster")
+        return ClusterPlace(cluster).url
+    name = "fresh_redis_sentinel" if request.param == "sentinel" else f"fresh_{request.param}"
+    server: RedisServer | RedisSentinel = request.getfixturevalue(name)
+    return server.url
+
+
 @pytest.mark.parametrize(("nodes", "quota", "gap_ms"), ONE_AFTER_THE_OTHER)
 async def test_one_after_the_other_exactly_the_quota_passes(
-    server: RedisServer, nodes: int, quota: int, gap_ms: int
+    url: str, nodes: int, quota: int, gap_ms: int
 ) -> None:
-    async with Nodes(server.url, nodes) as fleet:
+    async with Nodes(url, nodes) as fleet:
         await fleet.round_robin(quota, gap_ms, 2 * quota + nodes)
         assert fleet.accepted == quota
 
 
 @pytest.mark.parametrize(("nodes", "quota"), ALL_AT_ONCE)
-async def test_all_at_once_exactly_the_quota_passes(server: RedisServer, nodes: int, quota: int) -> None:
-    async with Nodes(server.url, nodes) as fleet:
+async def test_all_at_once_exactly_the_quota_passes(url: str, nodes: int, quota: int) -> None:
+    async with Nodes(url, nodes) as fleet:
         await fleet.all_at_once(quota, max(8, 2 * quota // nodes))
         assert fleet.accepted == quota
 
 
-async def exhaust(fleet: Nodes) -> None:
-    await fleet.round_robin(20, 5, 60)
-    await fleet.all_at_once(20, 5)
-    assert fleet.accepted == 20
+async def test_a_lost_connection_for_recalls_is_made_again_and_nothing_passes_twice(
+    server: RedisServer,
+) -> None:
+    async with Nodes(server.url, 4) as fleet:
+        await fleet.round_robin(60, 1, 20)
+        before = [limiter.statistics().credit_recalls for limiter in fleet.limiters]
+        await asyncio.to_thread(server.command, "CLIENT", "KILL", "TYPE", "pubsub")
+        await fleet.all_at_once(60, 3)
+
+        async def all_listen() -> bool:
+            return all(limiter.statistics().credit_is_listening for limiter in fleet.limiters)
+
+        await until(all_listen, "the nodes to subscribe again")
+        await fleet.all_at_once(60, 20)
+        assert fleet.accepted == 60
+        assert sum(limiter.statistics().credit_recalls for limiter in fleet.limiters) >= sum(before)
 
 
-@pytest.mark.server
-async def test_exactly_the_quota_passes_on_a_cluster(fresh_redis_cluster: RedisCluster) -> None:
-    async with Nodes(ClusterPlace(fresh_redis_cluster).url, 8) as fleet:
-        await exhaust(fleet)
+async def test_nodes_without_credit_share_their_counts_with_nodes_that_have_it(server: RedisServer) -> None:
+    """As in a rolling update: the version before reads and merges cells, and does not know of credit."""
+    async with Nodes(server.url, 2) as new, Nodes(server.url, 2, credit=False) as old:
+        for _ in range(30):
+            for fleet in (old, new):
+                await fleet.ask(0, 100)
+                await fleet.ask(1, 100)
+
+        async def agree() -> bool:
+            # Of a limit that is not used up: one that is denies from memory, and hears no more.
+            looks = [await limiter.peek(limit_of(10_000), "x") for limiter in (*old.limiters, *new.limiters)]
+            return {look.effective for look in looks} == {old.accepted + new.accepted}
+
+        await until(agree, "all nodes to know all counts")
+        # An old node accepts what it has not heard of yet: one request each, asked in turn.
+        assert 100 <= old.accepted + new.accepted <= 100 + len(old.limiters)
 
 
-@pytest.mark.server
-async def test_exactly_the_quota_passes_behind_sentinels(fresh_redis_sentinel: RedisSentinel) -> None:
-    async with Nodes(fresh_redis_sentinel.url, 8) as fleet:
-        await exhaust(fleet)
+async def test_a_limit_that_denies_on_an_outage_denies_while_the_server_is_frozen(
+    server: RedisServer,
+) -> None:
+    careful = Limit(100, duration_ms=DURATION_MS, namespace="careful", on_outage="deny")
+    async with AsyncLimiter(region=REGION, origin=server.url) as limiter:
+        await limiter.limit(limit_of(100), "known")
+        await asyncio.to_thread(server.freeze)
+        try:
+            denied = await limiter.limit(careful, "x")
+            usual = await limiter.limit(limit_of(100), "x")
+        finally:
+            await asyncio.to_thread(server.thaw)
+        assert (denied.allowed, denied.source) == (False, "degraded")
+        assert denied.retry_after is not None and 0 < denied.retry_after <= 0.3
+        assert (usual.allowed, usual.source) == (True, "degraded")
+
+        async def is_back() -> bool:
+            return bool(await limiter.limit(careful, "x"))
+
+        await until(is_back, "the limit to allow again")
 
 
-@pytest.fixture
-async def processes(tmp_path: Path) -> AsyncIterator[list[NodeProcess]]:
-    url = f"sqlite:///{tmp_path}/counts.db"
+@pytest.fixture(
+    params=[*(pytest.param(kind, marks=pytest.mark.server) for kind in ("redis", "valkey")), "sqlite"]
+)
+async def processes(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[list[NodeProcess]]:
+    if request.param == "sqlite":
+        url = f"sqlite:///{tmp_path}/counts.db"
+    else:
+        server: RedisServer = request.getfixturevalue(f"fresh_{request.param}")
+        url = server.url
     clock = ShiftedClock(offset_to_mid_window_ms())
     found = list(await asyncio.gather(*(NodeProcess.start(url, clock, PATIENT) for _ in range(4))))
     yield found
@@ -116,9 +184,7 @@ async def processes(tmp_path: Path) -> AsyncIterator[list[NodeProcess]]:
         await process.kill()
 
 
-async def test_processes_that_share_a_file_one_after_the_other_pass_exactly_the_quota(
-    processes: list[NodeProcess],
-) -> None:
+async def test_processes_one_after_the_other_pass_exactly_the_quota(processes: list[NodeProcess]) -> None:
     for quota in (1, 6, 20, 100):
         name = f"quota {quota}"
         for index in range(2 * quota + 8):
@@ -126,12 +192,26 @@ async def test_processes_that_share_a_file_one_after_the_other_pass_exactly_the_
         assert sum(process.accepted[name] for process in processes) == quota
 
 
-async def test_processes_that_share_a_file_all_at_once_pass_exactly_the_quota(
-    processes: list[NodeProcess],
-) -> None:
+async def test_processes_all_at_once_pass_exactly_the_quota(processes: list[NodeProcess]) -> None:
     for quota in (5, 100, 1_000):
         name = f"quota {quota}"
         await asyncio.gather(
             *(process.accept(name, max(16, quota), threads=8, quota=quota) for process in processes)
         )
         assert sum(process.accepted[name] for process in processes) == quota
+
+
+async def test_what_a_killed_process_held_is_usable_again_when_its_life_is_over(
+    processes: list[NodeProcess],
+) -> None:
+    killed, *others = processes
+    await killed.accept("x", 40, quota=100)
+    await killed.told()
+    await killed.kill()
+    left = 60
+    async with asyncio.timeout(DEADLINE_S):
+        while left > 0:
+            for process in others:
+                left -= await process.accept("x", 20, threads=4, quota=100)
+    assert left == 0
+    assert sum(process.accepted["x"] for process in processes) == 100
