@@ -19,6 +19,7 @@ OF_THE_ENGINE = {
     "denied_from_origin",
     "from_origin",
     "from_degraded",
+    "exceeded_in_shadow",
     "subjects",
     "subjects_bytes",
     "cells",
