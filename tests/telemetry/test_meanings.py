@@ -320,3 +320,16 @@ async def test_the_offset_is_positive_when_this_node_is_ahead_of_its_origin() ->
     assert value(node, "clock_offset_seconds") == 0.25
     assert await node.accept("y", 1, MILLION_AN_HOUR) == 1
     await region.stop()
+
+
+@means("shadow_exceeded_total")
+async def test_what_limits_in_shadow_mode_would_have_denied_counts_as_allowed() -> None:
+    region = Region()
+    node = region.node()
+    trial = Limit("2/minute", namespace="tests", shadow=True)
+    for _ in range(5):
+        assert await node.limiter.limit(trial, "x")
+    assert value(node, "shadow_exceeded_total") == 3
+    statistics = node.limiter.statistics()
+    assert (statistics.allowed, statistics.denied) == (5, 0)
+    await region.stop()
