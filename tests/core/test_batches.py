@@ -289,3 +289,16 @@ def test_anticipation_fails_a_batch_whole_without_making_a_subject_strict() -> N
     assert more[0].effective == 61 and more[0].retry_after_ms
     assert node.engine.strict_activations == 0
     assert node.cell(limit, "b", 10).own == 5
+
+
+def test_an_item_that_only_the_rest_of_its_batch_makes_unlikely_is_told_when_to_retry() -> None:
+    node = Node(has_origin=False, has_ledger=True, tuning=Tuning())
+    limit = Limit(100, duration_ms=60_000, namespace="default")
+    for grown, at_ms in ((10, 600_000), (50, 601_000)):
+        row = LedgerRow("default", "default", "a", 60_000, 10, "iad", grown, 720_000)
+        node.ledger_sync.apply_import([row], at_ms)
+    # 50 are known and 40 more are probable: the look fits on its own, but not with the 11 behind it.
+    decisions = node.limit_many([Request(limit, "a", 0), Request(limit, "a", 11)], 602_000)
+    assert [bool(decision) for decision in decisions] == [False, False]
+    assert all(decision.retry_after_ms for decision in decisions)
+    assert [decision.effective for decision in decisions] == [50, 61]

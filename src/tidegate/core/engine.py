@@ -701,7 +701,8 @@ class Engine:
             current += self._probable(cell.ledger, item.wall_ms)
             until_import_ms = self.global_view.until_import_ms(item.wall_ms)
             until_fit_ms = wait_ms(current, previous, room, elapsed_ms, duration_ms)
-            return until_import_ms if until_import_ms < until_fit_ms else until_fit_ms
+            # 0: this item would fit, but not with the rest of its batch.
+            return until_fit_ms if 0 < until_fit_ms < until_import_ms else until_import_ms
         if subject.sequence == sequence:
             return wait_ms(current, previous, room, elapsed_ms, duration_ms)
         # Later cells have counts already, because clocks differ: try cell after cell.
