@@ -22,7 +22,9 @@ from tidegate.core.model import DURATION_MS_MAX
 from tidegate.ports import NamespaceRow, OverrideRow, WorkspaceRow
 from tidegate.server.api import pages, schema
 from tidegate.server.api.problems import ACCEPT_ITEMS_MAX, accepts_problem_json, refuser
+from tidegate.server.api.turns import TurnBudget
 from tidegate.server.catalog import sync
+from tidegate.server.catalog.overrides import OverrideMatcher
 from tidegate.server.catalog.view import Callers, CatalogView, NamespaceView, WorkspaceView
 from tidegate.server.http1.bounds import HttpConfig, Intake, Rejection
 from tidegate.server.http1.connection import FEED_BYTES, LINGER_S, HttpConnection
@@ -577,6 +579,84 @@ async def test_the_patterns_of_a_namespace_that_must_be_tried_one_by_one_are_bou
         status, document = await answer_of(service, "setOverride", body("*a*b*c*d*e*"), key)
         assert status == 400
         assert "at most 4" in document["error"]["errors"][0]["message"]
+
+
+class Lookups:
+    """The costs of all look-ups among patterns in each turn of the loop."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.turns: list[int] = []
+        self._is_counting = False
+        find = OverrideMatcher.find
+
+        def counted(matcher: OverrideMatcher, identifier: str) -> Any:
+            if not self._is_counting:
+                self._is_counting = True
+                self.turns.append(0)
+                asyncio.get_running_loop().call_soon(self._next)
+            self.turns[-1] += matcher.cost
+            return find(matcher, identifier)
+
+        monkeypatch.setattr(OverrideMatcher, "find", counted)
+
+    def _next(self) -> None:
+        self._is_counting = False
+
+
+async def test_patterns_that_almost_match_take_a_turn_of_the_loop_from_others_never_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def body(**fields: object) -> bytes:
+        return json.dumps({"namespace": "n", "limit": 1_000, "duration": 60_000, **fields}).encode()
+
+    async with serving(tmp_path) as (service, key):
+        assert (await answer_of(service, "limit", body(identifier="first"), key))[0] == 200
+        for number in range(40):
+            pattern = f"*{'a' * 100}b{number}{'a' * 100}*"
+            assert (await answer_of(service, "setOverride", body(identifier=pattern), key))[0] == 200
+        cost = 40 * (16 + 204)
+        monkeypatch.setattr(service._limits._admission._lookups, "_cost_max", 3 * cost)
+        lookups = Lookups(monkeypatch)
+        names = [f"{'a' * 500}{number}" for number in range(100)]
+        items = [{"namespace": "n", "limit": 9, "duration": 60_000, "identifier": name} for name in names]
+        reads = [json.dumps({"namespace": "n", "identifier": f"r{name}"}).encode() for name in names[:20]]
+        answers = await asyncio.gather(
+            answer_of(service, "multiLimit", json.dumps(items).encode(), key),
+            *[answer_of(service, "limit", body(identifier=f"l{name}"), key) for name in names],
+            *[answer_of(service, "getOverride", read, key) for read in reads],
+        )
+        assert {status for status, _ in answers} == {200, 404}
+        assert sum(lookups.turns) >= 220 * 0.99 * cost
+        # A turn may run what the turn before has let through, and its own.
+        assert max(lookups.turns) <= 2 * 3 * 1.01 * cost
+
+
+async def test_a_workspace_that_waits_for_its_turn_makes_no_other_wait() -> None:
+    budget = TurnBudget(10)
+    assert budget.take("hostile", 11)
+    order: list[str] = []
+
+    async def waiting(name: str, cost: int) -> None:
+        await budget.wait("hostile", cost)
+        order.append(name)
+
+    tasks = [
+        asyncio.create_task(waiting(name, cost)) for name, cost in (("a", 4), ("b", 8), ("c", 1), ("d", 1))
+    ]
+    await turn()
+    assert not budget.take("hostile", 1), "nobody overtakes those that wait"
+    assert budget.take("honest", 1)
+    tasks[2].cancel()
+    await asyncio.wait(tasks)
+    assert order == ["a", "b", "d"]
+    for _ in range(3):
+        await turn()
+    assert budget.take("hostile", 1)
+    for _ in range(3):
+        await turn()
+    assert not budget._left and not budget._waiting and not budget._is_scheduled, (
+        "an idle budget costs nothing"
+    )
 
 
 async def test_the_duration_of_an_override_ends_where_its_counts_would_not_fit_into_the_database(

@@ -14,7 +14,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Awaitable, Callable, Coroutine, Generator
 from functools import partial
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, Final, ParamSpec, TypeVar
 
 import msgspec
 
@@ -38,6 +38,7 @@ from tidegate.server.api.problems import (
     error_answer,
 )
 from tidegate.server.api.schema import Doubt
+from tidegate.server.api.turns import TurnBudget
 from tidegate.server.catalog.sync import CatalogFull, CatalogSync
 from tidegate.server.catalog.view import Caller, Callers, NamespaceView, WorkspaceView
 from tidegate.server.messages import Answer, Handler, Head
@@ -46,6 +47,10 @@ from tidegate.telemetry.logging import request_id as current_request
 __all__ = ["Admission", "Call", "Steps", "missing_permission", "wait"]
 
 logger = logging.getLogger(__name__)
+
+# What one workspace may spend on look-ups among patterns in one turn of the loop, in the units of
+# `OverrideMatcher.cost`: about 10 ms. A request of another workspace needs a few turns at most.
+LOOKUP_COST_MAX: Final = 125_000
 
 
 P = ParamSpec("P")
@@ -91,6 +96,7 @@ class Admission:
         self._sync = sync
         self._callers = Callers(sync.view)
         self.recall = self._callers.recall
+        self._lookups = TurnBudget(LOOKUP_COST_MAX)
 
     def handler(self, name: str, operation: Callable[[Call, bytes], Steps[None]]) -> Handler:
         """Runs `operation`. Its refusals become answers here, and so do failures of the database."""
@@ -137,6 +143,11 @@ class Admission:
         if caller.workspace.quota is not None:
             yield from self._use_quota(call, caller.workspace, items)
         return caller
+
+    def spend(self, workspace_id: str, cost: int) -> Steps[None]:
+        """Before a look-up of this cost among patterns: wait, if the workspace had many in this turn of the loop."""
+        if cost and not self._lookups.take(workspace_id, cost):
+            yield from wait(self._lookups.wait, workspace_id, cost)
 
     def body(self, call: Call, decode: Callable[[bytes], T], data: bytes) -> Steps[T]:
         """`decode(data)`, with a second look where that is needed and the caller is known."""

@@ -67,7 +67,7 @@ class CounterOperations:
         namespace = yield from self._admission.namespace(caller, wanted.namespace)
         if not caller.may("limit", namespace.id):
             raise missing_permission("limit", namespace)
-        plan = self._limits.plans.find(caller.workspace.id, namespace, wanted)
+        plan = yield from self._limits.plan(caller.workspace.id, namespace, wanted)
         usage = yield from wait(self._limiter.usage, plan.limit, wanted.identifier, now_ms=test_time_ms)
         data = UsageData(
             usage.limit.quota,

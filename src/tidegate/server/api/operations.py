@@ -163,6 +163,13 @@ class Plans:
             self.recent[key] = plan
         return plan
 
+    def cost(self, namespace: NamespaceView, identifier: str) -> int:
+        """What `find` will spend on patterns, at most."""
+        if not namespace.matcher.has_patterns:
+            return 0
+        key = (namespace.token, identifier)
+        return 0 if key in self._matches or key in self._matches_before else namespace.matcher.cost
+
     def _override(self, namespace: NamespaceView, identifier: str) -> Override | None:
         if not namespace.matcher.has_patterns:
             return namespace.matcher.get(identifier)
@@ -263,7 +270,7 @@ class LimitOperations:
             namespace = (yield from self._namespaces(caller, [item]))[item.namespace]
         plan = self.plans.recent.get((namespace, item.limit, item.duration))
         if plan is None or namespace.has_overrides:
-            plan = self.plans.find(workspace.id, namespace, item)
+            plan = yield from self.plan(workspace.id, namespace, item)
         cost = 1 if item.cost is UNSET else item.cost
         now_ms = self._now_ms() if test_time_ms is None else test_time_ms
         decision = self._attempt(plan.limit, item.identifier, cost, now_ms)
@@ -322,7 +329,7 @@ class LimitOperations:
                 ):
                     namespaces = yield from self._namespaces(caller, items)
                     namespace = namespaces[item.namespace]
-                plan = self.plans.find(caller.workspace.id, namespace, item)
+                plan = yield from self.plan(caller.workspace.id, namespace, item)
                 usual = None if namespace.has_overrides else plan
                 last = item
             plans.append(plan)
@@ -352,6 +359,12 @@ class LimitOperations:
             self._record_batch(requests, plans, decisions, passed, now_ms, sample)
         envelope = MultiLimitEnvelope(Meta("req_" + call.request_id), MultiLimitData(passed, limits))
         call.answer = 200, JSON_LINE + call.lines, ENCODE(envelope)
+
+    def plan(self, workspace_id: str, namespace: NamespaceView, item: LimitBody) -> Steps[Plan]:
+        """The limit to apply, after a wait if many patterns had to be tried for this workspace."""
+        if namespace.has_overrides:
+            yield from self._admission.spend(workspace_id, self.plans.cost(namespace, item.identifier))
+        return self.plans.find(workspace_id, namespace, item)
 
     def _namespaces(self, caller: Caller, items: Sequence[LimitBody]) -> Steps[dict[str, NamespaceView]]:
         """The namespaces of all items: they exist or are created now, and the caller may limit in them.

@@ -105,11 +105,11 @@ class OverrideOperations:
         wanted = yield from self._admission.body(call, decode_get_override, body)
         caller = yield from self._admission.admit(call)
         namespace = yield from self._admission.namespace(caller, wanted.namespace)
-        found = _readable(caller, namespace, wanted.identifier)
+        found = yield from self._readable(caller, namespace, wanted.identifier)
         if found is None:
             # It may have been set a moment ago. One that may not be read takes the same path, hence the same time.
             yield from wait(self._sync.confirm)
-            found = _readable(caller, namespace, wanted.identifier)
+            found = yield from self._readable(caller, namespace, wanted.identifier)
         if found is None:
             raise Refusal(OVERRIDE_NOT_FOUND, "There is no override for this identifier.")
         _answer(call, _data(found))
@@ -135,12 +135,13 @@ class OverrideOperations:
             raise Refusal(OVERRIDE_NOT_FOUND, "There is no override for this identifier.")
         _answer(call, {})
 
-
-def _readable(caller: Caller, namespace: NamespaceView, identifier: str) -> Override | None:
-    found = namespace.matcher.find(identifier)
-    if found is None or caller.may("read_override", namespace.id):
-        return found
-    return found if override_urn(namespace.id, found.id) in caller.grants else None
+    def _readable(self, caller: Caller, namespace: NamespaceView, identifier: str) -> Steps[Override | None]:
+        """The override that applies to `identifier`, unless the caller may not read it."""
+        yield from self._admission.spend(caller.workspace.id, namespace.matcher.cost)
+        found = namespace.matcher.find(identifier)
+        if found is None or caller.may("read_override", namespace.id):
+            return found
+        return found if override_urn(namespace.id, found.id) in caller.grants else None
 
 
 def _data(override: Override) -> OverrideData:

@@ -25,11 +25,15 @@ __all__ = [
     "specificity",
 ]
 
-# Patterns of one namespace that cannot be indexed. With `PARTS_MAX` a look-up takes at most about half a millisecond,
-# and a batch of 100 new identifiers 50 ms.
+# Patterns of one namespace that cannot be indexed. A look-up among so many takes half a millisecond if their texts are
+# short, and 5 ms if a client chooses the longest texts that almost match: see `OverrideMatcher.cost`.
 SCANNED_MAX: Final = 500
 # Texts between two `*` of one pattern.
 PARTS_MAX: Final = 4
+# The cost of a look-up, in units of about 80 ns: each character of a pattern that is tried (a search in an identifier
+# that almost matches takes time in proportion to both lengths), the rest of a try, and each length in an index.
+PATTERN_COST: Final = 16
+LENGTH_COST: Final = 4
 
 
 class Override(NamedTuple):
@@ -141,6 +145,11 @@ class _Index:
                     return found[0]
         return None
 
+    @property
+    def lengths(self) -> int:
+        """How many look-ups one `find` takes."""
+        return len(self._sizes)
+
     def __len__(self) -> int:
         return len(self._by_text)
 
@@ -148,7 +157,7 @@ class _Index:
 class OverrideMatcher:
     """The overrides of one namespace, prepared for look-ups."""
 
-    __slots__ = ("_beginnings", "_endings", "_literals", "_scanned", "_sorted")
+    __slots__ = ("_beginnings", "_endings", "_literals", "_scanned", "_scanned_cost", "_sorted")
 
     def __init__(self, overrides: Iterable[Override] = ()) -> None:
         self._literals: dict[str, Override] = {}
@@ -156,6 +165,7 @@ class OverrideMatcher:
         self._beginnings = _Index()
         self._endings = _Index()
         self._scanned: dict[str, _Pattern] = {}
+        self._scanned_cost = 0
         # The same in order of preference; None after a change.
         self._sorted: list[_Pattern] | None = None
         for override in overrides:
@@ -173,6 +183,7 @@ class OverrideMatcher:
         pattern = _Pattern(specificity(text), first, middle, last, override)
         if middle or (first and last):
             self._scanned[text] = pattern
+            self._scanned_cost += PATTERN_COST + len(text)
             self._sorted = None
         elif last:
             self._endings.add(last, pattern)
@@ -186,6 +197,7 @@ class OverrideMatcher:
         first, middle, last = _split(text)
         if middle or (first and last):
             del self._scanned[text]
+            self._scanned_cost -= PATTERN_COST + len(text)
             self._sorted = None
         elif last:
             self._endings.discard(last, text)
@@ -206,6 +218,11 @@ class OverrideMatcher:
     def scanned(self) -> int:
         """Patterns that are not indexed."""
         return len(self._scanned)
+
+    @property
+    def cost(self) -> int:
+        """What a look-up takes at most, in units of about 80 ns."""
+        return self._scanned_cost + LENGTH_COST * (self._beginnings.lengths + self._endings.lengths)
 
     def get(self, identifier: str) -> Override | None:
         """The override whose stored text is exactly this."""
