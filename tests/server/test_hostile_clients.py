@@ -34,6 +34,7 @@ from tidegate.server.messages import Answer, Head, Route, Router, Stream
 from tidegate.server.process.config_load import load
 from tidegate.server.process.first_start import prepare
 from tidegate.server.process.service import Service
+from tidegate.telemetry.prometheus import render
 from tidegate.testing.servers.redis import create_certificate
 
 PAGE_BYTES = 15_000
@@ -510,6 +511,36 @@ async def test_a_page_is_rendered_once(tmp_path: Path, monkeypatch: pytest.Monke
             handler = service.router.find(b"GET", path).handler
             assert handler(Head(), b"") == handler(Head(), b"")
             assert rendered == 1
+
+
+async def test_scrapes_that_come_together_are_answered_with_one_page(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rendered = 0
+
+    def counted(*args: Any, **options: Any) -> bytes:
+        nonlocal rendered
+        rendered += 1
+        return render(*args, **options)
+
+    monkeypatch.setattr(pages, "render", counted)
+    async with serving(tmp_path) as (service, _):
+        handler = service.router.find(b"GET", b"/metrics").handler
+
+        async def scrape() -> Answer:
+            answer = handler(Head(), b"")
+            assert not isinstance(answer, (tuple, Stream))
+            return await answer
+
+        await scrape()
+        tasks = [asyncio.create_task(scrape()) for _ in range(500)]
+        await turn()
+        tasks[0].cancel()  # its page is the others' too
+        answers = await asyncio.gather(*tasks[1:])
+        assert {status for status, _, _ in answers} == {200}
+        assert rendered == 2
+        await asyncio.gather(scrape(), scrape())
+        assert rendered == 3
 
 
 async def test_a_caller_is_not_remembered_by_a_long_spelling_of_its_key(tmp_path: Path) -> None:
