@@ -360,7 +360,7 @@ class LimitOperations:
         envelope = MultiLimitEnvelope(Meta("req_" + call.request_id), MultiLimitData(passed, limits))
         call.answer = 200, JSON_LINE + call.lines, ENCODE(envelope)
 
-    def plan(self, workspace_id: str, namespace: NamespaceView, item: LimitBody) -> Steps[Plan]:
+    def plan(self, workspace_id: str, namespace: NamespaceView, item: CounterBody) -> Steps[Plan]:
         """The limit to apply, after a wait if many patterns had to be tried for this workspace."""
         if namespace.has_overrides:
             yield from self._admission.spend(workspace_id, self.plans.cost(namespace, item.identifier))
