@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from aiohttp import web
+from aiohttp import WSMsgType, WSServerHandshakeError, web
 from aiohttp.test_utils import TestClient, TestServer
 
 from tests.integrations.kit import manual_async_limiter, manual_clock, no_blocking
@@ -152,3 +152,41 @@ def named_mail() -> Any:
         return web.Response(text="another")
 
     return mail
+
+
+async def echo(request: web.Request) -> web.WebSocketResponse:
+    websocket = web.WebSocketResponse()
+    await websocket.prepare(request)
+    async for message in websocket:
+        await websocket.send_str(message.data)
+    return websocket
+
+
+async def test_a_connection_beyond_the_limit_is_answered_with_a_429(limiter: AsyncLimiter) -> None:
+    app = application(limiter, "1/minute")
+    app.router.add_get("/echo", echo)
+    async with TestClient(TestServer(app)) as client:
+        async with client.ws_connect("/echo") as connection:
+            await connection.send_str("hello")
+            assert await connection.receive_str() == "hello"
+        with pytest.raises(WSServerHandshakeError) as caught:
+            await client.ws_connect("/echo")
+    assert caught.value.status == 429
+
+
+async def test_a_message_beyond_the_limit_closes_the_connection_and_never_arrives(
+    limiter: AsyncLimiter,
+) -> None:
+    app = application(limiter, messages="2/minute")
+    app.router.add_get("/echo", echo)
+    async with TestClient(TestServer(app)) as client:
+        async with client.ws_connect("/echo") as connection:
+            for text in ("one", "two"):
+                await connection.send_str(text)
+                assert await connection.receive_str() == text
+            await connection.ping()
+            await connection.send_str("three")
+            end = await connection.receive()
+        assert (end.type, end.data) == (WSMsgType.CLOSE, 1008)
+        assert end.extra == "The limit of 2 per minute is used up. Retry in 1 min 1 s."
+        assert (await client.get("/free")).status == 200

@@ -7,7 +7,14 @@ import django
 import pytest
 from django.conf import settings
 
-from tests.integrations.kit import consumed, manual_async_limiter, manual_clock, manual_limiter, no_blocking
+from tests.integrations.kit import (
+    consumed,
+    lifespan,
+    manual_async_limiter,
+    manual_clock,
+    manual_limiter,
+    no_blocking,
+)
 from tidegate import AsyncLimiter, ConfigurationError, Limiter
 from tidegate.integrations import Proxies, Rule, header, user
 
@@ -29,7 +36,7 @@ from django.urls import path
 from django.utils.decorators import method_decorator
 from django.views import View
 
-from tidegate.integrations.django import limited
+from tidegate.integrations.django import get_asgi_application, limited
 
 
 @limited("2/minute")
@@ -227,3 +234,19 @@ def test_the_settings_of_the_site_choose_the_origin(monkeypatch: pytest.MonkeyPa
     monkeypatch.setenv("TIDEGATE_ORIGIN", "gopher://not-used")
     client = Client()
     assert [client.get("/free").status_code for _ in range(2)] == [200, 429]
+
+
+@override_settings(TIDEGATE_RULES=["1/minute"], TIDEGATE_ORIGIN="gopher://host")
+async def test_with_a_lifespan_a_setting_that_cannot_work_fails_the_start() -> None:
+    tell, answers = await lifespan(get_asgi_application())
+    tell("lifespan.startup")
+    assert await anext(answers) == "lifespan.startup.failed"
+
+
+@override_settings(TIDEGATE_RULES=["1/minute"], TIDEGATE_ORIGIN="memory://")
+async def test_with_a_lifespan_the_limiter_starts_and_stops_with_the_server() -> None:
+    tell, answers = await lifespan(get_asgi_application())
+    tell("lifespan.startup")
+    assert await anext(answers) == "lifespan.startup.complete"
+    tell("lifespan.shutdown")
+    assert await anext(answers) == "lifespan.shutdown.complete"

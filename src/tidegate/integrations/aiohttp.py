@@ -6,7 +6,8 @@
     @limited("5/minute", by=user)
     async def send(request: web.Request) -> web.Response: ...
 
-The limits of application and handler are one batch, decided before the handler runs.
+The limits of application and handler are one batch, decided before the handler runs. `messages` limits what a client
+sends over a websocket: one message too many closes the connection and never arrives.
 """
 
 from __future__ import annotations
@@ -14,18 +15,26 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Final, TypeVar, cast
 
-from aiohttp import web
+from aiohttp import WSCloseCode, WSMessage, WSMsgType, web
 
 from tidegate.core.model import Decision
 from tidegate.errors import ConfigurationError, LimitExceeded
-from tidegate.integrations.answers import Outcome
+from tidegate.integrations.answers import Outcome, closest, describe
 from tidegate.integrations.incoming import Incoming
 from tidegate.integrations.rate_limits import AsyncRateLimits
-from tidegate.integrations.rules import guarded, make_rules, refuse_shared_names, rules_of
+from tidegate.integrations.rules import (
+    Rule,
+    guarded,
+    make_rules,
+    message_rules,
+    refuse_shared_names,
+    rules_of,
+)
 
 __all__ = ["install", "limited"]
 
 LIMITS: Final = web.AppKey("tidegate", AsyncRateLimits)
+MESSAGES: Final = web.AppKey("tidegate_messages", tuple[Rule, ...])
 # aiohttp has keys for requests since 3.14, and warns about texts since then.
 OUTCOME: Final[Any] = getattr(web, "RequestKey", lambda name, _: name)("tidegate_outcome", Outcome)
 
@@ -48,15 +57,19 @@ class AiohttpIncoming(Incoming):
         return self.native.get("user")
 
 
-def install(app: web.Application, *rules: Any, **options: Any) -> AsyncRateLimits:
-    """Add rate limits to an application: all arguments of `RateLimits`. Call it after what finds the user.
+def install(app: web.Application, *rules: Any, messages: Any = (), **options: Any) -> AsyncRateLimits:
+    """Add rate limits to an application: all arguments of `RateLimits`, and `messages` for websockets.
 
+    Call it after what finds the user.
     The key `user` is what a middleware has put into `request["user"]`.
     """
     limits = AsyncRateLimits(*rules, **options)
     app[LIMITS] = limits
+    app[MESSAGES] = message_rules(messages)
     app.middlewares.append(_middleware)
     app.on_response_prepare.append(_add_headers)
+    if messages:
+        app.on_response_prepare.append(_limit_messages)
     app.on_startup.append(_start)
     app.on_cleanup.append(_stop)
     return limits
@@ -111,6 +124,29 @@ async def _add_headers(request: web.Request, response: web.StreamResponse) -> No
     outcome = request.get(OUTCOME)
     if outcome is not None and outcome.closest is not None and "RateLimit" not in response.headers:
         response.headers.update(request.config_dict[LIMITS].headers(outcome))
+
+
+async def _limit_messages(request: web.Request, response: web.StreamResponse) -> None:
+    """Every message that arrives over a websocket is counted; a denied one closes the connection."""
+    if not isinstance(response, web.WebSocketResponse):
+        return
+    limits, rules = request.config_dict[LIMITS], request.config_dict[MESSAGES]
+    incoming = AiohttpIncoming(request, _name(request.match_info.route))
+    receive = response.receive
+
+    async def limited_receive(timeout: float | None = None) -> WSMessage:
+        message = await receive(timeout)
+        if message.type not in (WSMsgType.TEXT, WSMsgType.BINARY):
+            return message
+        outcome = await limits.check(incoming, rules)
+        if outcome.allowed:
+            return message
+        reason = describe(closest(outcome.decisions))
+        await response.close(code=WSCloseCode.POLICY_VIOLATION, message=reason.encode())
+        return WSMessage(WSMsgType.CLOSED, None, None)
+
+    # All ways to receive (`receive_str`, `async for`, …) end in this method.
+    cast("Any", response).receive = limited_receive
 
 
 def _denied(limits: AsyncRateLimits, decisions: Sequence[Decision]) -> web.Response:

@@ -15,7 +15,7 @@ from tidegate.errors import LimitExceeded
 from tidegate.integrations.answers import Outcome, describe
 from tidegate.integrations.incoming import Incoming
 from tidegate.integrations.rate_limits import AsyncRateLimits
-from tidegate.integrations.rules import Rule
+from tidegate.integrations.rules import Rule, message_rules
 
 __all__ = ["AsgiIncoming", "RateLimitMiddleware", "State"]
 
@@ -88,16 +88,12 @@ class RateLimitMiddleware:
         app: App,
         *rules: Any,
         rate_limits: AsyncRateLimits | None = None,
-        messages: str | Rule | Sequence[Rule] = (),
+        messages: str | Rule | Sequence[str | Rule] = (),
         **options: Any,
     ) -> None:
         self.app = app
         self.rate_limits = AsyncRateLimits(*rules, **options) if rate_limits is None else rate_limits
-        given = (messages,) if isinstance(messages, (str, Rule)) else messages
-        # Rules for what arrives over a websocket, each message a request of its own.
-        self._messages = tuple(
-            one if isinstance(one, Rule) else Rule(one, namespace="messages") for one in given
-        )
+        self._messages = message_rules(messages)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":

@@ -3,6 +3,8 @@
     MIDDLEWARE = [..., "tidegate.integrations.django.RateLimitMiddleware"]   # after AuthenticationMiddleware
     TIDEGATE_RULES = ["1000/hour"]
 
+Under ASGI, take `get_asgi_application` from here: then the limiter starts and stops with the server.
+
 The limits of site and view are one batch, decided before the view runs; for a URL that leads nowhere, before its 404
 is sent. Settings: `TIDEGATE_RULES`, `_BY`, `_EXEMPT`, `_PROXIES`, `_ANSWERS`, `_SHADOW`, `_ON_OUTCOME`, `_LIMITER` are
 the arguments of `RateLimits`, functions also as dotted paths; `TIDEGATE_REGION`, `_ORIGIN` and `_LEDGER` as everywhere.
@@ -11,27 +13,33 @@ the arguments of `RateLimits`, functions also as dotted paths; `TIDEGATE_REGION`
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextvars import ContextVar
 from typing import Any, Final, TypeVar, cast
 
 from asgiref.sync import iscoroutinefunction, markcoroutinefunction
 from django.conf import settings
+from django.core import asgi
 from django.http import HttpRequest, HttpResponse
 from django.utils.module_loading import import_string
 
 from tidegate.core.model import Decision
-from tidegate.errors import ConfigurationError, LimitExceeded
+from tidegate.errors import ConfigurationError, LimitExceeded, TidegateError
 from tidegate.integrations.answers import Outcome
+from tidegate.integrations.asgi import App, Receive, Scope, Send
 from tidegate.integrations.incoming import Incoming
 from tidegate.integrations.rate_limits import AsyncRateLimits, SyncRateLimits
 from tidegate.integrations.rules import guarded, make_rules, rules_of
 from tidegate.integrations.settings import ENVIRONMENT
 
-__all__ = ["RateLimitMiddleware", "limited"]
+__all__ = ["RateLimitMiddleware", "get_asgi_application", "limited"]
 
 ATTRIBUTE: Final = "tidegate_outcome"
 OPTIONS: Final = ("limiter", "by", "exempt", "proxies", "answers", "shadow", "on_outcome")
 
 View = TypeVar("View", bound=Callable[..., Any])
+
+# Filled by the middleware while `get_asgi_application` builds an application.
+_built: ContextVar[list[AsyncRateLimits]] = ContextVar("tidegate_built")
 
 
 class DjangoIncoming(Incoming):
@@ -91,6 +99,7 @@ class RateLimitMiddleware:
         if self.is_async:
             markcoroutinefunction(self)
             self.rate_limits = AsyncRateLimits(*rules, **options)
+            _built.get([]).append(self.rate_limits)
             self.process_view: Any = self._process_view_async
         else:
             self.rate_limits = SyncRateLimits(*rules, **options)
@@ -160,3 +169,36 @@ def limited(*limits: Any, **options: Any) -> Callable[[View], View]:
         return cast("View", guarded(view, rules, _verify))
 
     return decorate
+
+
+def get_asgi_application() -> App:
+    """Django's application, which also answers lifespan messages: Django's own does not.
+
+    The limiter starts before the first request, and sends its last counts when the server stops.
+    """
+    built: list[AsyncRateLimits] = []
+    token = _built.set(built)
+    try:
+        application = cast("App", asgi.get_asgi_application())
+    finally:
+        _built.reset(token)
+
+    async def serve(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "lifespan":
+            await application(scope, receive, send)
+            return
+        await receive()
+        try:
+            for limits in built:
+                await limits.start()
+        except TidegateError as error:
+            # Raised, servers would take it for an application without a lifespan, and go on.
+            await send({"type": "lifespan.startup.failed", "message": str(error)})
+            return
+        await send({"type": "lifespan.startup.complete"})
+        await receive()
+        for limits in built:
+            await limits.stop()
+        await send({"type": "lifespan.shutdown.complete"})
+
+    return serve

@@ -25,6 +25,7 @@ __all__ = [
     "attach_rules",
     "guarded",
     "make_rules",
+    "message_rules",
     "refuse_shared_names",
     "rules_of",
     "shadow_limit",
@@ -37,6 +38,8 @@ Exemption = Callable[[Any], bool | Awaitable[bool]]
 
 # A rule in an application's list that names no route and no path.
 APPLICATION: Final = "application"
+# A rule for messages over websockets that is only a text.
+MESSAGES: Final = "messages"
 SHADOW_SUFFIX: Final = ".shadow"
 # Route names are few; texts from a customer's plan are few too, unless they contain a counter.
 CACHE_MAX: Final = 1_024
@@ -231,6 +234,12 @@ def make_rules(limits: Sequence[Rule | LimitsLike | LimitsFunction], **options: 
             f"{', '.join(options)}: give it to the Rule, it has no limits to apply to here"
         )
     return tuple(rules)
+
+
+def message_rules(messages: str | Rule | Sequence[str | Rule]) -> tuple[Rule, ...]:
+    """Rules for what arrives over a websocket, each message a request of its own."""
+    given = (messages,) if isinstance(messages, (str, Rule)) else messages
+    return tuple(one if isinstance(one, Rule) else Rule(one, namespace=MESSAGES) for one in given)
 
 
 def attach_rules(function: Any, rules: Sequence[Rule]) -> None:

@@ -176,6 +176,27 @@ def test_the_private_listener_serves_nothing_else(shared: Gatekeeper) -> None:
         assert shared.check(path).status == 404, path
 
 
+@pytest.mark.slow
+def test_the_check_is_as_the_openapi_document_of_this_server_describes_it(shared: Gatekeeper) -> None:
+    assert "/v1/check" in shared.get("/docs").body.decode()
+    workspace = shared.workspace()
+    done = subprocess.run(
+        [
+            str(Path(sys.executable).parent / "schemathesis"),
+            *("run", f"{shared.url}/openapi.json", "--include-path", "/v1/check"),
+            *("-H", f"Authorization: Bearer {workspace.key.secret}"),
+            *("--checks", "not_a_server_error,status_code_conformance,content_type_conformance"),
+            *("--max-examples", "150", "--generation-deterministic", "--no-color"),
+        ],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-8_000:]
+    assert "Tested: 1" in done.stdout
+
+
 def test_the_public_listener_wants_a_key_with_the_permission(shared: Gatekeeper) -> None:
     target = "/v1/check?policy=api"
 

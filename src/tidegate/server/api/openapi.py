@@ -232,8 +232,53 @@ LIMIT_HEADERS: Final[dict[str, Any]] = {
 }
 
 
-def document() -> dict[str, Any]:
-    """The whole document."""
+def _parameter(name: str, schema: dict[str, Any], description: str) -> dict[str, Any]:
+    return {"name": name, "in": "query", "description": description, "schema": schema}
+
+
+CHECK_PARAMETERS: Final = [
+    _parameter("policy", {"type": "string"}, "A policy of the server's check configuration."),
+    _parameter("domain", {"type": "string", "minLength": 1}, "A domain of the rules."),
+    _parameter(
+        "descriptor",
+        {"type": "array", "maxItems": 100, "items": {"type": "string", "examples": ["user=ann"]}},
+        "`KEY=VALUE`; several entries as `KEY=VALUE&KEY=VALUE`, percent-encoded. May repeat.",
+    ),
+    _parameter(
+        "cost", {"type": "integer", "minimum": 0, "maximum": 2**32 - 1, "default": 1}, "0 only looks."
+    ),
+]
+
+
+def _check() -> dict[str, Any]:
+    """`/v1/check`. It has no envelope: gateways understand its status, and read no body."""
+    denied = {
+        "description": "No: a limit denies. A policy may have another status for it.",
+        "headers": LIMIT_HEADERS,
+    }
+    statuses = sorted({400, 401, 403, 500, *TRANSPORT_STATUSES})
+    responses = {str(status): _error_response(status) for status in statuses}
+    responses["400"]["content"]["text/plain"] = {"schema": {"type": "string"}}
+    allowed = {key: value for key, value in LIMIT_HEADERS.items() if key != "Retry-After"}
+    return {
+        "operationId": "check",
+        "summary": "Ask for a gateway: yes (200) or no (429)",
+        "description": "Judges all descriptors together, by the rules file: if one limit denies, nothing is consumed. "
+        "Give `policy`, or `domain` and `descriptor`. Every method means the same, and a body is ignored. Needs "
+        "`ratelimit.*.limit`; the listener of `--check-address` needs no key.",
+        "tags": ["check"],
+        "security": [{"rootKey": []}],
+        "parameters": CHECK_PARAMETERS,
+        "responses": {
+            "200": {"description": "Yes.", "headers": allowed},
+            **responses,
+            "429": denied,
+        },
+    }
+
+
+def document(*, has_check: bool = False) -> dict[str, Any]:
+    """The whole document. `has_check`: of a server that has rules for gateways."""
     paths: dict[str, Any] = {}
     for operation in OPERATIONS:
         success = _success(operation.data, has_pages=operation.has_pages)
@@ -254,6 +299,8 @@ def document() -> dict[str, Any]:
                 "responses": {"200": success} | {str(status): _error_response(status) for status in statuses},
             }
         }
+    if has_check:
+        paths["/v1/check"] = {"get": _check()}
     paths["/v2/liveness"] = {
         "get": {
             "operationId": "liveness",

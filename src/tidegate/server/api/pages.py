@@ -82,12 +82,14 @@ class Pages:
         metrics_token: str | None = None,
         *,
         has_console: bool = False,
+        has_check: bool = False,
     ) -> None:
         self._is_ready = is_ready
         self._dependencies = dependencies
         self._snapshots = snapshots
         self._refuse = refuse
         self._has_console = has_console
+        self._has_check = has_check
         self._credentials = None if metrics_token is None else f"Bearer {metrics_token}".encode()
         # The next page of metrics, which has not been begun, and when it may begin, in the time of the loop.
         self._next_metrics: asyncio.Task[bytes] | None = None
@@ -108,10 +110,8 @@ class Pages:
             Route("GET", "/livez", "livez", self.livez, is_probe=True),
             Route("GET", "/readyz", "readyz", self.readyz, is_probe=True),
             Route("GET", "/metrics", "metrics", self.metrics),
-            Route(
-                "GET", "/openapi.json", "openapi", lambda _head, _body: (200, JSON_LINE, openapi_document())
-            ),
-            Route("GET", "/docs", "docs", lambda _head, _body: (200, HTML_LINES, docs_document())),
+            Route("GET", "/openapi.json", "openapi", self.openapi),
+            Route("GET", "/docs", "docs", self.docs),
             *(Route("GET", path, "docs", partial(self.errors, cache(page))) for path, page in errors.items()),
         ]
 
@@ -155,19 +155,25 @@ class Pages:
         self._next_metrics_s = loop.time() + METRICS_INTERVAL_S
         return render(await self._snapshots(), is_public=self._credentials is None)
 
+    def openapi(self, _head: Head, _body: bytes) -> Answer:
+        return 200, JSON_LINE, openapi_document(self._has_check)
+
+    def docs(self, _head: Head, _body: bytes) -> Answer:
+        return 200, HTML_LINES, docs_document(self._has_check)
+
     def errors(self, page: Callable[[], bytes], _head: Head, _body: bytes) -> Answer:
         return 200, HTML_LINES, page()
 
 
 @cache
-def openapi_document() -> bytes:
+def openapi_document(has_check: bool) -> bytes:
     """Made for the first request: most processes never need it."""
-    return msgspec.json.encode(openapi.document())
+    return msgspec.json.encode(openapi.document(has_check=has_check))
 
 
 @cache
-def docs_document() -> bytes:
-    return render_docs(openapi.document())
+def docs_document(has_check: bool) -> bytes:
+    return render_docs(openapi.document(has_check=has_check))
 
 
 INDEX_TEXTS: Final = {
@@ -246,6 +252,10 @@ def _operation(
 ) -> Iterator[str]:
     yield f'<h2 id="{escape(path)}"><span class="method">{method.upper()}</span> {escape(path)}</h2>'
     yield f"<p><strong>{escape(operation['summary'])}.</strong> {_prose(operation.get('description', ''))}</p>"
+    parameters = operation.get("parameters")
+    if parameters is not None:
+        rows = {each["name"]: {**each["schema"], "description": each["description"]} for each in parameters}
+        yield "<h3>Query</h3>" + _fields(document, {"type": "object", "properties": rows})
     body = operation.get("requestBody")
     if body is not None:
         schema = body["content"]["application/json"]["schema"]
@@ -256,9 +266,10 @@ def _operation(
     for status, response in operation["responses"].items():
         yield f"<tr><td><code>{escape(status)}</code></td><td>{_prose(response['description'])}</td></tr>"
     yield "</table>"
-    schema = operation["responses"]["200"]["content"]["application/json"]["schema"]
-    example = json.dumps(_example(document, schema), indent=2)
-    yield f"<pre>{escape(example)}</pre>"
+    content = operation["responses"]["200"].get("content")
+    if content is not None:
+        example = json.dumps(_example(document, content["application/json"]["schema"]), indent=2)
+        yield f"<pre>{escape(example)}</pre>"
 
 
 def _prose(text: str) -> str:

@@ -159,6 +159,7 @@ class Service:
             self.refuse,
             config.metrics_token,
             has_console=console_secret is not None,
+            has_check=config.rls.config is not None,
         )
         self._gateways = _gateways(config, self._limiter, admission, self.refuse)
         checks = [] if self._gateways is None else self._gateways.routes
