@@ -3,7 +3,6 @@
 import sys
 
 from django.conf import settings
-from django.core.asgi import get_asgi_application
 from django.core.wsgi import get_wsgi_application
 from django.http import HttpRequest, HttpResponse
 from django.urls import path
@@ -19,7 +18,7 @@ if not settings.configured:
         TIDEGATE_RULES=[Rule("1000/hour", namespace="all")],
     )
 
-from tidegate.integrations.django import limited
+from tidegate.integrations.django import get_asgi_application, limited
 
 
 @limited("2/minute")

@@ -89,14 +89,14 @@ async def test_a_request_that_waits_for_the_origin_does_not_hold_up_the_loop() -
     origin = FailingOrigin(MemoryOrigin())
     limiter = AsyncLimiter(region="fra", origin=origin)
     async with limiter, client(RateLimitMiddleware(hello, "5/minute", limiter=limiter)) as http:
-        origin.faults.hang("read")
+        origin.faults.hang("exchange")
         waiting = asyncio.create_task(http.get("/"))
         turns = 0
-        while not origin.faults.fired["read"]:
+        while not origin.faults.fired["exchange"]:
             await asyncio.sleep(0)
             turns += 1
         assert not waiting.done() and turns
-        origin.faults.heal("read")
+        origin.faults.heal("exchange")
         assert (await waiting).status_code == 200
 
 
@@ -106,7 +106,7 @@ async def test_a_limit_that_denies_during_an_outage_says_that_it_is_one() -> Non
     rule = Rule("5/minute", path="/safe", on_outage="deny")
     app = RateLimitMiddleware(hello, rule, Rule("5/minute", path="/other"), limiter=limiter)
     async with limiter, client(app) as http:
-        origin.faults.fail("read")
+        origin.faults.fail("exchange")
         assert (await http.get("/other")).status_code == 200
         denied = await http.get("/safe")
     assert denied.status_code == 429 and int(denied.headers["retry-after"]) >= 1

@@ -15,7 +15,7 @@ async def test_the_guard_finds_a_limiter_for_threads_on_an_event_loop() -> None:
     origin = FailingOrigin(MemoryOrigin())
     limiter = Limiter(region="fra", origin=origin)
     await asyncio.to_thread(limiter.start)
-    origin.faults.hang("read")
+    origin.faults.hang("exchange")
     blocked = pytest.raises(AssertionError, match="blocked the event loop")
     with blocked, no_blocking(), pytest.raises(LoopBlocked):
         limiter.limit(Limit("1/minute", namespace="guarded"), "ann")

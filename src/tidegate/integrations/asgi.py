@@ -95,14 +95,6 @@ class RateLimitMiddleware:
         self.rate_limits = AsyncRateLimits(*rules, **options) if rate_limits is None else rate_limits
         self._messages = message_rules(messages)
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "lifespan":
-            await self._live(scope, receive, send)
-        elif scope["type"] in ("http", "websocket"):
-            await self._serve(scope, receive, send)
-        else:
-            await self.app(scope, receive, send)
-
     # -- what a framework may know better
 
     def incoming(self, scope: Scope) -> AsgiIncoming:
@@ -115,7 +107,10 @@ class RateLimitMiddleware:
 
     # -- requests
 
-    async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] not in ("http", "websocket"):
+            await (self._live if scope["type"] == "lifespan" else self.app)(scope, receive, send)
+            return
         limits = self.rate_limits
         state = scope[SCOPE_KEY] = State(limits, ())
         # Most applications have limits either of their own or of their routes: then this is not needed here.
@@ -143,12 +138,13 @@ class RateLimitMiddleware:
                     return
                 started = True
                 if state.outcome is not None and state.outcome.closest is not None:
-                    headers = list(message.get("headers", ()))
-                    # A framework's own answer to a denial has them already.
-                    present = {name for name, _ in headers}
+                    headers = message.get("headers", ())
                     lines = limits.answers.lines(state.outcome.closest)
-                    headers += [line for line in lines if line[0] not in present]
-                    message = {**message, "headers": headers}
+                    if any(name == b"ratelimit" for name, _ in headers):
+                        # The application's own, or a framework's answer to a denial: complete it.
+                        present = {name for name, _ in headers}
+                        lines = [line for line in lines if line[0] not in present]
+                    message = {**message, "headers": [*headers, *lines]}
             await send(message)
 
         if incoming is not None and scope["type"] == "websocket" and self._messages:

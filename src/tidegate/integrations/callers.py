@@ -96,7 +96,7 @@ class Proxies:
     socket is reached from the network "unix".
     """
 
-    __slots__ = ("header", "hops", "ipv6_prefix", "networks", "unix")
+    __slots__ = ("are_trusted", "header", "hops", "ipv6_prefix", "networks", "unix")
 
     def __init__(
         self,
@@ -123,16 +123,14 @@ class Proxies:
         self.networks: tuple[Network, ...] = tuple(
             _network(text) for text in trusted_networks if text != UNIX
         )
+        self.are_trusted = bool(trusted_hops or trusted_networks)
         self.header = header
         self.ipv6_prefix = ipv6_prefix
 
-    def caller(self, incoming: Incoming) -> str | None:
+    def behind(self, incoming: Incoming) -> str | None:
         """The caller's address as an identifier; None if the connection has no address and no proxy is trusted."""
-        peer = incoming.peer
-        if self.hops or self.networks or self.unix:
-            address = self._behind_proxies(incoming)
-            return None if address is None else _identifier(address, self.ipv6_prefix)
-        return None if not peer else _direct_caller(peer, self.ipv6_prefix)
+        address = self._behind_proxies(incoming)
+        return None if address is None else _identifier(address, self.ipv6_prefix)
 
     def _behind_proxies(self, incoming: Incoming) -> Address | None:
         peer = None if incoming.peer is None else parse_address(incoming.peer)
@@ -337,7 +335,14 @@ def session(cookie: str = "session") -> Key:
     return Key("session", find)
 
 
-ip: Final = Key("ip", lambda incoming, proxies: proxies.caller(incoming))
+def _address_of(incoming: Incoming, proxies: Proxies) -> str | None:
+    if proxies.are_trusted:
+        return proxies.behind(incoming)
+    peer = incoming.peer
+    return _direct_caller(peer, proxies.ipv6_prefix) if peer else None
+
+
+ip: Final = Key("ip", _address_of)
 """The caller's address, behind the configured proxies only; IPv6 by /64."""
 
 user: Final = Key("user", _user_of)

@@ -17,14 +17,14 @@ import logging
 import os
 from collections.abc import Awaitable, Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, Generic, TypeVar, cast
+from typing import Any, Final, Generic, TypeVar, cast
 
-from tidegate.core.model import Decision, Limit, Request
+from tidegate.core.model import NAME_LENGTH_MAX, Decision, Limit, Request
 from tidegate.errors import ConfigurationError, InvalidInput
 from tidegate.integrations.answers import Answers, Denial, Outcome, closest
 from tidegate.integrations.callers import Key, KeyFunction, Proxies, bounded, ip, key_of
 from tidegate.integrations.incoming import Incoming
-from tidegate.integrations.rules import Exemption, LimitsFunction, LimitsLike, Rule, shadow_limit
+from tidegate.integrations.rules import CACHE_MAX, Exemption, LimitsFunction, LimitsLike, Rule, shadow_limit
 from tidegate.integrations.settings import read_settings
 from tidegate.runtime.async_limiter import AsyncLimiter
 from tidegate.runtime.limiter import Limiter
@@ -34,9 +34,11 @@ __all__ = ["AsyncRateLimits", "RateLimits", "SyncRateLimits"]
 logger = logging.getLogger("tidegate.integrations")
 
 UNLIMITED = Outcome(True)
+UNKNOWN: Final = object()
 
 LimiterT = TypeVar("LimiterT", Limiter, AsyncLimiter)
 Batch = list[Request]
+Simple = tuple[Limit, Key, int]
 Steps = Generator[Batch | Awaitable[Any], Any, Outcome]
 
 
@@ -75,6 +77,8 @@ class RateLimits(Generic[LimiterT]):
             self._check(limiter)
         self._given: LimiterT | None = limiter
         self._made: LimiterT | None = None
+        # By rule and route: see `_simple`.
+        self._known: dict[tuple[Rule, str | None], Simple | None] = {}
 
     @property
     def limiter(self) -> LimiterT:
@@ -118,21 +122,31 @@ class RateLimits(Generic[LimiterT]):
 
     def _simple(
         self, incoming: Incoming, rules: Sequence[Rule], route_rules: Sequence[Rule]
-    ) -> tuple[Limit, Key, Any, int] | None:
-        """(limit, key, what the key found, cost) where one limit applies and nothing has to be called but the key.
+    ) -> Simple | None:
+        """What is asked, where one limit applies and nothing has to be called but the key.
 
-        Most requests are like that, and the generators of `_steps` cost as much as a decision.
+        Most requests are like that, and the generators of `_steps` cost more than a decision.
         """
-        if len(rules) + len(route_rules) != 1 or self.exempt is not None or self.shadow:
+        if len(rules) + len(route_rules) != 1:
             return None
-        rule, route = (rules[0], None) if rules else (route_rules[0], incoming.route)
-        if not rule.is_simple or (route_rules and not rule.matches(incoming)):
-            return None
-        limits = rule.limits_for(cast("LimitsLike", rule.limits), route)
-        if len(limits) != 1:
-            return None
-        key = rule.key or self.key
-        return limits[0], key, key.find(incoming, self.proxies), cast("int", rule.cost)
+        if rules:
+            rule, route = rules[0], None
+        else:
+            rule, route = route_rules[0], incoming.route
+            if not rule.matches_all and not rule.matches(incoming):
+                return None
+        known = self._known.get((rule, route), UNKNOWN)
+        return self._make_simple(rule, route) if known is UNKNOWN else cast("Simple | None", known)
+
+    def _make_simple(self, rule: Rule, route: str | None) -> Simple | None:
+        simple: Simple | None = None
+        if rule.is_simple and self.exempt is None and not self.shadow:
+            limits = rule.limits_for(cast("LimitsLike", rule.limits), route)
+            if len(limits) == 1:
+                simple = limits[0], rule.key or self.key, cast("int", rule.cost)
+        if len(self._known) < CACHE_MAX:
+            self._known[rule, route] = simple
+        return simple
 
     def _steps(self, incoming: Incoming, rules: Sequence[Rule], route_rules: Sequence[Rule]) -> Steps:
         native = incoming.native
@@ -202,6 +216,13 @@ class RateLimits(Generic[LimiterT]):
             self.on_outcome(native, outcome)
         return outcome
 
+    def _reported(self, incoming: Incoming, decision: Decision) -> Outcome:
+        """The same for one decision that was enforced."""
+        outcome = Outcome(decision.allowed, (decision,), (), decision)
+        if self.on_outcome is not None:
+            self.on_outcome(incoming.native, outcome)
+        return outcome
+
     # -- answering
 
     def headers(self, outcome: Outcome) -> dict[str, str]:
@@ -225,11 +246,13 @@ class SyncRateLimits(RateLimits[Limiter]):
         limiter = self.limiter
         simple = self._simple(incoming, rules, route_rules)
         if simple is not None:
-            limit, key, found, cost = simple
-            if hasattr(found, "__await__"):
-                raise _unawaitable(found)
-            decision = limiter.limit(limit, _checked_caller(key, found), cost)
-            return self._report(incoming.native, Outcome(decision.allowed, (decision,), (), decision))
+            limit, key, cost = simple
+            found = key.find(incoming, self.proxies)
+            if type(found) is not str or not 0 < len(found) <= NAME_LENGTH_MAX:
+                if hasattr(found, "__await__"):
+                    raise _unawaitable(found)
+                found = _checked_caller(key, found)
+            return self._reported(incoming, limiter.limit(limit, found, cost))
         steps = self._steps(incoming, rules, route_rules)
         try:
             wanted = next(steps)
@@ -272,11 +295,13 @@ class AsyncRateLimits(RateLimits[AsyncLimiter]):
         limiter = self.limiter
         simple = self._simple(incoming, rules, route_rules)
         if simple is not None:
-            limit, key, found, cost = simple
-            if hasattr(found, "__await__"):
-                found = await found
-            decision = await limiter.limit(limit, _checked_caller(key, found), cost)
-            return self._report(incoming.native, Outcome(decision.allowed, (decision,), (), decision))
+            limit, key, cost = simple
+            found = key.find(incoming, self.proxies)
+            if type(found) is not str or not 0 < len(found) <= NAME_LENGTH_MAX:
+                if hasattr(found, "__await__"):
+                    found = await found
+                found = _checked_caller(key, found)
+            return self._reported(incoming, await limiter.limit(limit, found, cost))
         steps = self._steps(incoming, rules, route_rules)
         try:
             wanted = next(steps)

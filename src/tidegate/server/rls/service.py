@@ -182,9 +182,11 @@ class RateLimitService:
         """The response message; a coroutine when the limiter has to read first."""
         plan = self._plans.get(message) or self._plan(message)
         if plan.single is not None:
-            decisions = self._attempt_many(plan.enforced, self._now_ns() // 1_000_000)
-            if decisions is not None:
-                return self._answer_single(plan, plan.single, decisions[0])
+            now_ms = self._now_ns() // 1_000_000
+            decisions = self._attempt_many(plan.enforced, now_ms)
+            if decisions is None:
+                return self._answer_single_later(plan, plan.single, now_ms)
+            return self._answer_single(plan, plan.single, decisions[0])
         outcome = self.decide(plan)
         return _encode(outcome) if isinstance(outcome, Outcome) else _encode_later(outcome)
 
@@ -325,6 +327,10 @@ class RateLimitService:
                 value,
             )
         return _encode(self._settle(plan, [decision], []))
+
+    async def _answer_single_later(self, plan: Plan, rule: Rule, now_ms: int) -> bytes:
+        decisions = await self._limiter.limit_many([Request(*plan.enforced[0])], now_ms=now_ms)
+        return self._answer_single(plan, rule, decisions[0])
 
     def _settle(self, plan: Plan, decisions: list[Decision], verdicts: list[Decision]) -> Outcome:
         """Count what was decided."""
