@@ -362,7 +362,7 @@ def shared(bench: Bench, out: Printer) -> Load:
 
 def latency(bench: Bench, out: Printer, rates: Mapping[str, float]) -> None:
     """At half of the maximum rate, open loop; and a peer that does nothing else at the same rate, for the machine's
-    own share. Of several rounds the quietest: what the host does to all of them is no figure of any."""
+    own share. Of several rounds the quietest: what the host adds to all of them belongs to none."""
     contestants = [(each, rates[each.name] / 2) for each in (bench.embedded, bench.fleet)]
     contestants += [(each, rates[bench.fleet.name] / 2) for each in bench.go]
     files = {

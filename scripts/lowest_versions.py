@@ -3,7 +3,7 @@
 
     python scripts/lowest_versions.py [PYTEST_ARGUMENT]...
 
-They are installed into an environment of their own, in a temporary folder. Warnings are no errors there: an old
+They are installed into an environment of their own, in a temporary folder. Warnings are not errors there: an old
 framework beside new libraries has some that are not ours.
 """
 

@@ -117,6 +117,20 @@ def test_readme_and_the_page_have_the_same_comparison() -> None:
     assert table("README.md") == table("docs/compare.md")
 
 
+def test_install_lines_work_until_there_is_a_release() -> None:
+    """What is not on PyPI is installed from a clone. With the first release this test goes, and the lines change."""
+    assert re.search(r"^## [0-9]", (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), re.MULTILINE) is None
+    pages = [ROOT / "README.md", *(ROOT / "examples").glob("*.md"), *(ROOT / "docs").rglob("*.md")]
+    lines = [
+        f"{page.name}: {line}"
+        for page in pages
+        if page.parent.name != "adr"
+        for line in page.read_text(encoding="utf-8").splitlines()
+        if re.search(r"pip install.*\btidegate(\[|\s|\"|'|$)", line) and "/opt/tidegate" not in line
+    ]
+    assert lines == []
+
+
 def test_an_avoided_word_is_found_with_its_place_and_a_better_one() -> None:
     (found,) = check_words.problems("page.md", "Fine.\nWhat nobody reads.\n")  # words: ok
     assert found.startswith("page.md:2: 'nobody': name who or what")  # words: ok

@@ -133,7 +133,7 @@ def test_it_is_live_sorts_by_keys_pauses_and_gives_the_terminal_back(
     terminal.press("n")
     terminal.until(r"another.*email\.send.*HOTTEST")
     terminal.press(" ")
-    terminal.until("paused: space goes on")
+    terminal.until("paused: space resumes")
     terminal.press(" ")
     terminal.until("q quit")
     terminal.press("q")

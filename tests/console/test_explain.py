@@ -29,8 +29,8 @@ def denial(**changes: object) -> Denial:
 
 
 def test_the_reasons_name_the_limit_the_cells_their_weights_the_override_and_the_source() -> None:
-    told = explain("email.send", "user_123", denial(count=12))
-    first, current, previous, override, source, retry, number = told
+    lines = explain("email.send", "user_123", denial(count=12))
+    first, current, previous, override, source, retry, number = lines
     assert first.endswith("With a cost of 1 the window would hold 101, and the limit is 100 per minute.")
     assert first.startswith("user_123 in email.send was denied at 14:03:07 UTC.")
     parts = "(40 by this node, 10 by other nodes of the region, 6 by other regions)"
@@ -44,8 +44,8 @@ def test_the_reasons_name_the_limit_the_cells_their_weights_the_override_and_the
 
 
 def test_an_override_is_named() -> None:
-    told = explain("n", "x", denial(override_id="rlor_1", override_identifier="premium_*"))
-    assert "The limit is that of override 'premium_*' (rlor_1)." in told
+    lines = explain("n", "x", denial(override_id="rlor_1", override_identifier="premium_*"))
+    assert "The limit is that of override 'premium_*' (rlor_1)." in lines
 
 
 def test_a_limit_of_zero_and_a_cost_that_never_fits_are_said_plainly() -> None:
@@ -69,10 +69,12 @@ def test_a_node_without_its_origin_says_so() -> None:
     st.tuples(*[st.integers(0, 2**40)] * 3),
     st.tuples(*[st.integers(0, 2**40)] * 3),
 )
-def test_the_weight_that_is_told_is_that_of_the_formula(
+def test_the_weight_that_is_lines_is_that_of_the_formula(
     at_ms: int, duration_ms: int, current: tuple[int, int, int], previous: tuple[int, int, int]
 ) -> None:
-    told = explain("n", "x", denial(at_ms=at_ms, duration_ms=duration_ms, current=current, previous=previous))
+    lines = explain(
+        "n", "x", denial(at_ms=at_ms, duration_ms=duration_ms, current=current, previous=previous)
+    )
     if sum(previous):
         weight = carried(sum(previous), at_ms % duration_ms, duration_ms)
-        assert any(line.endswith(f"still counts: {weight}.") for line in told)
+        assert any(line.endswith(f"still counts: {weight}.") for line in lines)

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tidegate.core.model import Limit, make_limit, subject_digest
-from tidegate.core.quota import format_duration, format_quota, parse_quota
+from tidegate.core.quota import format_count, format_duration, format_quota, parse_quota
 from tidegate.errors import InvalidInput
 
 UNITS_MS = {
@@ -224,3 +224,8 @@ def test_limits_cannot_be_changed() -> None:
         with pytest.raises(AttributeError):
             delattr(limit, name)
     assert limit == Limit(100, duration_ms=60_000, namespace="n")
+
+
+def test_a_number_of_things_is_written_for_people() -> None:
+    shown = [format_count(number, "request") for number in (0, 1, 2, 12_345)]
+    assert shown == ["0 requests", "1 request", "2 requests", "12,345 requests"]

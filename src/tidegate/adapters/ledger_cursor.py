@@ -115,7 +115,7 @@ class Cursor:
 
     @classmethod
     def loaded(cls, text: str | None) -> Cursor | None:
-        """None for None and for what is no cursor of ours: a full read heals both."""
+        """None for None and for what is not a cursor of ours: a full read heals both."""
         if text is None:
             return None
         try:

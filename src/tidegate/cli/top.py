@@ -19,7 +19,7 @@ import click
 from tidegate.cli.client import Client, client_options
 from tidegate.cli.outcomes import json_option
 from tidegate.cli.tables import shorten, visible
-from tidegate.core.quota import format_duration
+from tidegate.core.quota import format_count, format_duration
 
 __all__ = ["screen", "top"]
 
@@ -91,7 +91,8 @@ def screen(document: Document, sort: Order, width: int, height: int | None, note
 def _head(document: Document) -> list[str]:
     rates, memory, latency = document["rates"], document["memory"], document["latency_s"]
     round_trip = _seconds(document["origin_latency_s"]["p99"])
-    size, connections = _bytes(memory["rss_bytes"]), f"{document['connections']} connections"
+    size, connections = _bytes(memory["rss_bytes"]), format_count(document["connections"], "connection")
+    identifiers = format_count(memory["subjects"], "identifier")
     total = rates["allowed"] + rates["denied"]
     denied = f" ({100 * rates['denied'] / total:.0f} %)" if total else ""
     at = datetime.fromtimestamp(document["at_ms"] / 1000, UTC).strftime("%H:%M:%S UTC")
@@ -101,7 +102,7 @@ def _head(document: Document) -> list[str]:
         f"tidegate {document['version']} · region {document['region']} · {processes} · {at}",
         f"allowed {_rate(rates['allowed'])}/s · denied {_rate(rates['denied'])}/s{denied} · source: {sources}",
         f"time to decide: p50 {_seconds(latency['p50'])}, p99 {_seconds(latency['p99'])} · origin: p99 {round_trip}",
-        f"{memory['subjects']:,} identifiers in memory, {memory['evicted']:,} evicted · {size} · {connections}",
+        f"{identifiers} in memory, {memory['evicted']:,} evicted · {size} · {connections}",
     ]
     states = [
         f"{each['name']} {'ok' if each['ok'] else 'DOWN: ' + visible(each['detail'])}"
@@ -256,7 +257,7 @@ class _Live:
 
     def _draw(self) -> None:
         size = shutil.get_terminal_size()
-        note = "paused: space goes on" if self._is_paused else self._note
+        note = "paused: space resumes" if self._is_paused else self._note
         if self._document is None:
             lines = [shorten(note, size.columns)]
         else:

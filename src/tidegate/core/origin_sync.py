@@ -200,7 +200,7 @@ class OriginSync:
         """Heal if the origin holds less of ours than it had acknowledged when the request was sent.
 
         It was wiped, or failed over to an older copy: such an answer says something about every cell. But a cell that
-        is missing because the clock of the origin has passed its end is no loss.
+        is missing because the clock of the origin has passed its end is not a loss.
         """
         origin = cell.origin
         assert origin is not None

@@ -7,7 +7,7 @@ from typing import Final
 
 from tidegate.errors import InvalidInput
 
-__all__ = ["QUOTA_EXPECTED", "format_duration", "format_quota", "parse_quota"]
+__all__ = ["QUOTA_EXPECTED", "format_count", "format_duration", "format_quota", "parse_quota"]
 
 UNIT_MS: Final[dict[str, int]] = {
     "ms": 1,
@@ -69,6 +69,11 @@ def format_quota(quota: int, duration_ms: int) -> str:
             times = duration_ms // unit_ms
             return f"{quota} per {word}" if times == 1 else f"{quota} per {times} {word}s"
     return f"{quota} per {duration_ms / 1000:g} seconds"
+
+
+def format_count(number: int, noun: str) -> str:
+    """`1 request`, `2,000 requests`."""
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
 
 
 def format_duration(milliseconds: int) -> str:

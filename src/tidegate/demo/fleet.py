@@ -114,7 +114,7 @@ class Fleet:
         return Limit(quota, duration_ms=duration_ms, namespace=found, workspace=WORKSPACE)
 
     async def views(self, limit: Limit, identifier: str, now_ms: int) -> dict[str, int]:
-        """How much of `limit` each node believes to be used, by the name of the node."""
+        """How much of `limit` is used according to each node, by the name of the node."""
         decisions = await asyncio.gather(
             *(node.limiter.peek(limit, identifier, now_ms=now_ms) for node in self.nodes)
         )

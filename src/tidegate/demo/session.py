@@ -16,6 +16,7 @@ from dataclasses import asdict, dataclass, field
 from random import Random
 from typing import Any, Final, NamedTuple
 
+from tidegate.core.quota import format_count
 from tidegate.demo.fleet import HOST, REGIONS, Fleet
 from tidegate.demo.stores import EmbeddedDatabase, EmbeddedOrigins, MySQLDatabase, RedisOrigins
 from tidegate.demo.traffic import CALLERS, HOT, Client, Count, Tally, Target, Traffic
@@ -109,7 +110,7 @@ class Report:
 
 
 class _LastLines(logging.Handler):
-    """Keeps what the nodes log, which would otherwise tear the screen apart."""
+    """Keeps what the nodes log, which would otherwise break the picture on the screen."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
@@ -146,7 +147,8 @@ class Session:
         self._keys: asyncio.Queue[str] = asyncio.Queue()
         self._began_s = 0.0
         embedded = [store.description for store in (fleet.origins, fleet.database)]
-        title = f"Tidegate demo: {len(fleet.regions)} regions, {len(fleet.nodes)} nodes in this process, "
+        size = f"{format_count(len(fleet.regions), 'region')}, {format_count(len(fleet.nodes), 'node')}"
+        title = f"Tidegate demo: {size} in this process, "
         self.report: Report = Report(title + ", ".join(embedded), [node.name for node in fleet.nodes])
 
     @staticmethod
@@ -176,7 +178,7 @@ class Session:
             await database.start(regions)
             fleet = Fleet(regions, options.nodes, origins, database, directory.path)
             stack.push_async_callback(fleet.stop)
-            say(f"Starting {options.regions * options.nodes} nodes …")
+            say(f"Starting {format_count(options.regions * options.nodes, 'node')} …")
             await fleet.start()
             yield Session(options, fleet, signalled, say)
 
@@ -227,7 +229,7 @@ class Session:
         return self.report
 
     async def _warm_up(self) -> None:
-        """Create the namespaces: a node that hears of one from another needs a moment."""
+        """Create the namespaces: a node learns of one from another only after a moment."""
         client = Client(HOST, self.fleet.nodes[0].port, self.fleet.key)
         for caller in CALLERS:
             await client.limit(caller, "warm-up", cost=0)

@@ -2,7 +2,7 @@
 
 Three kinds of caller: a hot identifier that uses up its limit, most of it in one region; an attacker who tries to log
 in; and users below their limit. When the limit of the hot identifier is used up, the next round has another. The
-tally counts answers as clients see them, so that it can be compared with what the nodes believe.
+tally counts answers as clients see them, so that it can be compared with what the nodes count.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Target(NamedTuple):
 
 @dataclass
 class Count:
-    """Answers by what they said."""
+    """Answers by their outcome."""
 
     allowed: int = 0
     denied: int = 0

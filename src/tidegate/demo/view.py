@@ -16,7 +16,7 @@ KEYS = "k  kill an origin      p  partition a region      h  heal everything    
 
 @dataclass(frozen=True)
 class NodePicture:
-    """One node: its region and how that is, the rates of the last moment, and what the node believes."""
+    """One node: its region and how that is, the rates of the last moment, and what the node has counted."""
 
     name: str
     region: str
@@ -49,7 +49,7 @@ class Picture:
 
     @property
     def is_converged(self) -> bool:
-        """Whether every node believes what is true."""
+        """Whether every node has the true count."""
         return all(node.sees == self.hot_accepted for node in self.nodes)
 
 
@@ -117,7 +117,7 @@ def _caller_line(kind: str, allowed: int, denied: int) -> str:
 
 
 def log_line(picture: Picture) -> str:
-    """The same on one line, for output that is no terminal."""
+    """The same on one line, for output that is not a terminal."""
     allowed = sum(node.allowed_per_s for node in picture.nodes)
     denied = sum(node.denied_per_s for node in picture.nodes)
     troubles = {

@@ -213,7 +213,7 @@ class AsyncLimiter(Driver):
     # -- start and stop
 
     async def start(self) -> None:
-        """Start the background work. Raises what can never work; a dependency that is down is no error."""
+        """Start the background work. Raises what can never work; a dependency that is down is not an error."""
         starting = self._start()
         if starting is not None:
             await asyncio.shield(starting)

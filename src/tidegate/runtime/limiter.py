@@ -190,7 +190,7 @@ class Limiter(Driver, LimitMethod):
     # -- start and stop
 
     def start(self) -> None:
-        """Start the background work. Raises what can never work; a dependency that is down is no error."""
+        """Start the background work. Raises what can never work; a dependency that is down is not an error."""
         thread = self._start()
         if thread is not None:
             thread.wait_started()

@@ -14,7 +14,7 @@ from typing import Any, Final, TypeVar
 
 import click
 
-from tidegate.core.quota import parse_quota
+from tidegate.core.quota import format_count, parse_quota
 from tidegate.sim import scenario_report
 from tidegate.sim.accuracy import GROUPS as ACCURACY_GROUPS
 from tidegate.sim.accuracy import cases, measure_all
@@ -308,10 +308,13 @@ def replay(
 
 
 def _replay_lines(result: WhatIf, top: int) -> Iterator[str]:
-    limits = ", ".join(f"{limit} ({count:,} requests)" for limit, count in list(result.limits.items())[:3])
+    limits = ", ".join(
+        f"{limit} ({format_count(count, 'request')})" for limit, count in list(result.limits.items())[:3]
+    )
     yield f"namespace {result.namespace}: {limits}; replayed with {result.new_limit}"
     yield (
-        f"{result.requests:,} requests of {len(result.callers):,} identifiers in {result.seconds:,.0f} s; the replay "
+        f"{format_count(result.requests, 'request')} of {format_count(len(result.callers), 'identifier')} in "
+        f"{result.seconds:,.0f} s; the replay "
         f"agrees with {result.agreed / result.requests:.2%} of the log under its own limits"
     )
     denied, would_be = result.requests - result.allowed, result.requests - result.would_be_allowed
@@ -321,7 +324,8 @@ def _replay_lines(result: WhatIf, top: int) -> Iterator[str]:
     yield f"{'denied':<22}{denied:>12,}{would_be:>12,}"
     yield ""
     yield (
-        f"{result.newly_denied:,} requests of {result.callers_newly_denied:,} identifiers would have been denied; "
+        f"{format_count(result.newly_denied, 'request')} of {format_count(result.callers_newly_denied, 'identifier')} "
+        f"would have been denied; "
         f"{result.newly_allowed:,} would have been allowed instead of denied"
     )
     shown = [caller for caller in result.callers[:top] if caller.newly_denied or caller.newly_allowed]

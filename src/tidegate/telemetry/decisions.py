@@ -123,7 +123,7 @@ def _read_file(file: Path) -> Iterator[DecisionRecord]:
                     yield DecisionRecord.from_line(line)
                 except ValueError as error:
                     raise ConfigurationError(
-                        f"{file}:{number}: {error}; this is no log of decisions, or it was edited"
+                        f"{file}:{number}: {error}; this is not a log of decisions, or it was edited"
                     ) from error
     except OSError as error:
         raise ConfigurationError(f"{file}: cannot be read: {error.strerror}; name another file") from error

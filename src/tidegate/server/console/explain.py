@@ -86,5 +86,5 @@ def _source(denial: Denial) -> str:
         ages.append(f"the counts of other nodes were {format_duration(denial.regional_age_ms)} old")
     if denial.global_age_ms is not None:
         ages.append(f"those of other regions {format_duration(denial.global_age_ms)}")
-    told = f"Decided {SOURCES[denial.source]}"
-    return f"{told}; {', '.join(ages)}." if ages else f"{told}."
+    made = f"Decided {SOURCES[denial.source]}"
+    return f"{made}; {', '.join(ages)}." if ages else f"{made}."

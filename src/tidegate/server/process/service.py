@@ -185,7 +185,7 @@ class Service:
         self._is_stopping = False
 
     async def start(self, bound: Sockets | None = None) -> None:
-        """Raises `ConfigurationError` for faults that waiting does not fix; a dependency that is down is no error."""
+        """Raises `ConfigurationError` for faults that waiting does not fix, not for a dependency that is down."""
         if self._decisions is not None:
             self._decisions.open()
             self._logging_decisions = asyncio.get_running_loop().create_task(self._decisions.run())

@@ -105,8 +105,8 @@ export class TimeChart {
     this.svg.setAttribute("width", width);
     this.svg.setAttribute("viewBox", `0 0 ${width} ${this.height}`);
     const last = shown[shown.length - 1];
-    const told = this.series.map((each) => `${each.name} ${last ? this.format(each.value(last)) : "unknown"}`).join(", ");
-    this.svg.setAttribute("aria-label", `${this.title}, the last minutes. Now: ${told}.`);
+    const latest = this.series.map((each) => `${each.name} ${last ? this.format(each.value(last)) : "unknown"}`).join(", ");
+    this.svg.setAttribute("aria-label", `${this.title}, the last minutes. Now: ${latest}.`);
   }
 
   #layer(each, index, shown, stacks, x, y) {

@@ -44,7 +44,7 @@ export function field(text, input, hint) {
 }
 
 // Something to read once.
-export function tell({ title, content }) {
+export function showOnce({ title, content }) {
   const id = newId("dialog");
   const dialog = h("dialog", { "aria-labelledby": id }, h("h2", { id }, title), content, h("div", { class: "buttons" }, h("button", { class: "primary", type: "button", onclick: () => dialog.close() }, "Close")));
   dialog.addEventListener("close", () => dialog.remove());

@@ -100,9 +100,9 @@ export function identifierView({ identifier, namespace, overrideDialog, can }) {
       }
     }
     const denials = followed.denials.filter((each) => namespace === undefined || each.namespace === namespace);
-    const told = JSON.stringify(denials.map((each) => [each.at_ms, each.count]));
-    if (told !== shownDenials) {
-      shownDenials = told;
+    const shownNow = JSON.stringify(denials.map((each) => [each.at_ms, each.count]));
+    if (shownNow !== shownDenials) {
+      shownDenials = shownNow;
       const open = new Set([...reasons.querySelectorAll("details[open]")].map((each) => each.dataset.at));
       const focused = document.activeElement?.closest?.("details")?.dataset.at;
       replace(reasons, denials.length === 0 ? h("p", { class: "soft" }, "No denial is remembered.") : denials.map((each, index) => reason(each, open, index)));

@@ -3,7 +3,7 @@
 import { h, name, newId, setText, table, visible } from "./dom.js";
 import { count, moment } from "./format.js";
 import { get, post } from "./server.js";
-import { ask, field, tell } from "./dialogs.js";
+import { ask, field, showOnce } from "./dialogs.js";
 import { rows } from "./live.js";
 
 const STATES = { active: "good", expired: "warn", disabled: "warn", revoked: "bad" };
@@ -45,7 +45,7 @@ export function keysView({ session }) {
     });
     if (isDone) {
       await load();
-      tell({ title: "The new key", content: [h("p", null, "It is shown only now: copy it."), h("code", { class: "secret" }, made.key)] });
+      showOnce({ title: "The new key", content: [h("p", null, "It is shown only now: copy it."), h("code", { class: "secret" }, made.key)] });
     }
   }
 

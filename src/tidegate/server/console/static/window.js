@@ -25,14 +25,14 @@ export class WindowChart {
   constructor() {
     this.svg = s("svg", { class: "window", role: "img", height: HEIGHT });
     this.gauge = h("div", { class: "gauge" });
-    this.told = h("p", { class: "told" });
+    this.summary = h("p", { class: "summary" });
     this.legend = h("ul", { class: "legend" }, [
       h("li", null, h("span", { class: "swatch carried" }), "carried over"),
       ...PARTS.map(([kind, text]) => h("li", null, h("span", { class: `swatch ${kind}` }), text)),
       (this.creditEntry = h("li", { hidden: true }, h("span", { class: "swatch credit" }), "credit held")),
     ]);
     this.plot = h("div", { class: "plot" }, this.svg);
-    this.node = h("div", { class: "windowed" }, this.told, this.gauge, this.plot, this.legend);
+    this.node = h("div", { class: "windowed" }, this.summary, this.gauge, this.plot, this.legend);
     new ResizeObserver(() => {
       this.#width = Math.floor(this.plot.clientWidth);
       this.#draw();
@@ -74,7 +74,7 @@ export class WindowChart {
     this.#drawGauge(subject, carried, used);
     this.#drawCells(subject, passed);
     const limit = subject.quota === null ? "limit unknown" : `of ${subject.rule}`;
-    setText(this.told, `${count(used)} ${limit} in the window now: ${count(subject.current.total)} in this window and ${count(carried)} carried over (${Math.round(100 * left)} % of ${count(before)}). This window ends in ${duration(subject.duration_ms - elapsed)}.`);
+    setText(this.summary, `${count(used)} ${limit} in the window now: ${count(subject.current.total)} in this window and ${count(carried)} carried over (${Math.round(100 * left)} % of ${count(before)}). This window ends in ${duration(subject.duration_ms - elapsed)}.`);
   }
 
   #drawGauge(subject, carried, used) {
