@@ -28,10 +28,11 @@ MAKE_ROOM_EVERY_S: Final = 1.0
 class Recorded:
     """Requests of one second with the same limit, cost and outcome."""
 
-    __slots__ = ("allowed", "at_ms", "cost", "count", "limit")
+    __slots__ = ("allowed", "at_ms", "cost", "count", "limit", "second")
 
     def __init__(self, at_ms: int, limit: Limit, cost: int, allowed: bool) -> None:
         self.at_ms = at_ms
+        self.second = at_ms // 1000
         self.limit = limit
         self.cost = cost
         self.allowed = allowed
@@ -41,31 +42,46 @@ class Recorded:
 class Followed:
     """All requests of one identifier, in all namespaces of all workspaces."""
 
-    __slots__ = ("records", "requests")
+    __slots__ = ("_before", "_last", "records", "requests")
 
     def __init__(self) -> None:
         self.records: deque[Recorded] = deque(maxlen=RECORDS_EACH_MAX)
+        # The two newest records: allowed and denied requests may alternate within a second.
+        self._last: Recorded | None = None
+        self._before: Recorded | None = None
         # How busy it is: requests, halved whenever room is made.
         self.requests = 0
 
     def add(self, limit: Limit, cost: int, allowed: bool, now_ms: int) -> None:
         """Called for each of its decisions. One that consumes nothing is not recorded."""
-        if cost == 0:
+        if not cost:
             return
         self.requests += 1
-        records = self.records
-        # Allowed and denied requests may alternate within a second.
-        for index in range(-1, max(-3, -len(records) - 1), -1):
-            last = records[index]
-            if (
-                last.limit is limit
-                and last.allowed is allowed
-                and last.cost == cost
-                and last.at_ms // 1000 == now_ms // 1000
-            ):
-                last.count += 1
-                return
-        records.append(Recorded(now_ms, limit, cost, allowed))
+        second = now_ms // 1000
+        last = self._last
+        if (
+            last is not None
+            and last.second == second
+            and last.limit is limit
+            and last.allowed is allowed
+            and last.cost == cost
+        ):
+            last.count += 1
+            return
+        before = self._before
+        self._before = last
+        if (
+            before is not None
+            and before.second == second
+            and before.limit is limit
+            and before.allowed is allowed
+            and before.cost == cost
+        ):
+            before.count += 1
+            self._last = before
+            return
+        self._last = Recorded(now_ms, limit, cost, allowed)
+        self.records.append(self._last)
 
 
 RecordedRow = tuple[str, int, int, int, int, bool, int]
