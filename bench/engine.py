@@ -1,115 +1,212 @@
-"""The figures of the embedded limiter: decisions per second against peers, denials, large tables, memory, pauses.
+"""The figures of the embedded limiter: decisions against peers, large tables, memory, pauses, threads, import.
 
-Everything runs on one core in one process (the interpreted core in a second one, started by this), and every figure
-is a ratio of two things measured in turns in the same run. Times are CPU time of this thread: other work on a shared
-machine is not counted, a pause of ours is.
+Everything runs on one core (but the threads), in one process; the interpreted core runs in a second one, started by
+this. What is compared is measured in turns, every other round in reverse order, and shown as median and range. Times
+are CPU time of this thread: other work on a shared machine is not counted, a pause of ours is.
 """
 
 from __future__ import annotations
 
+import gc
 import json
 import os
+import random
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from importlib.util import find_spec
+from itertools import cycle, islice
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import tidegate
 from tidegate import Limit, Limiter, Tuning
+from tidegate.testing import ManualClock, make_limiter
 
 IDENTIFIERS = [f"user_{i}" for i in range(1_000)]
 QUOTA = 10**9
 NOW_MS = 1_800_000_000_000
-ROUNDS = 15
+ROUNDS = 9
+CALLS = 20_000
+# Of a peer: a fortieth of our speed.
+PEER_CALLS = 2_000
+ACCESSES = 100_000
+SUBJECTS = 1_000_000
+
+Decide = Callable[[Limit, str], Any]
+
+PEERS = ("limits", "throttled-py", "pyrate-limiter", "token-bucket")
 
 
-def cpu_ns_per_call(call: Callable[[str], Any], calls: int) -> float:
-    """The best of several rounds over all identifiers, in CPU nanoseconds per call."""
-    for identifier in IDENTIFIERS:
-        call(identifier)
-    laps = max(1, calls // len(IDENTIFIERS) // ROUNDS)
-    best = float("inf")
-    for _ in range(ROUNDS):
-        started = time.thread_time_ns()
-        for _ in range(laps):
-            for identifier in IDENTIFIERS:
-                call(identifier)
-        best = min(best, (time.thread_time_ns() - started) / laps / len(IDENTIFIERS))
-    return best
+class Figures(list[float]):
+    """One figure, round by round."""
+
+    def over(self, other: Sequence[float]) -> Figures:
+        return Figures(mine / theirs for mine, theirs in zip(self, other, strict=True))
+
+    @property
+    def middle(self) -> float:
+        return median(self)
+
+    def shown(self, digits: int = 0) -> str:
+        return f"{median(self):,.{digits}f} ({min(self):,.{digits}f} to {max(self):,.{digits}f})"
 
 
-def peers() -> dict[str, tuple[str, Callable[[str], Any]]]:
-    """name -> (algorithm, one accepted decision)."""
-    import token_bucket
-    from limits import RateLimitItemPerHour, storage, strategies
-    from pyrate_limiter import Duration, InMemoryBucket, Rate
-    from pyrate_limiter import Limiter as PyrateLimiter
-    from throttled import MemoryStore, Throttled, per_hour
+def ns_per_call(decide: Decide, limit: Limit, identifiers: Sequence[str]) -> float:
+    """CPU nanoseconds of one call. Called as users call it: no function of the benchmark is in between."""
+    started = time.thread_time_ns()
+    for identifier in identifiers:
+        decide(limit, identifier)
+    return (time.thread_time_ns() - started) / len(identifiers)
 
-    sliding = strategies.SlidingWindowCounterRateLimiter(storage.MemoryStorage())
-    item = RateLimitItemPerHour(QUOTA)
-    throttled = Throttled(using="sliding_window", quota=per_hour(QUOTA), store=MemoryStore())
-    pyrate = PyrateLimiter(InMemoryBucket([Rate(QUOTA, Duration.HOUR)]))
-    bucket = token_bucket.Limiter(1e9, QUOTA, token_bucket.MemoryStorage())
-    return {
-        "limits": ("sliding window", lambda identifier: sliding.hit(item, identifier)),
-        "throttled-py": ("sliding window", throttled.limit),
-        "pyrate-limiter": ("sliding log", pyrate.try_acquire),
-        "token-bucket": ("token bucket", bucket.consume),
+
+def in_turns(measures: Mapping[str, Callable[[], float]], rounds: int = ROUNDS) -> dict[str, Figures]:
+    """Each once in every round, after one that is not counted."""
+    found = {name: Figures() for name in measures}
+    for measure in measures.values():
+        measure()
+    for number in range(rounds):
+        for name in list(measures) if number % 2 == 0 else reversed(list(measures)):
+            found[name].append(measures[name]())
+    return found
+
+
+def laps(identifiers: Iterable[str], calls: int) -> list[str]:
+    return list(islice(cycle(identifiers), calls))
+
+
+def peers() -> dict[str, tuple[str, Decide]]:
+    """name -> (algorithm, one accepted decision), of those that are installed."""
+    found: dict[str, tuple[str, Decide]] = {}
+    if find_spec("limits"):
+        from limits import RateLimitItemPerHour, storage, strategies
+
+        sliding = strategies.SlidingWindowCounterRateLimiter(storage.MemoryStorage())
+        item = RateLimitItemPerHour(QUOTA)
+        found["limits"] = ("sliding window", lambda _, identifier: sliding.hit(item, identifier))
+    if find_spec("throttled"):
+        from throttled import MemoryStore, Throttled, per_hour
+
+        throttled = Throttled(using="sliding_window", quota=per_hour(QUOTA), store=MemoryStore())
+        found["throttled-py"] = ("sliding window", lambda _, identifier: throttled.limit(identifier))
+    if find_spec("pyrate_limiter"):
+        from pyrate_limiter import Duration, InMemoryBucket, Rate
+        from pyrate_limiter import Limiter as PyrateLimiter
+
+        pyrate = PyrateLimiter(InMemoryBucket([Rate(QUOTA, Duration.HOUR)]))
+        found["pyrate-limiter"] = ("sliding log", lambda _, identifier: pyrate.try_acquire(identifier))
+    if find_spec("token_bucket"):
+        import token_bucket
+
+        bucket = token_bucket.Limiter(1e9, QUOTA, token_bucket.MemoryStorage())
+        found["token-bucket"] = ("token bucket", lambda _, identifier: bucket.consume(identifier))
+    return found
+
+
+PLENTY = Limit(QUOTA, duration_ms=3_600_000, namespace="accepted")
+NOTHING_LEFT = Limit(1, duration_ms=3_600_000, namespace="denied")
+
+
+def decision_figures(others: Mapping[str, Decide] | None = None) -> dict[str, Figures]:
+    """CPU nanoseconds of an accepted and of a denied `limiter.limit`, and of peers, in turns."""
+    limit = Limiter().limit
+    many, few = laps(IDENTIFIERS, CALLS), laps(IDENTIFIERS, PEER_CALLS)
+    measures: dict[str, Callable[[], float]] = {
+        "accepted": lambda: ns_per_call(limit, PLENTY, many),
+        "denied": lambda: ns_per_call(limit, NOTHING_LEFT, many),
     }
+    for name, decide in (others or {}).items():
+        measures[name] = lambda decide=decide: ns_per_call(decide, PLENTY, few)  # type: ignore[misc] # the default binds it
+    return in_turns(measures)
 
 
-def decision_figures() -> dict[str, float]:
-    """CPU nanoseconds of an accepted and of a denied `limiter.limit`, in turns."""
-    limiter = Limiter()
-    limit = limiter.limit
-    plenty = Limit(QUOTA, duration_ms=3_600_000, namespace="accepted")
-    nothing_left = Limit(1, duration_ms=3_600_000, namespace="denied")
-    accepted: list[float] = []
-    denied: list[float] = []
-    for _ in range(3):
-        accepted.append(cpu_ns_per_call(lambda identifier: limit(plenty, identifier), 300_000))
-        denied.append(cpu_ns_per_call(lambda identifier: limit(nothing_left, identifier), 300_000))
-    return {"accepted": min(accepted), "denied": min(denied)}
+def thread_figures() -> Figures:
+    """Decisions per second of two threads by those of one, in real time: one limiter, the same identifiers."""
+    limit = Limiter().limit
+    each = laps(IDENTIFIERS, 100_000)
+
+    def rate(threads: int) -> float:
+        def work() -> None:
+            for identifier in each:
+                limit(PLENTY, identifier)
+
+        workers = [threading.Thread(target=work) for _ in range(threads)]
+        started = time.perf_counter()
+        for worker in workers:
+            worker.start()
+        for worker in workers:
+            worker.join()
+        return threads * len(each) / (time.perf_counter() - started)
+
+    found = in_turns({"one": lambda: rate(1), "two": lambda: rate(2)})
+    return found["two"].over(found["one"])
 
 
-def table_figures() -> dict[str, float]:
-    """The same thousand identifiers in a table of a thousand and in one of a million; bytes per subject."""
-    per_minute = Limit(QUOTA, duration_ms=60_000, namespace="bench")
-    small = Limiter()
-    call_small = small.limit
-    in_small = cpu_ns_per_call(lambda identifier: call_small(per_minute, identifier, now_ms=NOW_MS), 300_000)
+def import_figures() -> Figures:
+    """CPU milliseconds of `import tidegate` in a new process, without those of the interpreter."""
 
-    large = Limiter()
-    call_large = large.limit
+    def ms(code: str) -> float:
+        before = os.times()
+        subprocess.run([sys.executable, "-c", code], check=True)
+        after = os.times()
+        spent_s = after.children_user + after.children_system - before.children_user - before.children_system
+        return 1_000 * spent_s
+
+    found = in_turns({"bare": lambda: ms("pass"), "ours": lambda: ms("import tidegate")})
+    bare = found["bare"].middle
+    return Figures(ours - bare for ours in found["ours"])
+
+
+def access_figures() -> tuple[Figures, float]:
+    """Random access to a table of a million by that to one of a thousand; bytes per subject."""
+    small, large = Limiter(), Limiter()
     for identifier in IDENTIFIERS:
-        call_large(per_minute, identifier, now_ms=NOW_MS)
+        small.limit(PLENTY, identifier)
+    gc.collect()
     before = resident_bytes()
-    for number in range(1_000_000 - len(IDENTIFIERS)):
-        call_large(per_minute, f"subject_{number:07d}", now_ms=NOW_MS)
-    bytes_per_subject = (resident_bytes() - before) / (1_000_000 - len(IDENTIFIERS))
-    in_large = cpu_ns_per_call(lambda identifier: call_large(per_minute, identifier, now_ms=NOW_MS), 300_000)
+    for number in range(SUBJECTS):
+        large.limit(PLENTY, f"subject_{number:07d}")
+    bytes_per_subject = (resident_bytes() - before) / SUBJECTS
+    draw = random.Random(1)
+    of_small = draw.choices(IDENTIFIERS, k=ACCESSES)
+    of_large = [f"subject_{draw.randrange(SUBJECTS):07d}" for _ in range(ACCESSES)]
+    # Once more before the rounds: the first access of a second also notes that the subject is in use.
+    access = in_turns(
+        {
+            "small": lambda: ns_per_call(small.limit, PLENTY, of_small),
+            "large": lambda: ns_per_call(large.limit, PLENTY, of_large),
+        }
+    )
+    return access["large"].over(access["small"]), bytes_per_subject
 
-    eviction_us = [0.0]
-    for number in range(300_000):
-        started = time.thread_time_ns()
-        call_large(per_minute, f"evicting_{number:07d}", now_ms=NOW_MS)
-        eviction_us.append((time.thread_time_ns() - started) / 1_000)
-    expiry_us = [0.0]
-    for number in range(300_000):
-        started = time.thread_time_ns()
-        call_large(per_minute, f"expiring_{number:07d}", now_ms=NOW_MS + 400_000)
-        expiry_us.append((time.thread_time_ns() - started) / 1_000)
+
+def pause_figures() -> dict[str, float]:
+    """The longest call, in CPU microseconds, while a full table evicts and while all of it expires."""
+    clock = ManualClock(NOW_MS)
+    limiter = make_limiter(clock=clock)
+    per_minute = Limit(QUOTA, duration_ms=60_000, namespace="bench")
+
+    def longest_us(prefix: str, calls: int) -> float:
+        longest = 0
+        for number in range(calls):
+            started = time.thread_time_ns()
+            limiter.limit(per_minute, f"{prefix}_{number:07d}")
+            longest = max(longest, time.thread_time_ns() - started)
+        return longest / 1_000
+
+    longest_us("subject", SUBJECTS)
+    evicting_us = longest_us("evicting", 300_000)
+    clock.advance(400_000)
+    expiring_us = longest_us("expiring", 300_000)
+    statistics = limiter.statistics()
     return {
-        "in 1,000": in_small,
-        "in 1,000,000": in_large,
-        "bytes per subject": bytes_per_subject,
-        "worst evicting call, us": max(eviction_us),
-        "worst expiring call, us": max(expiry_us),
-        "evicted": float(sum(large.statistics().subjects_evicted.values())),
-        "expired": float(large.statistics().subjects_expired),
+        "evicting": evicting_us,
+        "expiring": expiring_us,
+        "evicted": float(sum(statistics.subjects_evicted.values())),
+        "expired": float(statistics.subjects_expired),
     }
 
 
@@ -117,7 +214,7 @@ def resident_bytes() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
-def interpreted() -> dict[str, float]:
+def interpreted() -> dict[str, Figures]:
     """`decision_figures` of the same source uncompiled, in a process of its own."""
     source = Path(__file__).parent.parent / "src"
     code = "import json, bench.engine as e; print(json.dumps([e.tidegate.compiled, e.decision_figures()]))"
@@ -128,43 +225,46 @@ def interpreted() -> dict[str, float]:
     is_compiled, figures = json.loads(output)
     if is_compiled:
         raise SystemExit("the interpreted run was compiled: build outside of the source tree")
-    return dict(figures)
+    return {name: Figures(each) for name, each in figures.items()}
 
 
 def main() -> None:
     """Measure and print."""
     if not tidegate.compiled:
         raise SystemExit("install the compiled package first: make bench does")
-    os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
+    everywhere = os.sched_getaffinity(0)
+    one_core = {max(everywhere)}
+    os.sched_setaffinity(0, one_core)
     found = peers()
-    ours = decision_figures()
+    ours = decision_figures({name: decide for name, (_, decide) in found.items()})
     plain = interpreted()
-    theirs = {name: cpu_ns_per_call(call, 45_000) for name, (_, call) in found.items()}
-    ours_again = decision_figures()
-    ours = {name: min(ours[name], ours_again[name]) for name in ours}
+    accepted, denied = ours["accepted"], ours["denied"]
 
+    print(f"Medians of {ROUNDS} rounds (and range).")
+    for name in PEERS:
+        print(
+            f"- {name}: {'runs' if name in found else 'not run, it is not installed: make bench installs it'}"
+        )
+    print()
     print("| one accepted decision | algorithm | ns | compiled Tidegate is | interpreted Tidegate is |")
     print("|---|---|---|---|---|")
-    print(f"| **Tidegate, compiled** | two-cell sliding window | {ours['accepted']:.0f} | 1 | |")
-    print(f"| **Tidegate, interpreted** | the same source | {plain['accepted']:.0f} | | 1 |")
-    for name, ns in sorted(theirs.items(), key=lambda pair: pair[1]):
-        faster, faster_plain = ns / ours["accepted"], ns / plain["accepted"]
-        print(
-            f"| {name} | {found[name][0]} | {ns:.0f} | {faster:.1f} × as fast | {faster_plain:.1f} × as fast |"
-        )
-    best = min(ns for name, ns in theirs.items() if found[name][0] == "sliding window")
+    print(f"| **Tidegate, compiled** | two-cell sliding window | {accepted.shown()} | | |")
+    print(f"| **Tidegate, interpreted** | the same source | {plain['accepted'].shown()} | | |")
+    for name in sorted(found, key=lambda name: ours[name].middle):
+        faster = ours[name].over(accepted).shown(1)
+        plainly = ours[name].middle / plain["accepted"].middle
+        print(f"| {name} | {found[name][0]} | {ours[name].shown()} | {faster} × as fast | {plainly:.1f} × |")
     print()
-    print(f"- against the best sliding-window peer: compiled {best / ours['accepted']:.1f} ×, ", end="")
-    print(f"interpreted {best / plain['accepted']:.1f} ×")
-    print(f"- denied / accepted: compiled {ours['denied'] / ours['accepted']:.2f}, ", end="")
-    print(f"interpreted {plain['denied'] / plain['accepted']:.2f}")
-    table = table_figures()
-    print(f"- in a table of 1,000,000 / of 1,000: {table['in 1,000,000'] / table['in 1,000']:.2f}")
-    print(f"- bytes per subject at 1,000,000, identifier text included: {table['bytes per subject']:.0f}")
-    print(
-        f"- worst call while evicting ({table['evicted']:.0f} evicted): {table['worst evicting call, us']:.0f} us"
-    )
-    print(
-        f"- worst call while expiring ({table['expired']:.0f} expired): {table['worst expiring call, us']:.0f} us"
-    )
+    print(f"- denied / accepted: compiled {denied.over(accepted).shown(2)}, ", end="")
+    print(f"interpreted {plain['denied'].over(plain['accepted']).shown(2)}")
+    print(f"- CPU of `import tidegate`: {import_figures().shown()} ms")
+    os.sched_setaffinity(0, everywhere)
+    print(f"- decisions of two threads / of one: {thread_figures().shown(2)}")
+    os.sched_setaffinity(0, one_core)
+    access, bytes_per_subject = access_figures()
+    print(f"- random access to {SUBJECTS:,} subjects / to 1,000: {access.shown(2)}")
+    print(f"- bytes per subject at {SUBJECTS:,}, identifier text included: {bytes_per_subject:.0f}")
+    pauses = pause_figures()
+    print(f"- longest call while evicting ({pauses['evicted']:,.0f} evicted): {pauses['evicting']:.0f} us")
+    print(f"- longest call while expiring ({pauses['expired']:,.0f} expired): {pauses['expiring']:.0f} us")
     print(f"- the default bound is {Tuning().subjects_max:,} subjects")

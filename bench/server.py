@@ -1,8 +1,9 @@
 """The figures of the server: requests per second against a raw ASGI handler and Go, latency, memory, start.
 
 The server runs on one core, whatever loads or serves it (wrk, Redis, MariaDB, the open-loop generator) on another.
-Everything that is compared is measured in turns in the same run. Two figures each: requests per second, and CPU time
-per request, which other work on a shared machine disturbs less.
+Everything that is compared is measured in turns in the same run, every other round in reverse order. Two figures each,
+as medians with their range: requests per second, and CPU time per request, which other work on a shared machine
+disturbs less. `--part` runs some of the parts; all of them take about ten minutes.
 """
 
 from __future__ import annotations
@@ -22,11 +23,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
+from statistics import median
 from types import TracebackType
-from typing import NamedTuple, Self
+from typing import Final, NamedTuple, Self
 
 import tidegate
 from bench import loadgen
+from bench.peers import throttlecrab
 from tidegate.testing import MariaDBServer, RedisServer
 
 HERE = Path(__file__).parent
@@ -36,6 +39,8 @@ SUBJECTS = 1_000_000
 START_TIMEOUT_S = 30.0
 WARM_S = 2.0
 STEADY_PER_S = 5_000
+# Each takes seven seconds.
+LATENCY_ROUNDS = 3
 PATH = "/v2/ratelimit.limit"
 MULTI_PATH = "/v2/ratelimit.multiLimit"
 CHECK_PATH = "/v1/check"
@@ -73,10 +78,21 @@ class Contestant:
     """A server process on the server's core."""
 
     def __init__(
-        self, name: str, command: Sequence[str], cores: Cores, key: str, env: Mapping[str, str] | None = None
+        self,
+        name: str,
+        command: Sequence[str],
+        cores: Cores,
+        key: str,
+        env: Mapping[str, str] | None = None,
+        *,
+        path: str = PATH,
+        bodies: Path | None = None,
     ) -> None:
+        """`path` and `bodies`: of its own form of `limit`, if it has one."""
         self.name = name
         self.key = key
+        self.path = path
+        self.bodies = bodies
         self._command = ["taskset", "-c", str(cores.server), *command]
         self._cores = cores
         self._env = {**os.environ, **(env or {}), "PEER_KEY": key}
@@ -103,7 +119,7 @@ class Contestant:
         said = []
         for line in output:
             said.append(line)
-            found = re.search(r"(?:listening|running) on http://127\.0\.0\.1:(\d+)", line)
+            found = re.search(r"(?:listening|running) on (?:http://)?127\.0\.0\.1:(\d+)", line)
             if found is not None:
                 self.address = ("127.0.0.1", int(found[1]))
                 watchdog.cancel()
@@ -205,17 +221,50 @@ def multi_bodies(prefix: str, count: int, size: int, *, namespace: str = "bench"
         )
 
 
-def turns(seconds: float, rounds: int, loads: Mapping[str, Callable[[float], Load]]) -> dict[str, Load]:
-    """Each load in turn, several times; of each the turn with the least CPU time per request and the best rate."""
+class Turns:
+    """What the turns of one contestant found."""
+
+    def __init__(self, loads: Sequence[Load]) -> None:
+        self._loads = loads
+
+    def middle(self, figure: str) -> float:
+        """The median of a field of `Load`."""
+        return float(median(getattr(load, figure) for load in self._loads))
+
+    def shown(self, figure: str, digits: int) -> str:
+        """The median and its range, for people."""
+        all_of_them = [getattr(load, figure) for load in self._loads]
+        low, high = min(all_of_them), max(all_of_them)
+        return f"{median(all_of_them):,.{digits}f} ({low:,.{digits}f} to {high:,.{digits}f})"
+
+    def over(self, other: Turns, figure: str) -> Ratios:
+        """This figure by that of `other`, round by round: what disturbs a round disturbs both."""
+        return Ratios(
+            getattr(mine, figure) / getattr(theirs, figure)
+            for mine, theirs in zip(self._loads, other._loads, strict=True)
+        )
+
+
+class Ratios:
+    """One ratio for each round."""
+
+    def __init__(self, each: Iterable[float]) -> None:
+        self._each = list(each)
+        self.middle = median(self._each)
+
+    def __str__(self) -> str:
+        return f"{self.middle:.2f} ({min(self._each):.2f} to {max(self._each):.2f})"
+
+
+def turns(seconds: float, rounds: int, loads: Mapping[str, Callable[[float], Load]]) -> dict[str, Turns]:
+    """Each load once in every round; every other round in reverse order, so that none profits from its place."""
     found: dict[str, list[Load]] = {name: [] for name in loads}
     for load in loads.values():
         load(min(2.0, seconds))  # warm: connections, caches, branch predictors
-    for _ in range(rounds):
-        for name, load in loads.items():
-            found[name].append(load(seconds))
-    return {
-        name: max(many)._replace(cpu_us=min(each.cpu_us for each in many)) for name, many in found.items()
-    }
+    for number in range(rounds):
+        for name in list(loads) if number % 2 == 0 else reversed(list(loads)):
+            found[name].append(loads[name](seconds))
+    return {name: Turns(many) for name, many in found.items()}
 
 
 def tidegate_command(*arguments: str) -> list[str]:
@@ -253,6 +302,9 @@ class Printer:
         self.row(*columns)
         self.row(*["---"] * len(columns))
 
+    def figures(self) -> None:
+        self.table("figure", "found", "target", "met")
+
     def row(self, *cells: str) -> None:
         print("| " + " | ".join(cells) + " |", flush=True)
 
@@ -260,38 +312,42 @@ class Printer:
         self.row(what, found, target, "yes" if is_met else "**no**")
 
 
-def throughput(bench: Bench, out: Printer) -> Load:
+def throughput(bench: Bench, out: Printer) -> None:
     """Against the peers."""
-    contestants = [bench.embedded, bench.raw_asgi, *bench.go]
+    peers = [peer for peer in (bench.raw_asgi, bench.go, bench.throttlecrab) if isinstance(peer, Contestant)]
     found = turns(
         bench.seconds,
         bench.rounds,
         {
-            each.name: lambda seconds, each=each: each.load(PATH, bench.bodies, seconds)  # type: ignore[misc] # the default binds it
-            for each in contestants
+            each.name: partial(each.load, each.path, each.bodies or bench.bodies)
+            for each in (bench.embedded, *peers)
         },
     )
     ours = found[bench.embedded.name]
-    out.table(
-        "limit, warm, one core, 64 connections", "requests/s", "CPU µs/request", "p99 ms (wrk)", "Tidegate is"
-    )
-    for name, load in found.items():
-        ahead = f"{ours.rate / load.rate:.2f} × the rate, {load.cpu_us / ours.cpu_us:.2f} × by CPU"
-        out.row(name, f"{load.rate:,.0f}", f"{load.cpu_us:.1f}", f"{load.p99_ms:.1f}", ahead)
-    out.table("figure", "found", "target", "met")
-    ratio = ours.rate / found[bench.raw_asgi.name].rate
-    out.figure("rate / raw ASGI under uvicorn", f"{ratio:.2f}", "≥ 2.5", is_met=ratio >= 2.5)
-    if bench.go:
-        ratio = ours.rate / found[bench.go[0].name].rate
-        out.figure("rate / Go net/http, GOMAXPROCS=1", f"{ratio:.2f}", "> 1", is_met=ratio > 1)
-    else:
-        out.row("rate / Go net/http", "not measured: no go on this machine", "> 1", "")
-    return ours
+    bench.rates[bench.embedded.name] = ours.middle("rate")
+    what = f"limit, warm, one core, 64 connections: medians of {bench.rounds} (and range)"
+    out.table(what, "requests/s", "CPU µs/request", "p99 ms (wrk)", "its CPU / ours")
+    for name, one in found.items():
+        behind = "" if one is ours else str(one.over(ours, "cpu_us"))
+        out.row(name, one.shown("rate", 0), one.shown("cpu_us", 1), one.shown("p99_ms", 1), behind)
+    out.figures()
+    ratio = ours.over(found[bench.raw_asgi.name], "rate")
+    out.figure("rate / raw ASGI under uvicorn", str(ratio), "≥ 2.5", is_met=ratio.middle >= 2.5)
+    for what, peer in (
+        ("Go net/http, GOMAXPROCS=1", bench.go),
+        ("throttlecrab-server (Rust)", bench.throttlecrab),
+    ):
+        if isinstance(peer, Contestant):
+            ratio = ours.over(found[peer.name], "cpu_us")
+            out.figure(f"CPU / {what}", str(ratio), "≤ 1", is_met=ratio.middle <= 1)
+        else:
+            out.row(f"CPU / {what}", f"not measured: {peer}", "≤ 1", "")
 
 
 def operations(bench: Bench, out: Printer) -> None:
     """multiLimit, denied."""
     server = bench.embedded
+    out.figures()
     found = turns(
         bench.seconds,
         bench.rounds,
@@ -302,7 +358,7 @@ def operations(bench: Bench, out: Printer) -> None:
             "check": lambda seconds: server.load(CHECK_PATH, bench.checks, seconds),
         },
     )
-    single, multi, denied, check = found["single"], found["multi"], found["denied"], found["check"]
+    single = found["single"]
     steady = {
         name: steady_cpu_us(bench, name, path, bodies)
         for name, path, bodies in (
@@ -312,19 +368,19 @@ def operations(bench: Bench, out: Printer) -> None:
             ("check", CHECK_PATH, bench.checks),
         )
     }
+
     # What goes to the file does not depend on how many requests bring it: by CPU the rarer request is charged with
     # more of it.
-    by_rate = single.rate / multi.rate
-    shown = f"{by_rate:.2f} by rate, {multi.cpu_us / single.cpu_us:.2f} by CPU; "
-    shown += f"{steady['multi'] / steady['single']:.2f} by CPU at {STEADY_PER_S:,} requests/s each"
-    out.figure("multiLimit of 10 / one limit", shown, "< 3", is_met=by_rate < 3)
-    ratio = denied.cpu_us / single.cpu_us
-    shown = f"{ratio:.2f} by CPU, {single.rate / denied.rate:.2f} by rate; "
-    shown += f"{steady['denied'] / steady['single']:.2f} by CPU at {STEADY_PER_S:,} requests/s each"
-    out.figure("denied / allowed", shown, "≤ 1", is_met=ratio <= 1)
-    shown = f"{check.cpu_us / single.cpu_us:.2f} by CPU, {single.rate / check.rate:.2f} by rate; "
-    shown += f"{steady['check'] / steady['single']:.2f} by CPU at {STEADY_PER_S:,} requests/s each"
-    out.row("/v1/check / limit", shown, "", "")
+    def shown(name: str) -> str:
+        one = found[name]
+        steadily = f"{steady[name] / steady['single']:.2f} by CPU at {STEADY_PER_S:,} requests/s each"
+        return f"{single.over(one, 'rate')} by rate, {one.over(single, 'cpu_us')} by CPU; {steadily}"
+
+    by_rate = single.over(found["multi"], "rate").middle
+    out.figure("multiLimit of 10 / one limit", shown("multi"), "≤ 2.3 by rate", is_met=by_rate <= 2.3)
+    by_cpu = found["denied"].over(single, "cpu_us").middle
+    out.figure("denied / allowed", shown("denied"), "≤ 1 by CPU", is_met=by_cpu <= 1)
+    out.row("/v1/check / limit", shown("check"), "", "")
 
 
 def steady_cpu_us(bench: Bench, name: str, path: str, bodies: Path) -> float:
@@ -343,28 +399,30 @@ def steady_cpu_us(bench: Bench, name: str, path: str, bodies: Path) -> float:
     return (server.cpu_s - before) / found.sent * 1e6
 
 
-def shared(bench: Bench, out: Printer) -> Load:
+def shared(bench: Bench, out: Printer) -> None:
     """With a Redis origin and a ledger, against embedded."""
+    out.figures()
     found = turns(
         bench.seconds,
         bench.rounds,
-        {
-            each.name: lambda seconds, each=each: each.load(PATH, bench.bodies, seconds)  # type: ignore[misc] # the default binds it
-            for each in (bench.embedded, bench.fleet)
-        },
+        {each.name: partial(each.load, PATH, bench.bodies) for each in (bench.embedded, bench.fleet)},
     )
     ours, alone = found[bench.fleet.name], found[bench.embedded.name]
-    ratio = ours.rate / alone.rate
-    shown = f"{ratio:.0%} ({ours.rate:,.0f}/s; {alone.cpu_us / ours.cpu_us:.0%} by CPU)"
-    out.figure("Redis and MariaDB / embedded", shown, "≥ 60 %", is_met=ratio >= 0.6)
-    return ours
+    bench.rates |= {name: one.middle("rate") for name, one in found.items()}
+    ratio = ours.over(alone, "rate")
+    shown = f"{ratio} by rate, {alone.over(ours, 'cpu_us')} by CPU; {ours.shown('rate', 0)} requests/s"
+    out.figure("Redis and MariaDB / embedded", shown, "≥ 0.6", is_met=ratio.middle >= 0.6)
 
 
-def latency(bench: Bench, out: Printer, rates: Mapping[str, float]) -> None:
+def latency(bench: Bench, out: Printer) -> None:
     """At half of the maximum rate, open loop; and a peer that does nothing else at the same rate, for the machine's
     own share. Of several rounds the quietest: what the host adds to all of them belongs to none."""
-    contestants = [(each, rates[each.name] / 2) for each in (bench.embedded, bench.fleet)]
-    contestants += [(each, rates[bench.fleet.name] / 2) for each in bench.go]
+    servers = (bench.embedded, bench.fleet)
+    rates = bench.rates or {each.name: each.load(PATH, bench.bodies, bench.seconds).rate for each in servers}
+    contestants = [(each, rates[each.name] / 2) for each in servers]
+    if isinstance(bench.go, Contestant):
+        contestants.append((bench.go, rates[bench.fleet.name] / 2))
+    out.figures()
     files = {
         server.name: bench.generator.requests(
             str(number), [server.post(PATH, body) for body in bench.bodies.read_text().splitlines()]
@@ -372,7 +430,7 @@ def latency(bench: Bench, out: Printer, rates: Mapping[str, float]) -> None:
         for number, (server, _) in enumerate(contestants)
     }
     found: dict[str, list[loadgen.Latencies]] = {server.name: [] for server, _ in contestants}
-    for _ in range(max(1, bench.rounds)):
+    for _ in range(min(LATENCY_ROUNDS, bench.rounds)):
         for server, rate in contestants:
             load = partial(
                 bench.generator.run,
@@ -395,7 +453,7 @@ def latency(bench: Bench, out: Printer, rates: Mapping[str, float]) -> None:
             f"{best.p99_ms:.2f} ms (p50 {best.p50_ms:.2f}, max {best.max_ms:.1f}; rounds {all_p99}; {late})"
         )
         what = f"{server.name}, {rate:,.0f}/s open loop"
-        if server in bench.go:
+        if server is bench.go:
             out.row(f"p99, {what}", shown, "the machine's own share", "")
             out.row(f"p99.9, {what}", f"{best.p999_ms:.2f} ms", "", "")
         else:
@@ -405,6 +463,7 @@ def latency(bench: Bench, out: Printer, rates: Mapping[str, float]) -> None:
 
 def memory_and_start(bench: Bench, out: Printer) -> None:
     """Of one worker, embedded."""
+    out.figures()
     directory = bench.directory / "memory"
     make_key("--data-dir", str(directory))
     key = make_key("--data-dir", str(directory))
@@ -424,7 +483,7 @@ def memory_and_start(bench: Bench, out: Printer) -> None:
 class Bench:
     """The servers of one run."""
 
-    def __init__(self, stack: ExitStack, seconds: float, rounds: int) -> None:
+    def __init__(self, stack: ExitStack, seconds: float, rounds: int, *, with_fleet: bool) -> None:
         self.seconds = seconds
         self.rounds = rounds
         cores = sorted(os.sched_getaffinity(0))
@@ -454,7 +513,31 @@ class Bench:
         self.raw_asgi = stack.enter_context(
             Contestant("raw ASGI, uvicorn (httptools, uvloop)", uvicorn, self.cores, key, path)
         )
-        self.go = [stack.enter_context(self._go(key))] if shutil.which("go") else []
+        # A contestant, or why it does not run.
+        self.go: Contestant | str = "no go on this machine"
+        if shutil.which("go"):
+            self.go = stack.enter_context(self._go(key))
+        binary = throttlecrab.find()
+        self.throttlecrab: Contestant | str = binary if isinstance(binary, str) else ""
+        if isinstance(binary, Path):
+            port = throttlecrab.free_port()
+            bodies = self._file("throttlecrab", map(throttlecrab.body, identifiers))
+            self.throttlecrab = stack.enter_context(
+                Contestant(
+                    "throttlecrab-server (Rust): no authentication, nothing is persisted",
+                    throttlecrab.command(binary, port),
+                    self.cores,
+                    key,
+                    path=throttlecrab.PATH,
+                    bodies=bodies,
+                )
+            )
+        # Requests per second of ours, as the parts find them.
+        self.rates: dict[str, float] = {}
+        if not with_fleet:
+            self.fleet = self.embedded
+            self._warm(identifiers, self.embedded)
+            return
         redis = stack.enter_context(RedisServer())
         mariadb = stack.enter_context(MariaDBServer())
         ledger = mariadb.create_database()
@@ -473,7 +556,10 @@ class Bench:
                 "bench",
             )
         )
-        for server in (self.embedded, self.fleet):
+        self._warm(identifiers, self.embedded, self.fleet)
+
+    def _warm(self, identifiers: Sequence[str], *servers: Contestant) -> None:
+        for server in servers:
             server.send_all(PATH, (limit_body(each, cost=FIRST_COST) for each in identifiers))
         self.embedded.send_all(PATH, self.denied.read_text().splitlines())
 
@@ -489,11 +575,21 @@ class Bench:
         return Contestant("Go net/http, GOMAXPROCS=1", [str(binary), "127.0.0.1:0"], self.cores, key, env)
 
 
+PARTS: Final[Mapping[str, Callable[[Bench, Printer], None]]] = {
+    "throughput": throughput,
+    "operations": operations,
+    "shared": shared,
+    "latency": latency,
+    "memory": memory_and_start,
+}
+
+
 def main(arguments: Sequence[str] = ()) -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(prog="python -m bench server", description=__doc__)
-    parser.add_argument("--seconds", type=float, default=5.0, help="length of one turn")
-    parser.add_argument("--rounds", type=int, default=3, help="turns of each contestant")
+    parser.add_argument("--seconds", type=float, default=2.0, help="length of one turn")
+    parser.add_argument("--rounds", type=int, default=9, help="turns of each contestant")
+    parser.add_argument("--part", action="append", choices=PARTS, help="only this part; may be repeated")
     parser.add_argument("--quick", action="store_true", help="short turns, one of each; not for conclusions")
     # Options of other benchmarks may stand on the same command line.
     options, _ = parser.parse_known_args(arguments)
@@ -505,12 +601,14 @@ def main(arguments: Sequence[str] = ()) -> None:
         raise SystemExit("wrk is needed: apt-get install wrk")
     out = Printer()
     with ExitStack() as stack:
-        bench = Bench(stack, options.seconds, options.rounds)
-        ours = throughput(bench, out)
-        operations(bench, out)
-        fleet = shared(bench, out)
-        latency(bench, out, {bench.embedded.name: ours.rate, bench.fleet.name: fleet.rate})
-        memory_and_start(bench, out)
+        parts = options.part or list(PARTS)
+        bench = Bench(
+            stack, options.seconds, options.rounds, with_fleet=not {"shared", "latency"}.isdisjoint(parts)
+        )
+        for name, peer in (("Go net/http", bench.go), ("throttlecrab-server", bench.throttlecrab)):
+            print(f"{name}: {f'not run, {peer}' if isinstance(peer, str) else 'runs'}", flush=True)
+        for part in parts:
+            PARTS[part](bench, out)
 
 
 if __name__ == "__main__":
