@@ -45,6 +45,7 @@ SEEDS: Final = range(1, 121)
 FIRST_SEED: Final = {
     "a_guess_makes_the_subject_strict": 37,
     "a_guess_names_the_end_of_the_window": 37,
+    "a_node_keeps_what_it_is_asked_to_give_back": 63,
     "an_origin_that_refuses_counts_looks_healthy": 55,
     "evicted_foreign_counts_do_not_come_back": 17,
     "every_loss_merges_everything_again": 116,
@@ -909,6 +910,11 @@ def credit_never_ends() -> None:
         return covers
 
     replace(Credit, "covers", make)
+
+
+@credit_mutant
+def a_node_keeps_what_it_is_asked_to_give_back() -> None:
+    replace(CreditSync, "recall", lambda _original: lambda _self, _digest, _writer: None)
 
 
 @credit_mutant

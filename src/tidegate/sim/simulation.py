@@ -438,6 +438,7 @@ class Simulation:
         await self._heal()
         if not self.auditor.violations:
             await self.convergence.check()
+            self.truth_check.check_refusals()
 
     async def _run_until_ms(self, at_ms: int) -> None:
         while True:
@@ -516,6 +517,7 @@ class Simulation:
         counts = {
             "answers": self.truth_check.judged,
             "answers held to a single counter": self.truth_check.exact,
+            "answers refused beside a single counter": self.truth_check.refused,
             "cells": self.convergence.compared,
             "cells excused": self.convergence.excused,
             "cells over admitted": len(self.truth_check.over_admitted),
