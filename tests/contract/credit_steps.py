@@ -5,7 +5,7 @@ from __future__ import annotations
 from random import Random
 from secrets import token_bytes
 
-from tidegate.core.grants import CellPart, CreditRequest, Hold, Run, SubjectRecord
+from tidegate.core.grants import CellPart, CreditReply, CreditRequest, Hold, Run, SubjectRecord
 from tidegate.core.sharing import Share
 
 # After any wall clock that a test may meet: Redis expires keys by its own.
@@ -24,7 +24,7 @@ def hold_numbers(hold: Hold) -> tuple[int, ...]:
     )
 
 
-WRITERS = ("a", "b", "b~7", "c")
+WRITERS = ("a", "b", "b~7", "b~12", "c")
 
 
 class Steps:
@@ -38,6 +38,7 @@ class Steps:
         self.now_ms = START_MS
         self.number = 10
         self.own: dict[tuple[str, int], int] = {}
+        self.ids: dict[int, int] = {}
 
     def next(self) -> tuple[int, CreditRequest]:
         random = self.random
@@ -99,4 +100,15 @@ class Steps:
         self.own[key] = self.own.get(key, 0) + random.choice((0, 0, 1, self.size // 7))
         own = max(0, self.own[key] - random.choice((0, 0, 1)))
         known = own + random.choice((0, 0, 0, self.size // 10))
-        return CellPart(sequence, own, known, random.choice((0, 0, self.size // 9)))
+        acked, sent = sorted(random.choice((0, own // 2, own, own + 1)) for _ in range(2))
+        published = random.choice((0, 0, own // 3, own))
+        # Of this record when the test has said which it is, of one before, of one that is to come, of none.
+        id_ = random.choice((0, 7, self.ids.get(sequence, 0), self.ids.get(sequence, 0), self.now_ms + 1))
+        return CellPart(
+            sequence, own, known, random.choice((0, 0, self.size // 9)), acked, sent, published, known, id_
+        )
+
+    def heard(self, request: CreditRequest, reply: CreditReply) -> None:
+        """The answer names the records, which later messages repeat."""
+        for part, totals in zip(request.cells, reply.cells, strict=True):
+            self.ids[part.sequence] = totals.id

@@ -124,10 +124,21 @@ def test_the_script_answers_every_message_as_the_rule_in_python(redis: Connectio
         now_ms, request = steps.next()
         expected, _ = grant(record, request, now_ms, RULES)
         assert ask_at(redis, now_ms, request) == [expected]
+        steps.heard(request, expected)
         assert holds_in(redis, request.digest) == {w: hold_numbers(h) for w, h in record.holds.items()}
     for sequence, cell in record.cells.items():
-        found = redis.call("HGET", LAYOUT.cell_key(steps.digest, sequence), "")
-        assert int(found or 0) == cell.total  # type: ignore[call-overload]
+        found = redis.call("HGETALL", LAYOUT.cell_key(steps.digest, sequence))
+        assert isinstance(found, list)
+        pairs = zip(found[::2], found[1::2], strict=True)
+        shared = (b"!foreign", b"!published")
+        held = {name.decode(): value.decode() for name, value in pairs if not name.startswith(shared)}
+        kept = {"": str(cell.total), "!id": str(cell.id)} if cell.id else {}
+        for writer, own in cell.components.items():
+            node, mark, life = writer.partition("~")
+            kept[node] = f"{own}{mark}{life}"
+        if cell.base or cell.returned or "!base" in held:
+            kept |= {"!base": str(cell.base), "!returned": str(cell.returned)}
+        assert held == kept
 
 
 @settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])

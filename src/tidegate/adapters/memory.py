@@ -51,6 +51,7 @@ class CellCopy:
 
     expires_at_ms: int
     total: int
+    base: int
     components: Mapping[str, int]
 
 
@@ -67,7 +68,7 @@ class OriginSnapshot:
     @cached_property
     def cells(self) -> Mapping[CellKey, CellCopy]:
         return {
-            (digest, sequence): CellCopy(expires_at_ms, cell.total, dict(cell.components))
+            (digest, sequence): CellCopy(expires_at_ms, cell.total, cell.base, dict(cell.components))
             for expires_at_ms, (digest, sequence) in self.expiries
             for cell in [self.records[digest].cells[sequence]]
         }
@@ -108,10 +109,11 @@ class _OriginStore:
         record = self.record(digest)
         if not record.holds:
             heapq.heappush(self.holds_due, (now_ms + request.life_ms + rules.margin_ms, digest))
-        for part in request.cells:
-            if part.own > 0:
-                self.cell((digest, part.sequence), (part.sequence + 3) * request.duration_ms)
-        return grant(record, request, now_ms, rules)
+        held = set(record.cells)
+        answer = grant(record, request, now_ms, rules)
+        for sequence in record.cells.keys() - held:
+            heapq.heappush(self.expiries, ((sequence + 3) * request.duration_ms, (digest, sequence)))
+        return answer
 
     def share(self, entry: Share, now_ms: int, rules: GrantRules) -> tuple[ShareReply, list[str]]:
         if entry.counted > 0:

@@ -262,14 +262,30 @@ class CreditSync:
     def _add_cell(
         self, parts: list[CellPart], acked: list[int], sequence: int, sequence_min: int, cell: Cell | None
     ) -> None:
-        if cell is None:
-            parts.append(CellPart(sequence, 0, 0, 0))
+        if cell is None or cell.origin is None:
+            parts.append(CellPart(sequence, 0))
             acked.append(0)
-        else:
+            return
+        origin = cell.origin
+        acked.append(origin.acked)
+        if sequence < sequence_min:
             # A request may bring a time whose cell has aged out: it is judged in it, and nothing is kept of that.
-            own = cell.own if sequence >= sequence_min else 0
-            parts.append(CellPart(sequence, own, cell.own + cell.others, cell.foreign))
-            acked.append(0 if cell.origin is None else cell.origin.acked)
+            parts.append(CellPart(sequence, 0, cell.others, cell.foreign))
+            return
+        parts.append(
+            CellPart(
+                sequence,
+                cell.own,
+                cell.own + cell.others,
+                cell.foreign,
+                origin.acked,
+                origin.sent,
+                origin.published,
+                origin.total,
+                origin.id,
+            )
+        )
+        origin.sent = cell.own
 
     def _prune_holders(self, clock_ms: int) -> None:
         for _ in range(PRUNED_PER_MESSAGE):
@@ -352,6 +368,8 @@ class CreditSync:
                 self._subjects.insert(subject, cell, min(part.sequence, sequence_min))
             if part.own > acked[i]:
                 self.cells_reported += 1
+            if cell.origin is not None and totals.id != 0:
+                cell.origin.record(totals.id, totals.total)
             self._origin_sync.apply_report(
                 subject, cell, part.own, acked[i], totals.total, totals.component, now_ms
             )

@@ -70,10 +70,20 @@ class CellPart(NamedTuple):
     own: int
     """What the writer has accepted in this cell, in total."""
     known: int = 0
-    """What all writers of the region have accepted in it, as far as this one knows: an origin that lost counts must
-    not grant them again."""
+    """What all writers of the region have accepted in it, as far as this one knows: `own` included. The origin never
+    holds less, unless it lost counts."""
     foreign: int = 0
     """What other regions have published for it, as far as the writer knows."""
+    acked: int = 0
+    """The part of `own` that the origin acknowledged."""
+    sent: int = 0
+    """The part of `own` that was sent before, acknowledged or not: others may have heard of it."""
+    published: int = 0
+    """The part of `own` that is in the row of the region in the ledger, where others may have heard of it."""
+    total: int = 0
+    """The highest total that an answer about the record `id` had."""
+    id: int = 0
+    """`CellTotals.id` of the last answer about this cell; 0 when there was none."""
 
 
 class Run(NamedTuple):
@@ -126,6 +136,8 @@ class CellTotals(NamedTuple):
     """What this region has published, as far as the origin knows."""
     due: int = NOT_DUE
     """Whether this node has to publish it (`tidegate.core.sharing`)."""
+    id: int = 0
+    """Names this record of the cell: another one than before shows that the origin lost it. 0: it holds none."""
 
 
 class CreditReply(NamedTuple):
@@ -184,13 +196,22 @@ class Hold:
 
 @final
 class CellRecord:
-    """A G-Counter of writers for one cell. `total` is the sum of the components and of any base."""
+    """A G-Counter of writers for one cell.
 
-    __slots__ = ("components", "foreign", "mark", "regions", "total")
+    `total` is the sum of the components, of what evicted lives of nodes had counted, and of the base: what the origin
+    had lost and no writer has reported again (docs/adr/0022-base.md).
+    """
+
+    __slots__ = ("base", "components", "foreign", "id", "mark", "regions", "returned", "total")
 
     def __init__(self) -> None:
         self.components: dict[str, int] = {}
         self.total: int = 0
+        # When it came into being, by the origin's clock: its name. 0 before the first message about it.
+        self.id: int = 0
+        self.base: int = 0
+        # What writers have reported again since the origin lost it. What was known before the loss is `base` and this.
+        self.returned: int = 0
         # The sum of what other regions have published, and each of them. Written by `share`.
         self.foreign: int = 0
         self.regions: dict[str, int] = {}
@@ -201,6 +222,9 @@ class CellRecord:
         copy = CellRecord()
         copy.components = dict(self.components)
         copy.total = self.total
+        copy.id = self.id
+        copy.base = self.base
+        copy.returned = self.returned
         copy.foreign = self.foreign
         copy.regions = dict(self.regions)
         copy.mark = None if self.mark is None else self.mark.copied()
@@ -291,19 +315,19 @@ def grant(
 
 
 def merge(record: SubjectRecord, request: CreditRequest, now_ms: int, rules: GrantRules) -> list[CellTotals]:
-    """Keep the larger of each component; any order and any repetition gives the same. Then see who publishes."""
+    """Keep the larger of each component, and restore what the origin lost; any order and any repetition gives the
+    same. Then see who publishes."""
     totals: list[CellTotals] = []
     for part in request.cells:
         cell = record.cells.get(part.sequence)
         if cell is None:
-            if part.own == 0:
+            if part.known == 0 and part.own == 0:
                 totals.append(CellTotals(0, 0, part.foreign))
                 continue
             cell = record.cell(part.sequence)
-        before = cell.components.get(request.writer, 0)
-        if part.own > before:
-            cell.components[request.writer] = part.own
-            cell.total += part.own - before
+        if cell.id == 0 and (part.own > 0 or part.known > 0 or cell.total > 0):
+            cell.id = now_ms if now_ms > part.id else part.id + 1
+        before = merge_part(cell, part, request.writer)
         foreign = part.foreign if part.foreign > cell.foreign else cell.foreign
         due = NOT_DUE
         # Once another region has published the cell, every change matters.
@@ -311,8 +335,68 @@ def merge(record: SubjectRecord, request: CreditRequest, now_ms: int, rules: Gra
             owner = owner_of(request.writer)
             due = cell.marked().assign(cell.total, request.step, owner, now_ms, rules.publish_ms)
         published = 0 if cell.mark is None else cell.mark.published
-        totals.append(CellTotals(cell.total, before, foreign, len(cell.regions), published, due))
+        totals.append(CellTotals(cell.total, before, foreign, len(cell.regions), published, due, cell.id))
     return totals
+
+
+def merge_part(cell: CellRecord, part: CellPart, writer: str) -> int:
+    """Merge one part, and return the writer's component as it was before."""
+    before = adopt(cell, writer)
+    if before < 0:
+        return part.own  # a life that was evicted: what it had counted is in the total
+    heard = max(part.sent, part.published)
+    if part.id < cell.id:
+        # The record that the writer knew is gone. What it reports again is a part of what was known then.
+        claim(cell, part.total)
+        give_back(cell, min(heard, part.own) - before)
+    else:
+        # The record is an older copy; or another node has claimed this from the ledger.
+        heard = min(heard if before < part.acked else part.published, part.own)
+        give_back(cell, min(heard - before, cell.base))
+    if part.own > before:
+        cell.components[writer] = part.own
+        cell.total += part.own - before
+    if part.known > cell.total:
+        cell.base += part.known - cell.total
+        cell.total = part.known
+    return before
+
+
+def claim(cell: CellRecord, known: int) -> None:
+    """So much was counted before the origin lost the cell: raise the base by what is missing of it."""
+    missing = known - cell.base - cell.returned
+    if missing > 0:
+        cell.base += missing
+        cell.total += missing
+
+
+def give_back(cell: CellRecord, count: int) -> None:
+    """A writer reports this again, so that it is not missing any more."""
+    if count <= 0:
+        return
+    cell.returned += count
+    part = count if count < cell.base else cell.base
+    cell.base -= part
+    cell.total -= part
+
+
+def adopt(cell: CellRecord, writer: str) -> int:
+    """The writer's component; -1 when a later life of its node has reported.
+
+    A node that evicts a subject counts under a new name when it comes back. What it had counted before stays in the
+    total only, so that a record has one component for each node.
+    """
+    found = cell.components.get(writer)
+    if found is not None:
+        return found
+    node, _, life = writer.partition("~")
+    for name in [one for one in cell.components if one.partition("~")[0] == node]:
+        if int(name.partition("~")[2] or 0) > int(life or 0):
+            return -1
+        del cell.components[name]
+        # Kept with nothing counted yet, so that a late message of the life before is known for what it is.
+        cell.components[writer] = 0
+    return 0
 
 
 def share(

@@ -131,6 +131,8 @@ class LedgerSync:
         ):
             return None
         self.hot_until_ms = max(self.hot_until_ms, now_ms + 2 * self._tuning.import_interval_ms)
+        if cell.origin is not None:
+            cell.origin.published = cell.own
         return LedgerRow(
             workspace,
             namespace,

@@ -131,9 +131,12 @@ class Sweep:
     def _check(self, subject: Subject) -> None:
         for cell in subject.cells():
             origin = cell.origin
-            if self._replays_all and origin is not None and cell.own > 0:
+            if self._replays_all and origin is not None and cell.regional() > 0:
                 origin.acked = 0
                 self.heals += 1
+                if subject.credit is not None:
+                    # Also what this node only knows of others: they may have ended.
+                    subject.credit.is_dirty = True
                 self._pending.queue_replay(subject, subject.touched_ms)
             ledger = cell.ledger
             if ledger is None:

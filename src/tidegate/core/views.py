@@ -20,7 +20,17 @@ __all__ = ["GlobalView", "Growth", "LedgerView", "OriginView"]
 class OriginView:
     """What the origin holds of a cell, and how long a decision may rely on that."""
 
-    __slots__ = ("acked", "answered_at_ms", "failed_until_ms", "fresh_until_ms", "previous_until_ms")
+    __slots__ = (
+        "acked",
+        "answered_at_ms",
+        "failed_until_ms",
+        "fresh_until_ms",
+        "id",
+        "previous_until_ms",
+        "published",
+        "sent",
+        "total",
+    )
 
     def __init__(self) -> None:
         # No read is needed before this instant. Written by reads, replays, failed reads and rollover.
@@ -34,6 +44,14 @@ class OriginView:
         self.answered_at_ms: int = -1
         # `own` as the origin last acknowledged it. Falls to 0 when the origin is found to have lost it.
         self.acked: int = 0
+        # The most of `own` that was sent to the origin, and that went into a row of the ledger: others may have heard
+        # of it, acknowledged or not.
+        self.sent: int = 0
+        self.published: int = 0
+        # The name of the origin's record, as of its last answer, and the highest total that it had; 0 before the first.
+        # Only with credit.
+        self.id: int = 0
+        self.total: int = 0
 
     def is_stale(self, clock_ms: int, fresh_ms: int, retry_ms: int) -> bool:
         """A read of both cells is needed. Also if a deadline lies further ahead than an answer or a failed read sets
@@ -67,6 +85,14 @@ class OriginView:
         answers last twice as long."""
         if self.previous_until_ms < clock_ms + 2 * fresh_ms:
             self.previous_until_ms = clock_ms + 2 * fresh_ms
+
+    def record(self, id_: int, total: int) -> None:
+        """The origin answered about the record of this name."""
+        if id_ != self.id:
+            self.id = id_
+            self.total = total
+        elif total > self.total:
+            self.total = total
 
     def fail(self, until_ms: int) -> None:
         """A read failed: memory has to do until then."""

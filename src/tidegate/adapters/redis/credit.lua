@@ -1,20 +1,23 @@
 -- Answer messages about subjects: merge what writers report, and grant credit. The rule is `grant` in
 -- tidegate/core/grants.py, step by step and under the same names; a property test holds the two equal.
 --
--- A cell is a hash as merge.lua writes it: one field for each writer, '' for their sum; '!foreign' and '!published' are
--- as share.lua writes them. A subject's holds are a hash beside its cells: one field for each writer, seven numbers, and
--- '' for when holders were last asked to give back. All keys of a call are in one slot.
+-- A cell is a hash as merge.lua writes it: one field for each node, '' for the sum; '!foreign' and '!published' are as
+-- share.lua writes them, '!id', '!base' and '!returned' those of `CellRecord`. A node's field is its component, with
+-- '~life' after it once the node has evicted the subject and counted it again. A subject's holds are a hash beside its
+-- cells: one field for each writer, seven numbers, and '' for when holders were last asked to give back. All keys of a
+-- call are in one slot.
 --
 -- KEYS: for each message the holds, the cell after the current one, then the message's cells, current and previous first.
 -- ARGV: margin_ms, firm_ms, unanswered_ms, recall_gap_ms, quiet_ms, share, publish_ms, the channels' prefix; then for
 --   each message writer ('' repeats the one before), number, duration_ms, quota, elapsed_ms, want, held, life_ms, floor,
---   step, count of cells, count of runs; for each cell own, known, foreign, expires_at_ms; for each run elapsed_ms, cost, requests.
+--   step, count of cells, count of runs; for each cell own, known, foreign, acked, sent, published, total, id,
+--   expires_at_ms; for each run elapsed_ms, cost, requests.
 -- Answers: the server's time in ms; then for each message granted (-1: overtaken by a later one), spare, firm, stuck,
---   stuck_ms; for each of its cells total, the writer's component before, foreign, regions, published, due.
+--   stuck_ms; for each of its cells total, the writer's component before, foreign, regions, published, due, id.
 --
 -- Numbers are doubles, exact up to 2^53: none beyond that is sent.
 local call, pcall, number, format, fmod = redis.call, redis.pcall, tonumber, string.format, math.fmod
-local min, max, ceil = math.min, math.max, math.ceil
+local min, max, ceil, match = math.min, math.max, math.ceil, string.match
 local pack, unpack = struct.pack, struct.unpack
 local EXACT, TOTAL_MAX, NEVER = 9007199254740992, 4611686018427387904, -1
 -- number, spare, firm, firm_until_ms, quota, expires_at_ms, recalled_at_ms. A later version may append.
@@ -73,21 +76,61 @@ while key_at < #KEYS do
 
   -- merge
   local totals, befores, foreigns, counted = {}, {}, {}, {}
-  local regions, publisheds, dues = {}, {}, {}
+  local regions, publisheds, dues, ids = {}, {}, {}, {}
+  local node, lived = match(writer, '^([^~]*)~?(.*)$')
   for i = 1, cells do
     local key = KEYS[key_at + 2 + i]
-    local own = ARGV[arg_at + 1]
-    local known, foreign = number(ARGV[arg_at + 2]), number(ARGV[arg_at + 3])
-    local found = fields(key, writer, '', '!foreign', '!published')
-    local before, total = number(found[1]) or 0, number(found[2]) or 0
-    local growth = number(own) - before
-    if growth > 0 then
-      total = min(total + growth, TOTAL_MAX)
-      call('HSET', key, writer, own, '', format('%.0f', total))
-      -- The cell and its expiry come into being together; the same cell always has the same expiry.
-      if not found[2] then call('PEXPIREAT', key, ARGV[arg_at + 4]) end
+    local own, known, foreign, acked, sent, told, heard, id = number(ARGV[arg_at + 1]), number(ARGV[arg_at + 2]),
+      number(ARGV[arg_at + 3]), number(ARGV[arg_at + 4]), number(ARGV[arg_at + 5]), number(ARGV[arg_at + 6]),
+      number(ARGV[arg_at + 7]), number(ARGV[arg_at + 8])
+    local found = fields(key, node, '', '!foreign', '!published', '!id', '!base', '!returned')
+    local before, total, found_id = 0, number(found[2]) or 0, number(found[5]) or 0
+    local base, returned = number(found[6]) or 0, number(found[7]) or 0
+    local base_before, returned_before, total_before = base, returned, total
+    local component
+    -- adopt
+    if found[1] then
+      local held_own, held_life = match(found[1], '^([^~]*)~?(.*)$')
+      before = number(held_own) or 0
+      if held_life ~= lived then
+        if (number(held_life) or 0) > (number(lived) or 0) then before = NEVER else before, component = 0, 0 end
+      end
     end
-    totals[i], befores[i], foreigns[i] = total, before, max(foreign, number(found[3]) or 0)
+    if found_id == 0 and (own > 0 or known > 0 or total > 0) then
+      found_id = max(now, id + 1)
+      call('HSET', key, '!id', format('%.0f', found_id))
+    end
+    if before == NEVER then
+      before = own
+    else
+      -- merge_part
+      local lost
+      if id < found_id then
+        local missing = heard - base - returned
+        if missing > 0 then base, total = base + missing, total + missing end
+        lost = min(max(sent, told), own) - before
+      else
+        lost = min(min(before < acked and max(sent, told) or told, own) - before, base)
+      end
+      if lost > 0 then
+        local part = min(lost, base)
+        base, returned, total = base - part, returned + lost, total - part
+      end
+      if own > before then component, total = own, min(total + own - before, TOTAL_MAX) end
+      if known > total then base, total = base + known - total, known end
+      if component then
+        local text = format('%.0f', component)
+        if lived ~= '' then text = text .. '~' .. lived end
+        call('HSET', key, node, text)
+      end
+      if total ~= total_before then call('HSET', key, '', format('%.0f', total)) end
+      if base ~= base_before or returned ~= returned_before then
+        call('HSET', key, '!base', format('%.0f', base), '!returned', format('%.0f', returned))
+      end
+      -- The cell and its expiry come into being together; the same cell always has the same expiry.
+      if not found[2] and total > 0 then call('PEXPIREAT', key, ARGV[arg_at + 9]) end
+    end
+    totals[i], befores[i], foreigns[i], ids[i] = total, before, max(foreign, number(found[3]) or 0), found_id
     counted[i] = max(total, known) + foreigns[i]
 
     -- Mark.assign
@@ -98,11 +141,10 @@ while key_at < #KEYS do
     end
     regions[i], publisheds[i], dues[i] = others, published, 0
     if floor > 0 and total > published and total >= (foreigns[i] == 0 and floor or 1) then
-      local node = string.match(writer, '^[^~]*')
       local is_live = now < until_ms and until_ms <= now + PUBLISH
-      local base = published
-      if is_live then base = max(assigned, published) end
-      local is_pressed = base == 0 or (step > 0 and total >= base + step)
+      local sent_out = published
+      if is_live then sent_out = max(assigned, published) end
+      local is_pressed = sent_out == 0 or (step > 0 and total >= sent_out + step)
       if is_live and not is_pressed then
         if owner == node then dues[i] = 1 end
       else
@@ -110,7 +152,7 @@ while key_at < #KEYS do
         dues[i] = is_pressed and 2 or 1
       end
     end
-    arg_at = arg_at + 4
+    arg_at = arg_at + 9
   end
 
   -- drop_expired, others_of
@@ -214,7 +256,7 @@ while key_at < #KEYS do
           call('HSET', holds_key, names[i], pack(HOLD, n, s, f, firm_until, q, expires, now) .. rest)
         end
         -- A user that may not publish loses the push, not the answer: credit then comes back when its life ends.
-        pcall('PUBLISH', CHANNEL .. string.match(names[i], '^[^~]*'), digest .. names[i])
+        pcall('PUBLISH', CHANNEL .. match(names[i], '^[^~]*'), digest .. names[i])
       end
     end
     local expires = min(now + life + MARGIN, EXACT)
@@ -234,6 +276,7 @@ while key_at < #KEYS do
     answer(regions[i])
     answer(publisheds[i])
     answer(dues[i])
+    answer(ids[i])
   end
   key_at = key_at + 2 + cells
 end

@@ -24,7 +24,7 @@ MESSAGES_PER_COMMAND_MAX: Final = 100
 DIGEST_BYTES: Final = 16
 # Numbers of an answer before those of its cells, and for each cell.
 HEAD_NUMBERS: Final = 5
-CELL_NUMBERS: Final = 6
+CELL_NUMBERS: Final = 7
 
 
 class CreditCommand(NamedTuple):
@@ -114,10 +114,10 @@ class CreditLayout:
                 len(runs),
             )
             before = writer
-            for sequence, own, known, foreign in cells:
+            for sequence, *numbers in cells:
                 keys.append(b"%b%d" % (head, sequence))
                 expires_at_ms = (sequence + 3) * duration_ms
-                words += (own, known, foreign, min(NUMBER_MAX, expires_at_ms))
+                words += (*numbers, min(NUMBER_MAX, expires_at_ms))
             for at_ms, cost, count in runs:
                 words += (at_ms - start_ms, cost, count)
         return pack((b"EVALSHA", CREDIT_SHA, len(keys), *keys, *self._rules, *words))
@@ -131,7 +131,7 @@ def _cut(request: CreditRequest) -> CreditRequest:
         request.want,
         request.held,
         request.life_ms,
-        *[max(known, own, foreign) for _, own, known, foreign in request.cells],
+        *[max(part[1:]) for part in request.cells],
         *[cost for _, cost, _ in request.runs],
     )
     if highest <= NUMBER_MAX:
@@ -143,12 +143,7 @@ def _cut(request: CreditRequest) -> CreditRequest:
         held=min(NUMBER_MAX, request.held),
         life_ms=min(NUMBER_MAX, request.life_ms),
         cells=tuple(
-            CellPart(
-                part.sequence,
-                min(NUMBER_MAX, part.own),
-                min(NUMBER_MAX, part.known),
-                min(NUMBER_MAX, part.foreign),
-            )
+            CellPart(part.sequence, *[min(NUMBER_MAX, number) for number in part[1:]])
             for part in request.cells
         ),
         runs=tuple(Run(run.at_ms, min(NUMBER_MAX, run.cost), run.requests) for run in request.runs),

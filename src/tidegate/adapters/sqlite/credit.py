@@ -12,7 +12,7 @@ import hmac
 import secrets
 import socket
 import sqlite3
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Final
 
@@ -20,6 +20,7 @@ from tidegate.adapters.sqlite.connection import SQLiteFile, transaction
 from tidegate.adapters.sqlite.sharing import NUMBER_MAX, load_ledger, store_foreign, store_mark
 from tidegate.core.grants import (
     CellPart,
+    CellRecord,
     CreditReply,
     CreditRequest,
     GrantRules,
@@ -46,7 +47,7 @@ __all__ = [
 # a common volume and networks of their own) hold each other up for two seconds at most.
 CREDIT_RULES: Final = GrantRules(life_ms=1_000)
 
-CREDIT_TABLES: Final = ("origin_holds", "origin_listeners")
+CREDIT_TABLES: Final = ("origin_holds", "origin_listeners", "origin_records")
 CREDIT_SCHEMA: Final = (
     """
     CREATE TABLE IF NOT EXISTS origin_holds (
@@ -62,14 +63,36 @@ CREDIT_SCHEMA: Final = (
         node TEXT PRIMARY KEY, port INTEGER NOT NULL, secret BLOB NOT NULL, seen_at_ms INTEGER NOT NULL
     ) WITHOUT ROWID
     """,
+    """
+    CREATE TABLE IF NOT EXISTS origin_records (
+        digest BLOB NOT NULL, sequence INTEGER NOT NULL, id INTEGER NOT NULL, returned INTEGER NOT NULL,
+        expires_at_ms INTEGER NOT NULL,
+        PRIMARY KEY (digest, sequence)
+    ) WITHOUT ROWID
+    """,
+    "CREATE INDEX IF NOT EXISTS origin_records_expiry ON origin_records (expires_at_ms)",
 )
 
-CELLS: Final = """
-    SELECT sequence, CAST(min(total(own), 4611686018427387904.0) AS INTEGER),
-           coalesce(sum(CASE WHEN writer = :writer THEN own END), 0)
+# The base of a cell, and what evicted lives had counted, are rows like any component, for the sums. No node has such a
+# name.
+BASE: Final = "!base"
+RETIRED: Final = "!retired"
+
+TOTALS: Final = """
+    SELECT sequence, CAST(min(total(own), 4611686018427387904.0) AS INTEGER)
       FROM origin_components
      WHERE digest = :digest AND sequence BETWEEN :first AND :last AND expires_at_ms > :now_ms
      GROUP BY sequence
+"""
+# The components of all lives of a node: "~" comes after its id, and "\x7f" after "~".
+COMPONENTS: Final = """
+    SELECT sequence, writer, own FROM origin_components
+     WHERE digest = :digest AND sequence BETWEEN :first AND :last AND expires_at_ms > :now_ms
+       AND (writer IN (:node, :base) OR (writer > :node || '~' AND writer < :node || char(127)))
+"""
+RECORDS: Final = """
+    SELECT sequence, id, returned FROM origin_records
+     WHERE digest = :digest AND sequence BETWEEN :first AND :last AND expires_at_ms > :now_ms
 """
 HOLDS: Final = """
     SELECT writer, number, spare, firm, firm_until_ms, quota, expires_at_ms, recalled_at_ms, subject_recalled_at_ms
@@ -77,7 +100,17 @@ HOLDS: Final = """
 """
 PUT_COMPONENT: Final = """
     INSERT INTO origin_components (digest, sequence, writer, own, expires_at_ms) VALUES (?, ?, ?, ?, ?)
-        ON CONFLICT (digest, sequence, writer) DO UPDATE SET own = excluded.own WHERE excluded.own > own
+        ON CONFLICT (digest, sequence, writer) DO UPDATE SET own = excluded.own
+"""
+RETIRE: Final = """
+    INSERT INTO origin_components (digest, sequence, writer, own, expires_at_ms) VALUES (?, ?, ?, ?, ?)
+        ON CONFLICT (digest, sequence, writer) DO UPDATE SET own = own + excluded.own
+"""
+DROP_COMPONENT: Final = "DELETE FROM origin_components WHERE digest = ? AND sequence = ? AND writer = ?"
+PUT_RECORD: Final = "INSERT OR REPLACE INTO origin_records VALUES (?, ?, ?, ?, ?)"
+FORGET_RECORDS: Final = """
+    DELETE FROM origin_records WHERE (digest, sequence) IN (
+        SELECT digest, sequence FROM origin_records WHERE expires_at_ms <= ? ORDER BY expires_at_ms LIMIT ?)
 """
 PUT_HOLD: Final = "INSERT OR REPLACE INTO origin_holds VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
 FORGET_HOLDS: Final = """
@@ -100,12 +133,14 @@ def answer(
     """Answer messages inside the caller's transaction; and (digest, writer) of the holds that must be asked back."""
     replies: list[CreditReply] = []
     recalls: list[tuple[bytes, str]] = []
-    connection.execute(FORGET_HOLDS, (now_ms, FORGOTTEN_PER_MESSAGE * len(requests)))
+    for forget in (FORGET_HOLDS, FORGET_RECORDS):
+        connection.execute(forget, (now_ms, FORGOTTEN_PER_MESSAGE * len(requests)))
     for original in requests:
         request = _cut(original)
         record = _load(connection, request, now_ms)
+        before = {sequence: cell.copied() for sequence, cell in record.cells.items()}
         reply, recalled = grant(record, request, now_ms, CREDIT_RULES)
-        _store(connection, record, request, reply, recalled)
+        _store(connection, before, record, request, reply, recalled)
         recalls += [(request.digest, writer) for writer in recalled]
         replies.append(_restored(original, reply))
     return replies, recalls
@@ -113,10 +148,11 @@ def answer(
 
 def _cut(request: CreditRequest) -> CreditRequest:
     """Numbers that the file holds exactly."""
-    if max(request.quota, request.want, request.held, *(part.own for part in request.cells)) < NUMBER_MAX:
+    highest = max(max(part.own, part.known) for part in request.cells)
+    if max(request.quota, request.want, request.held, highest) < NUMBER_MAX:
         return request
     cells = tuple(
-        CellPart(q, min(own, NUMBER_MAX), known, foreign) for q, own, known, foreign in request.cells
+        CellPart(part.sequence, *[min(number, NUMBER_MAX) for number in part[1:]]) for part in request.cells
     )
     return request._replace(
         cells=cells,
@@ -172,13 +208,27 @@ def _load(connection: sqlite3.Connection, request: CreditRequest, now_ms: int) -
 def _load_cells(
     connection: sqlite3.Connection, digest: bytes, writer: str, first: int, last: int, now_ms: int
 ) -> SubjectRecord:
-    """The cells from `first` to `last`, with the component of one writer, and all holds."""
+    """The cells from `first` to `last`, with the components of one node, and all holds."""
     record = SubjectRecord()
-    arguments = {"digest": digest, "writer": writer, "first": first, "last": last, "now_ms": now_ms}
-    for sequence, total, component in connection.execute(CELLS, arguments):
-        cell = record.cell(sequence)
-        cell.total = total
-        cell.components[writer] = component
+    arguments = {
+        "digest": digest,
+        "node": writer.partition("~")[0],
+        "base": BASE,
+        "first": first,
+        "last": last,
+        "now_ms": now_ms,
+    }
+    for sequence, total in connection.execute(TOTALS, arguments):
+        record.cell(sequence).total = total
+    for sequence, name, own in connection.execute(COMPONENTS, arguments):
+        if name == BASE:
+            record.cell(sequence).base = own
+        else:
+            record.cell(sequence).components[name] = own
+    for sequence, id_, returned in connection.execute(RECORDS, arguments):
+        if sequence in record.cells:
+            record.cells[sequence].id = id_
+            record.cells[sequence].returned = returned
     load_ledger(connection, record, digest, first, last, now_ms)
     for holder, *numbers, recalled_at_ms in connection.execute(HOLDS, (digest, now_ms)):
         record.holds[holder] = Hold(*numbers)
@@ -188,16 +238,26 @@ def _load_cells(
 
 def _store(
     connection: sqlite3.Connection,
+    before: Mapping[int, CellRecord],
     record: SubjectRecord,
     request: CreditRequest,
     reply: CreditReply,
     recalled: Sequence[str],
 ) -> None:
     digest, writer = request.digest, request.writer
+    for sequence in {part.sequence for part in request.cells} & record.cells.keys():
+        cell, old = record.cells[sequence], before.get(sequence) or CellRecord()
+        expires_at_ms = min((sequence + 3) * request.duration_ms, NUMBER_MAX)
+        for name in old.components.keys() - cell.components.keys():
+            connection.execute(DROP_COMPONENT, (digest, sequence, name))
+            connection.execute(RETIRE, (digest, sequence, RETIRED, old.components[name], expires_at_ms))
+        counts = [*cell.components.items(), (BASE, cell.base)]
+        for name, own in counts:
+            if own != (old.base if name == BASE else old.components.get(name, -1)):
+                connection.execute(PUT_COMPONENT, (digest, sequence, name, own, expires_at_ms))
+        if (cell.id, cell.returned) != (old.id, old.returned):
+            connection.execute(PUT_RECORD, (digest, sequence, cell.id, cell.returned, expires_at_ms))
     for part, totals in zip(request.cells, reply.cells, strict=True):
-        if part.own > totals.component:
-            expires_at_ms = min((part.sequence + 3) * request.duration_ms, NUMBER_MAX)
-            connection.execute(PUT_COMPONENT, (digest, part.sequence, writer, part.own, expires_at_ms))
         if totals.due:
             store_mark(connection, record, digest, part.sequence, request.duration_ms)
     # The writer's own row always holds the time of the subject's last recall: it is the row that lives longest.
