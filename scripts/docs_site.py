@@ -42,6 +42,8 @@ OTHER_MARKS: Final = re.compile(r"^( *```\w+) [a-z-]+$", re.MULTILINE)
 EXTERNAL: Final = re.compile(
     r"<(?:script|img|iframe|source)[^>]*\ssrc=[\"']?(?:https?:)?//[^>]*>"
     r"|<link(?=[^>]*rel=[\"']?(?:stylesheet|preload|preconnect|icon))[^>]*href=[\"']?(?:https?:)?//[^>]*>"
+    # The script of the theme asks api.github.com about an element with this attribute.
+    r"|<a(?=[^>]*data-md-component=[\"']?source\b)[^>]*>"
 )
 
 

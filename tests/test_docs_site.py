@@ -93,6 +93,9 @@ def test_what_a_browser_would_load_from_elsewhere_is_found(tmp_path: Path) -> No
         '<script src="https://cdn.example/a.js"></script><link rel="stylesheet" href="//b/c.css">'
     )
     assert len(docs_site.external_assets(tmp_path)) == 2
+    # With this attribute the script of the theme asks api.github.com for stars and releases.
+    (tmp_path / "bad.html").write_text('<a href="https://x.y" class="md-source" data-md-component="source">')
+    assert len(docs_site.external_assets(tmp_path)) == 1
 
 
 def test_the_addresses_of_the_project_are_the_same_everywhere() -> None:

@@ -289,7 +289,7 @@ class LimitOperations:
             if followed is None and sample is not None:
                 followed = activity.follow(item.identifier)
             if followed is not None:
-                followed.add(plan.limit, cost, decision.allowed, now_ms)
+                followed.add(plan.limit, cost, not decision.exceeded, now_ms)
             if sample is not None:
                 activity.end(sample, (workspace.id, namespace.name, item.identifier))
         call.answer = plan.answer(call.request_id, decision, now_ms, call.lines)
