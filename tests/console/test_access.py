@@ -1,4 +1,4 @@
-"""Who may look, from where, and what a browser is told about it."""
+"""Who may look, from where, and what its browser learns about it."""
 
 from __future__ import annotations
 

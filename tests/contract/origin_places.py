@@ -20,7 +20,7 @@ COUNT_CELLS = (
 
 
 class SetClock:
-    """A clock that stands still until it is told."""
+    """A clock that moves only when a test sets it."""
 
     def __init__(self) -> None:
         self.at_ms = 1_700_000_000_000

@@ -50,7 +50,7 @@ async def test_a_reset_in_the_middle_of_a_reply_counts_nothing_twice(
         await origin.merge(cells, timeout_s=TIMEOUT_S)
     proxy.heal()
     answers = await origin.merge(cells, timeout_s=TIMEOUT_S)
-    assert [heard.total for heard in answers] == [cell.own for cell in cells]
+    assert [reply.total for reply in answers] == [cell.own for cell in cells]
     assert await origin.read(cells, timeout_s=TIMEOUT_S) == [
         OriginReply(cell.own, cell.own) for cell in cells
     ]
@@ -124,10 +124,10 @@ async def test_connections_that_are_reset_under_load_lose_and_double_nothing(
         own = 1
         while own <= 20:
             try:
-                (heard,) = await origin.merge([component(digest, own)], timeout_s=TIMEOUT_S)
+                (reply,) = await origin.merge([component(digest, own)], timeout_s=TIMEOUT_S)
             except DependencyError:
                 continue
-            assert heard.total == own
+            assert reply.total == own
             own += 1
 
     async def hurt(counting: asyncio.Future[list[None]]) -> None:

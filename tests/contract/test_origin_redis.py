@@ -263,10 +263,10 @@ def test_one_origin_serves_event_loops_one_after_the_other(fresh_redis: RedisSer
     digest = new_digest()
 
     async def count(own: int) -> list[OriginReply]:
-        heard = await origin.merge([component(digest, own)], timeout_s=TIMEOUT_S)
+        replies = await origin.merge([component(digest, own)], timeout_s=TIMEOUT_S)
         if own == 3:
             await origin.close()
-        return heard
+        return replies
 
     answers = [asyncio.run(count(own)) for own in (1, 2, 3)]
     gc.collect()

@@ -24,7 +24,7 @@ from tidegate.testing.contracts.origin import (
     new_digest,
 )
 
-# Another process of the machine: counts in ten cells, one merge at a time, and prints what it heard last.
+# Another process of the machine: counts in ten cells, one merge at a time, and prints the last reply.
 NEIGHBOUR = """
 import asyncio, sys
 from tidegate.adapters.sqlite.origin import SQLiteOrigin
@@ -35,10 +35,10 @@ async def main(path, writer, expires_at_ms):
     await origin.open("fra", timeout_s=10)
     digests = [bytes([index]) * 16 for index in range(10)]
     for own in range(1, 51):
-        heard = await origin.merge(
+        replies = await origin.merge(
             [Component(digest, 1, writer, own, expires_at_ms) for digest in digests], timeout_s=10
         )
-        assert all(one.component == own - 1 for one in heard)
+        assert all(one.component == own - 1 for one in replies)
     await origin.close()
 
 asyncio.run(main(sys.argv[1], sys.argv[2], int(sys.argv[3])))

@@ -63,7 +63,7 @@ def test_invariant_08_a_crash_loses_what_the_origin_had_not_got_and_nothing_else
     for identifier, sequence in world.live_cells():
         for node in world.nodes:
             cell = node.subject(LIMIT, identifier).cell(sequence)
-            # Other nodes and the ledger may have heard of counts from a node that then crashed.
+            # Other nodes and the ledger may know counts from a node that then crashed.
             assert (0 if cell is None else cell.regional()) >= world.truth[node.region, identifier, sequence]
             digest = subject_digest("default", "default", identifier, LIMIT.duration_ms)
             held = world.origins[node.region].total(digest, sequence)

@@ -99,7 +99,7 @@ class EngineMachine(RuleBasedStateMachine):
     def history(self, key: Key) -> dict[int, int]:
         return {sequence: cell.total() for sequence, cell in self.model.get(key, {}).items()}
 
-    def hear(self, key: Key, sequence: int, others: int, component: int) -> None:
+    def learn(self, key: Key, sequence: int, others: int, component: int) -> None:
         if not self.remembered(key, sequence):
             return
         cell = self.cell(key, sequence)
@@ -228,22 +228,22 @@ class EngineMachine(RuleBasedStateMachine):
         assert self.engine.subjects.count <= SUBJECTS_MAX
 
     def read(self, need: Need, how: str) -> int:
-        heard = self.origin.read(need.wanted)
+        replies = self.origin.read(need.wanted)
         if how == "answer":
-            self.deliver_read(need, heard)
+            self.deliver_read(need, replies)
             return ORIGIN
         self.origin_sync.apply_read_failure(need, self.now_ms)
         if how == "late":
-            self.needs.append((need, heard))
+            self.needs.append((need, replies))
         return DEGRADED
 
-    def deliver_read(self, need: Need, heard: list[OriginReply]) -> None:
-        self.origin_sync.apply_read(need, heard, self.now_ms)
+    def deliver_read(self, need: Need, replies: list[OriginReply]) -> None:
+        self.origin_sync.apply_read(need, replies, self.now_ms)
         if need.subject.table >= 0:
             key = self.key_of(need.subject)
-            for wanted, answer in zip(need.wanted, heard, strict=True):
+            for wanted, answer in zip(need.wanted, replies, strict=True):
                 # A previous cell that was made to ask with is remembered from now on, if it holds something.
-                self.hear(key, wanted.sequence, answer.total - answer.component, answer.component)
+                self.learn(key, wanted.sequence, answer.total - answer.component, answer.component)
 
     @rule(batch=st.lists(st.tuples(identifiers, limits, costs), min_size=1, max_size=4))
     def a_batch_comes(self, batch: list[tuple[str, Limit, int]]) -> None:
@@ -319,14 +319,14 @@ class EngineMachine(RuleBasedStateMachine):
     @rule(data=st.data(), again=st.booleans())
     def a_replay_is_answered(self, data: st.DataObject, again: bool) -> None:
         index = data.draw(st.integers(0, len(self.answered) - 1))
-        replay, heard = self.answered[index]
+        replay, replies = self.answered[index]
         for subject, cell, sent, answer in zip(
-            replay.subjects, replay.cells, replay.components, heard, strict=True
+            replay.subjects, replay.cells, replay.components, replies, strict=True
         ):
             if subject.table >= 0 and subject.cell(cell.sequence) is cell:
                 others = answer.total - max(answer.component, sent.own)
-                self.hear(self.key_of(subject), cell.sequence, others, answer.component)
-        self.origin_sync.apply_replay(replay, heard, self.now_ms)
+                self.learn(self.key_of(subject), cell.sequence, others, answer.component)
+        self.origin_sync.apply_replay(replay, replies, self.now_ms)
         if not again:
             del self.answered[index]
 

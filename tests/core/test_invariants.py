@@ -85,8 +85,8 @@ def test_invariant_02_counts_components_and_deadlines_only_rise_within_a_cell(
             case "decide":
                 node.limit(LIMIT, "a", much, now_ms, origin if much % 2 else None)
             case "read" if isinstance(need, Need):
-                heard = [OriginReply(much, 0)] * len(need.wanted)
-                node.origin_sync.apply_read(need, heard, now_ms)
+                replies = [OriginReply(much, 0)] * len(need.wanted)
+                node.origin_sync.apply_read(need, replies, now_ms)
             case "fail" if isinstance(need, Need):
                 node.origin_sync.apply_read_failure(need, now_ms)
             case "replay":

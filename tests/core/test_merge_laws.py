@@ -46,7 +46,7 @@ ARRIVED_MS = T + 30_000
 
 
 def with_answers_in_flight(script: list[tuple[int, int, int, bool]]) -> tuple[Node, list[Delivery]]:
-    """A node that has sent and heard nothing back yet, and everything that is on its way."""
+    """A node that has sent messages and has no reply yet, and everything that is on its way."""
     node = Node(has_ledger=True)
     origin = DictOrigin()
     deliveries: list[Delivery] = []
@@ -69,12 +69,12 @@ def with_answers_in_flight(script: list[tuple[int, int, int, bool]]) -> tuple[No
     return node, deliveries
 
 
-def read_delivery(need: Need, heard: list[OriginReply], now_ms: int) -> Delivery:
-    return lambda node: node.origin_sync.apply_read(need, heard, now_ms)
+def read_delivery(need: Need, replies: list[OriginReply], now_ms: int) -> Delivery:
+    return lambda node: node.origin_sync.apply_read(need, replies, now_ms)
 
 
-def replay_delivery(replay: Replay, heard: list[OriginReply], now_ms: int) -> Delivery:
-    return lambda node: node.origin_sync.apply_replay(replay, heard, now_ms)
+def replay_delivery(replay: Replay, replies: list[OriginReply], now_ms: int) -> Delivery:
+    return lambda node: node.origin_sync.apply_replay(replay, replies, now_ms)
 
 
 def import_delivery(row: LedgerRow) -> Delivery:
@@ -101,7 +101,7 @@ def state(node: Node) -> dict[tuple[str, int], tuple[object, ...]]:
                 origin.acked,
             )
             if cell.own:
-                # How fresh the others are decides nothing: one that was empty when it was heard is not remembered,
+                # How fresh the others are decides nothing: one that was empty when it was read is not remembered,
                 # and one that an import makes is as fresh as the one before it was by then.
                 found[f"{subject.identifier} deadlines", cell.sequence] = (
                     origin.answered_at_ms,

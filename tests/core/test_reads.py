@@ -19,7 +19,7 @@ SEQUENCE = 1000
 
 
 def warmed(limit: Limit = MINUTE, at_ms: int = T, others: int = 0) -> Node:
-    """A node that has heard of "a", at `at_ms`."""
+    """A node that knows "a", at `at_ms`."""
     node = Node()
     need = node.need(limit, "a", 0, at_ms)
     node.origin_sync.apply_read(need, [OriginReply(others, 0), OriginReply(0, 0)], at_ms)

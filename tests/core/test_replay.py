@@ -150,12 +150,12 @@ def test_at_rest_the_origin_holds_exactly_what_was_accepted(events: list[str]) -
             replay = flying.pop()
             answers.append((replay, origin.merge(replay.components)))
         elif event == "answer" and answers:
-            replay, heard = answers.pop(0)
-            node.origin_sync.apply_replay(replay, heard, T)
+            replay, replies = answers.pop(0)
+            node.origin_sync.apply_replay(replay, replies, T)
         elif event == "fail" and flying:
             node.origin_sync.fail_replay(flying.pop(0))
-    for replay, heard in answers:
-        node.origin_sync.apply_replay(replay, heard, T)
+    for replay, replies in answers:
+        node.origin_sync.apply_replay(replay, replies, T)
     for replay in flying:
         node.origin_sync.fail_replay(replay)
     assert not node.sweep.is_active, "overtaking is no sign of a wipe"

@@ -139,9 +139,9 @@ def test_threads_that_replay_and_read_meanwhile_lose_no_accepted_unit() -> None:
     def settle(limit: Limit, identifier: str, cost: int, now_ms: int, need: Need | Ticket) -> Decision:
         assert isinstance(need, Need)
         with origin_lock:
-            heard = origin.read(need.wanted)
+            replies = origin.read(need.wanted)
         with gate:
-            origin_sync.apply_read(need, heard, now_ms)
+            origin_sync.apply_read(need, replies, now_ms)
         answer = gate.decide(limit, identifier, cost, now_ms, ORIGIN)
         assert isinstance(answer, Decision)
         return answer
@@ -154,10 +154,10 @@ def test_threads_that_replay_and_read_meanwhile_lose_no_accepted_unit() -> None:
         if replay is None:
             return 0
         with origin_lock:
-            heard = origin.merge(replay.components)
+            replies = origin.merge(replay.components)
         with gate:
-            origin_sync.apply_replay(replay, heard, NOW_MS)
-        return len(heard)
+            origin_sync.apply_replay(replay, replies, NOW_MS)
+        return len(replies)
 
     def work(number: int) -> int:
         if number == 0:

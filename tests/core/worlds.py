@@ -69,11 +69,11 @@ class World:
 
     def answer(self, index: int, lost: bool) -> None:
         if self.answers:
-            node, replay, heard = self.answers.pop(index % len(self.answers))
+            node, replay, replies = self.answers.pop(index % len(self.answers))
             if lost:
                 node.origin_sync.fail_replay(replay)
             else:
-                node.origin_sync.apply_replay(replay, heard, self.now_ms)
+                node.origin_sync.apply_replay(replay, replies, self.now_ms)
 
     def publish(self, node: Node, pressed_only: bool) -> None:
         if self.ledger_is_up:
@@ -106,7 +106,7 @@ class World:
     # -- healing
 
     def heal(self) -> None:
-        """Traffic has stopped and every link works: let everything run until it is told."""
+        """Traffic has stopped and every link works: let everything run until all of it has arrived."""
         for region in REGIONS:
             self.origin_is_up[region] = True
         self.ledger_is_up = True

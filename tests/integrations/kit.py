@@ -1,4 +1,4 @@
-"""What the tests of all integrations share: limiters with a clock that moves when it is told to, and a loop guard."""
+"""What the tests of all integrations share: limiters with a clock that a test moves, and a loop guard."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ def consumed(limiter: Limiter | AsyncLimiter, quota: str, namespace: str, identi
 
 
 async def lifespan(app: Any) -> tuple[Callable[[str], None], AsyncIterator[str]]:
-    """Speak the lifespan protocol to an application: what it is told, and what it says."""
-    told: asyncio.Queue[dict[str, str]] = asyncio.Queue()
+    """The lifespan protocol with an application: what is sent to it, and what it sends."""
+    to_send: asyncio.Queue[dict[str, str]] = asyncio.Queue()
     said: asyncio.Queue[str] = asyncio.Queue()
 
     async def send(message: Any) -> None:
@@ -54,7 +54,7 @@ async def lifespan(app: Any) -> tuple[Callable[[str], None], AsyncIterator[str]]
 
     async def run() -> None:
         try:
-            await app({"type": "lifespan"}, told.get, send)
+            await app({"type": "lifespan"}, to_send.get, send)
         except Exception as error:  # noqa: BLE001  # what a server does: note it and go on
             said.put_nowait(repr(error))
 
@@ -64,7 +64,7 @@ async def lifespan(app: Any) -> tuple[Callable[[str], None], AsyncIterator[str]]
         while not task.done() or not said.empty():
             yield await said.get()
 
-    return lambda kind: told.put_nowait({"type": kind}), answers()
+    return lambda kind: to_send.put_nowait({"type": kind}), answers()
 
 
 class LoopBlocked(AssertionError):

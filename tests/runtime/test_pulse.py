@@ -101,7 +101,7 @@ async def test_a_clock_that_is_off_is_reported_once_and_not_corrected(
     await pulse.run_once()
     mine.set(theirs.now_ms() + 101)
     await pulse.run_once()
-    assert caplog.text.count("the clock of this node is") == 2, "told again when it happens again"
+    assert caplog.text.count("the clock of this node is") == 2, "logged again when it happens again"
     await limiter.stop()
 
 

@@ -145,7 +145,7 @@ async def test_every_round_trip_brings_news_of_the_others() -> None:
     await turns()
     await first.accept("x", 1)
     await turns()
-    assert await first.seen("x") == 12, "heard with the answer to its own merge, without a read"
+    assert await first.seen("x") == 12, "learned from the answer to its own merge, without a read"
     assert first.origin.count("read") == 1
     await region.stop()
 
@@ -192,7 +192,7 @@ async def test_stop_gives_up_at_its_deadline() -> None:
     await hanging.accept("x", 9)
     started_s = loop.time()
     await hanging.limiter.stop()
-    assert loop.time() - started_s <= 2.0 + 1e-6, "two seconds unless told otherwise"
+    assert loop.time() - started_s <= 2.0 + 1e-6, "two seconds by default"
 
 
 @on_virtual_time
@@ -358,12 +358,12 @@ async def test_with_an_interval_counts_are_told_together_and_each_within_it() ->
             await asyncio.sleep(0.01)
             await limiter.limit(MILLION_AN_HOUR, "x")
             accepted_at.append(loop.time())
-        told = [
+        sent = [
             (call.began_s + 0.2, owns(call.argument)[0]) for call in origin.calls if call.operation == "merge"
         ]
         for count, at_s in enumerate(accepted_at[:300], 1):
-            assert min(told_s for told_s, own in told if own >= count) - at_s <= 0.9 + 0.011
-        assert len(told) <= 2 + 4 / (0.9 - 0.2)
+            assert min(sent_s for sent_s, own in sent if own >= count) - at_s <= 0.9 + 0.011
+        assert len(sent) <= 2 + 4 / (0.9 - 0.2)
 
 
 @on_virtual_time

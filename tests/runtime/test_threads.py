@@ -33,7 +33,7 @@ def hammer(work: Callable[[int], Any], threads: int = THREADS) -> list[Any]:
         barrier.wait(30)
         try:
             results[number] = work(number)
-        except BaseException as error:  # noqa: BLE001  # told to the test, whatever it is
+        except BaseException as error:  # noqa: BLE001  # passed on to the test, whatever it is
             failures.append(error)
 
     crowd = [threading.Thread(target=run, args=(number,)) for number in range(threads)]

@@ -68,7 +68,7 @@ class Reply(NamedTuple):
 
 
 def _surroundings() -> dict[str, str]:
-    """The environment, without what the test run itself is told in it: a server takes that for misspelt settings."""
+    """The environment, without the variables of the test run: a server takes them for misspelled settings."""
     return {name: value for name, value in os.environ.items() if not name.startswith("TIDEGATE_")}
 
 

@@ -30,7 +30,7 @@ def admission(tmp_path: Path) -> Admission:
 
 
 class Operation:
-    """Counts each of its steps; waits before the steps that it is told."""
+    """Counts each of its steps; waits before the steps that are given."""
 
     def __init__(self, waits: set[int], error: Exception | None = None) -> None:
         self.waits = waits

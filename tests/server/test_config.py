@@ -19,7 +19,7 @@ from tidegate.server.process.config_load import check_files, load
 
 SECRET = "S3cretHunter2"
 
-# For every setting two right values, as text: whichever source wins can then be told from the others.
+# For every setting two right values, as text: so that the source that wins can be recognised.
 RIGHT: dict[str, tuple[str, str, str]] = {
     "listen": ("0.0.0.0:1", "localhost:2", "[::1]:3"),
     "data_dir": ("a", "/b", "c d"),

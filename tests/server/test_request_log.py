@@ -58,11 +58,11 @@ def test_requests_are_logged_from_when_sighup_says_debug_until_it_says_info(tmp_
         workspace = server.workspace()
 
         def is_logged() -> bool:
-            told = workspace.limit().json["meta"]["requestId"]
+            request_id = workspace.limit().json["meta"]["requestId"]
             marker = len(lines(server))
             server.signal(signal.SIGHUP)
             eventually(lambda: len(lines(server)) > marker, "a line that came later is there")
-            return told in of_requests(server)
+            return request_id in of_requests(server)
 
         assert not is_logged()
         file.write_text('[log]\nformat = "json"\nlevel = "debug"\n')

@@ -37,8 +37,8 @@ async def test_a_traced_origin_replies_as_before_and_creates_spans_without_ident
     digest = subject_digest("w", "n", "alice", 60_000)
     component = Component(digest, 5, "node", 3, 2**53)
     await origin.open("fra", timeout_s=1)
-    assert [heard.total for heard in await origin.merge([component], timeout_s=1)] == [3]
-    assert [heard.total for heard in await origin.read([component], timeout_s=1)] == [3]
+    assert [reply.total for reply in await origin.merge([component], timeout_s=1)] == [3]
+    assert [reply.total for reply in await origin.read([component], timeout_s=1)] == [3]
     assert (await origin.pulse("fra", timeout_s=1)).region == "fra"
     assert "commands" in origin.statistics()
     await origin.close()

@@ -76,7 +76,7 @@ async def test_a_full_read_of_an_unharmed_ledger_publishes_nothing(world: World)
 
 
 class ReplicaReader:
-    """Writes to the primary, reads from a replica that is behind: its copy moves only when it is told to."""
+    """Writes to the primary, reads from a replica that is behind: its copy moves only when the test says so."""
 
     def __init__(self, primary: Ledger, replica: Ledger) -> None:
         self._primary = primary
@@ -156,7 +156,7 @@ async def test_a_cursor_from_before_a_wipe_is_told_that_rows_were_lost(world: Wo
         after = await ledger.changes(again.cursor, now_ms=world.clock.now_ms(), timeout_s=10)
         assert after.lost
         later = await ledger.changes(after.cursor, now_ms=world.clock.now_ms(), timeout_s=10)
-        assert not later.lost, "told once"
+        assert not later.lost, "reported once"
     finally:
         await ledger.close()
 

@@ -75,9 +75,11 @@ class LocalNode:
     async def seen(self, identifier: str) -> int:
         return (await self.limiter.peek(LIMIT, identifier)).effective
 
-    async def told(self) -> None:
+    async def delivered(self) -> None:
         """Return when everything accepted so far has been acknowledged."""
-        await until(lambda: self.limiter.statistics().origin_dirty_subjects == 0, "all counts to be told")
+        await until(
+            lambda: self.limiter.statistics().origin_dirty_subjects == 0, "all counts to be acknowledged"
+        )
         await until(lambda: self.limiter.statistics().replay_lag_s == 0.0, "the last merge to be answered")
 
 
@@ -148,9 +150,9 @@ class Fleet:
         try:
             digest = subject_digest(LIMIT.workspace, LIMIT.namespace, identifier, DURATION_MS)
             sequence = self.clock.now_ms() // DURATION_MS
-            (heard,) = await origin.read([Component(digest, sequence, "auditor", 0, 0)], timeout_s=5.0)
-            assert heard.component == 0
-            return heard.total
+            (reply,) = await origin.read([Component(digest, sequence, "auditor", 0, 0)], timeout_s=5.0)
+            assert reply.component == 0
+            return reply.total
         finally:
             await origin.close()
 

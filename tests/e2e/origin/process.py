@@ -63,13 +63,13 @@ class NodeProcess:
     async def seen(self, identifier: str) -> int:
         return int((await self.ask("seen", identifier=identifier))["effective"])
 
-    async def told(self) -> None:
+    async def delivered(self) -> None:
         """Return when everything accepted so far has been acknowledged."""
 
-        async def is_told() -> bool:
-            return bool((await self.ask("lag"))["is_told"])
+        async def is_delivered() -> bool:
+            return bool((await self.ask("lag"))["is_delivered"])
 
-        await until(is_told, "the node to tell its counts")
+        await until(is_delivered, "all counts of the node to be acknowledged")
 
     async def kill(self) -> None:
         """SIGKILL, unless it has ended."""
@@ -108,8 +108,8 @@ def main(settings: dict[str, Any]) -> None:
                 answer = {"effective": limiter.peek(LIMIT, order["identifier"]).effective}
             elif order["verb"] == "lag":
                 statistics = limiter.statistics()
-                is_told = statistics.origin_dirty_subjects == 0 and statistics.replay_lag_s == 0.0
-                answer = {"is_told": is_told}
+                is_delivered = statistics.origin_dirty_subjects == 0 and statistics.replay_lag_s == 0.0
+                answer = {"is_delivered": is_delivered}
             elif order["verb"] == "stop":
                 limiter.stop()
             sys.stdout.write(json.dumps(answer) + "\n")

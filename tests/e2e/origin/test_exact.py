@@ -206,7 +206,7 @@ async def test_what_a_killed_process_held_is_usable_again_when_its_life_is_over(
 ) -> None:
     killed, *others = processes
     await killed.accept("x", 40, quota=100)
-    await killed.told()
+    await killed.delivered()
     await killed.kill()
     left = 60
     async with asyncio.timeout(DEADLINE_S):

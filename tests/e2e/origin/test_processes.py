@@ -79,7 +79,7 @@ async def test_a_node_that_crashes_comes_back_with_a_new_id_and_nothing_is_count
     async with Fleet(url) as fleet:
         crashing, steady = await processes.start(fleet, 2)
         await asyncio.gather(crashing.accept("x", 400), steady.accept("x", 300))
-        await crashing.told()
+        await crashing.delivered()
         await crashing.kill()
         (reborn,) = await processes.start(fleet)
         assert reborn.node_id != crashing.node_id
@@ -91,11 +91,11 @@ async def test_a_crash_loses_at_most_what_was_not_acknowledged(url: str, process
     async with Fleet(url) as fleet:
         crashing, steady = await processes.start(fleet, 2)
         await crashing.accept("x", 400)
-        await crashing.told()
+        await crashing.delivered()
         lost_at_most = await crashing.accept("x", 100)
         await crashing.kill()
         await steady.accept("x", 10)
-        await steady.told()
+        await steady.delivered()
         total = await fleet.origin_total("x")
         assert 410 <= total <= 410 + lost_at_most
         await fleet.agree(Counter(x=total), [steady])

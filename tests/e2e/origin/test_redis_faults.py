@@ -30,17 +30,17 @@ async def test_two_nodes_converge_within_two_round_trips(server: RedisServer) ->
         first, second = fleet.node(), fleet.node()
         await first.accept("x", 1)
         await second.accept("x", 1)
-        await first.told()
-        await second.told()
+        await first.delivered()
+        await second.delivered()
         before = [node.origin.statistics()["round_trips"] for node in (first, second)]
         await first.accept("x", 500)
-        await first.told()
+        await first.delivered()
         assert first.origin.statistics()["round_trips"] - before[0] == 1, "one merge carries all of them"
         assert fleet.accepted()["x"] == 502
         await second.accept("x", 1)
-        await second.told()
+        await second.delivered()
         assert second.origin.statistics()["round_trips"] - before[1] == 1
-        assert await second.seen("x") == 503, "heard in the answer to its own merge"
+        assert await second.seen("x") == 503, "learned from the answer to its own merge"
         assert second.origin.statistics()["round_trips"] - before[1] == 1
         assert await fleet.origin_total("x") == 503
 
@@ -66,8 +66,8 @@ async def test_the_origin_is_killed_and_comes_back_empty_without_requests(server
         for name in NAMES:
             await first.accept(name, 3)
             await second.accept(name, 4)
-        await first.told()
-        await second.told()
+        await first.delivered()
+        await second.delivered()
         await asyncio.to_thread(server.restart, empty=True)
 
         async def is_back() -> bool:
@@ -93,7 +93,7 @@ async def test_script_flush_in_mid_window(server: RedisServer) -> None:
     async with Fleet(server.url) as fleet:
         node = fleet.node()
         await node.accept("x", 5)
-        await node.told()
+        await node.delivered()
         await asyncio.to_thread(server.command, "SCRIPT", "FLUSH", "SYNC")
         await node.accept("x", 5)
         await fleet.agree()
@@ -160,7 +160,7 @@ async def test_replies_come_after_the_timeout_although_the_merge_was_applied(
     async with Fleet(server.url, replay_timeout_ms=200) as fleet:
         hurt, well = fleet.node(proxy.through(server.url)), fleet.node()
         await hurt.accept("x", 10)
-        await hurt.told()
+        await hurt.delivered()
         await asyncio.to_thread(proxy.apply, Faults(stall_replies=True))
         await hurt.accept("x", 5)
 

@@ -21,8 +21,8 @@ async def test_a_replica_that_is_behind_becomes_the_master(fresh_redis_sentinel:
         for name in NAMES:
             await first.accept(name, 5)
             await second.accept(name, 2)
-        await first.told()
-        await second.told()
+        await first.delivered()
+        await second.delivered()
         old, replica = sentinel.master, sentinel.replica
         await asyncio.to_thread(sentinel.wait_for_replica)
         # Frozen alone it would find the rest of the stream in its socket when it thaws.
@@ -31,8 +31,8 @@ async def test_a_replica_that_is_behind_becomes_the_master(fresh_redis_sentinel:
         for name in NAMES:
             await first.accept(name, 3)
             await second.accept(name, 1)
-        await first.told()
-        await second.told()
+        await first.delivered()
+        await second.delivered()
         assert await fleet.origin_total(NAMES[0]) == 11, "acknowledged by the old master"
         await asyncio.to_thread(old.kill)
         await asyncio.to_thread(replica.thaw)
@@ -77,8 +77,8 @@ async def test_one_master_of_three_comes_back_empty(fresh_redis_cluster: RedisCl
         for name in NAMES:
             await first.accept(name, 5)
             await second.accept(name, 2)
-        await first.told()
-        await second.told()
+        await first.delivered()
+        await second.delivered()
         victim = fresh_redis_cluster.nodes[1]
         await asyncio.to_thread(victim.restart, empty=True)
 

@@ -182,7 +182,10 @@ def test_sighup_reads_the_log_level_and_the_keys_again(tmp_path: Path) -> None:
         eventually(lambda: "were read again" in server.log, "the new level shows")
         file.write_text('[log]\nlevel = "shout"\n')
         server.signal(signal.SIGHUP)
-        eventually(lambda: "the old one stays in force" in server.log, "a wrong file is told, and no more")
+        eventually(
+            lambda: "the old one stays in force" in server.log,
+            "a wrong file is reported, and nothing more happens",
+        )
         assert server.call("limit", body(), key).data["success"]
         assert server.call("limit", body(), server.key("default").secret).data["success"]
 
