@@ -304,6 +304,13 @@ def test_a_tighter_shadow_limit_beside_an_enforced_one_takes_nothing_from_it() -
     assert [bool(outcome.shadow_denied) for outcome in outcomes] == [False, False, True, True, False]
 
 
+def test_a_limit_that_is_itself_in_shadow_mode_never_refuses_and_is_in_no_header_field() -> None:
+    limits = rate_limits(Rule(Limit("1/minute", namespace="n", shadow=True)))
+    outcomes = [check(limits, request()) for _ in range(2)]
+    assert [(one.allowed, len(one.shadow_denied)) for one in outcomes] == [(True, 0), (True, 1)]
+    assert [limits.headers(one) for one in outcomes] == [{}, {}]
+
+
 def test_a_whole_application_in_shadow_mode_refuses_nothing_and_counts_apart() -> None:
     limits = rate_limits(Rule(Limit("1/minute", namespace="n")), shadow=True)
     assert [len(check(limits, request()).shadow_denied) for _ in range(2)] == [0, 1]

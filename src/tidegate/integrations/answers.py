@@ -37,7 +37,7 @@ class Outcome(NamedTuple):
     @property
     def shadow_denied(self) -> list[Decision]:
         """What shadow mode would have refused."""
-        return [decision for decision in self.shadow if not decision]
+        return [decision for decision in self.shadow if decision.exceeded]
 
 
 def closest(decisions: Sequence[Decision]) -> Decision:

@@ -5,7 +5,7 @@ once, as a generator (`_steps`) that yields what has to be waited for: the synch
 asynchronous one awaits an `AsyncLimiter`. Laws:
 
 - All limits that are enforced for a request are one all-or-nothing batch: a denied request spends nothing anywhere.
-- Shadow limits are counted only after the request was allowed, each rule by itself.
+- Shadow limits are counted only after the request was allowed, each by itself; the limiter does that.
 - A request is decided once, wherever several parts of an application ask for it.
 - A limiter that was made here is started and stopped here. A limiter that was given belongs to the giver.
 """
@@ -142,7 +142,7 @@ class RateLimits(Generic[LimiterT]):
         simple: Simple | None = None
         if rule.is_simple and self.exempt is None and not self.shadow:
             limits = rule.limits_for(cast("LimitsLike", rule.limits), route)
-            if len(limits) == 1:
+            if len(limits) == 1 and not limits[0].shadow:
                 simple = limits[0], rule.key or self.key, cast("int", rule.cost)
         if len(self._known) < CACHE_MAX:
             self._known[rule, route] = simple
@@ -155,26 +155,22 @@ class RateLimits(Generic[LimiterT]):
             if (yield verdict) if hasattr(verdict, "__await__") else verdict:
                 return UNLIMITED
         batch: Batch = []
-        shadows: list[Batch] = []
         for rule in rules:
-            requests = yield from self._requests(rule, incoming, None)
-            (shadows.append if rule.shadow or self.shadow else batch.extend)(requests)
+            batch += yield from self._requests(rule, incoming, None)
         for rule in route_rules:
             if rule.matches(incoming):
-                requests = yield from self._requests(rule, incoming, incoming.route)
-                (shadows.append if rule.shadow or self.shadow else batch.extend)(requests)
-        if not batch and not any(shadows):
+                batch += yield from self._requests(rule, incoming, incoming.route)
+        if not batch:
             return UNLIMITED
         if len(batch) > 1:
             _refuse_shared_counters(batch)
-        decisions: Sequence[Decision] = (yield batch) if batch else ()
-        if not all(decisions):
-            return self._report(native, Outcome(False, decisions, (), closest(decisions)))
-        seen: list[Decision] = []
-        for requests in shadows:
-            if requests:
-                seen += yield requests
-        return self._report(native, Outcome(True, decisions, seen, closest(decisions) if decisions else None))
+        decisions: Sequence[Decision] = yield batch
+        is_allowed = all(decisions)
+        enforced = [decision for decision in decisions if not decision.limit.shadow]
+        shadow = [decision for decision in decisions if decision.limit.shadow] if is_allowed else ()
+        return self._report(
+            native, Outcome(is_allowed, enforced, shadow, closest(enforced) if enforced else None)
+        )
 
     def _requests(
         self, rule: Rule, incoming: Incoming, route: str | None

@@ -178,13 +178,16 @@ class Rule:
 
 @functools.lru_cache(maxsize=CACHE_MAX)
 def shadow_limit(limit: Limit) -> Limit:
-    """The same limit in a namespace of its own, where counting cannot take from what is enforced."""
+    """The limit in shadow mode, in a namespace of its own, where counting cannot take from what is enforced."""
+    if limit.shadow:
+        return limit
     return Limit(
         limit.quota,
         duration_ms=limit.duration_ms,
         namespace=limit.namespace + SHADOW_SUFFIX,
         workspace=limit.workspace,
         on_outage=limit.on_outage,
+        shadow=True,
     )
 
 
