@@ -13,13 +13,13 @@ from functools import lru_cache
 from hashlib import blake2b
 from typing import Any, Final, Literal
 
+from tidegate.core.addresses import Address, address_identifier, parse_address
 from tidegate.core.model import NAME_LENGTH_MAX, checked_int
 from tidegate.errors import ConfigurationError, InvalidInput
 from tidegate.integrations.incoming import Incoming
 
 __all__ = ["Key", "Proxies", "api_key", "header", "ip", "key_of", "session", "user"]
 
-Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 ForwardingHeader = Literal["x-forwarded-for", "forwarded", "x-real-ip"]
 
@@ -32,26 +32,12 @@ ADDRESS_LENGTH_MAX: Final = 100
 UNIX: Final = "unix"
 
 
-def parse_address(text: str) -> Address | None:
-    """The address in `1.2.3.4`, `1.2.3.4:80`, `2001:db8::1`, `[2001:db8::1]:80`; None if there is none."""
+def _parse(text: str) -> Address | None:
     # What is longer is not an address, and must not be remembered: clients write these headers.
     return _parse_address(text) if len(text) <= ADDRESS_LENGTH_MAX else None
 
 
-@lru_cache(maxsize=8192)
-def _parse_address(text: str) -> Address | None:
-    text = text.strip().strip('"')
-    if text.startswith("["):
-        text = text[1:].partition("]")[0]
-    elif text.count(":") == 1:
-        text = text.partition(":")[0]
-    try:
-        address = ipaddress.ip_address(text.partition("%")[0])
-    except ValueError:
-        return None
-    if isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped is not None:
-        return address.ipv4_mapped
-    return address
+_parse_address = lru_cache(maxsize=8192)(parse_address)
 
 
 def _forwarded_for(value: str) -> list[str]:
@@ -133,12 +119,12 @@ class Proxies:
         return None if address is None else _identifier(address, self.ipv6_prefix)
 
     def _behind_proxies(self, incoming: Incoming) -> Address | None:
-        peer = None if incoming.peer is None else parse_address(incoming.peer)
+        peer = None if incoming.peer is None else _parse(incoming.peer)
         found = peer
         is_unix = incoming.peer is None or incoming.peer == ""
         if self.hops:
             for distance, entry in enumerate(self._entries(incoming), 1):
-                address = parse_address(entry)
+                address = _parse(entry)
                 if address is None:
                     break
                 found = address
@@ -151,7 +137,7 @@ class Proxies:
         elif peer is None or not self._trusts(peer):
             return peer
         for entry in self._entries(incoming):
-            address = parse_address(entry)
+            address = _parse(entry)
             if address is None:
                 break
             found = address
@@ -186,16 +172,12 @@ def _network(text: str) -> Network:
         ) from error
 
 
-@lru_cache(maxsize=8192)
-def _identifier(address: Address, ipv6_prefix: int) -> str:
-    if address.version == 4:
-        return str(address)
-    return str(ipaddress.ip_network((address, ipv6_prefix), strict=False))
+_identifier = lru_cache(maxsize=8192)(address_identifier)
 
 
 @lru_cache(maxsize=8192)
 def _direct_caller(peer: str, ipv6_prefix: int) -> str:
-    address = parse_address(peer)
+    address = _parse(peer)
     # Not every framework's test client has an address for a peer.
     return peer if address is None else _identifier(address, ipv6_prefix)
 

@@ -10,7 +10,6 @@ come from is: the check belongs on a listener that only gateways can reach, or b
 
 from __future__ import annotations
 
-import ipaddress
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
@@ -18,6 +17,7 @@ from http import HTTPStatus
 from typing import Any, Final, NamedTuple
 from urllib.parse import parse_qsl
 
+from tidegate.core.addresses import address_identifier, parse_address
 from tidegate.errors import ConfigurationError
 from tidegate.server.rls.messages import DESCRIPTORS_MAX, ENTRIES_MAX, UINT32_MAX, Descriptor
 from tidegate.server.rls.service import Outcome
@@ -238,26 +238,10 @@ def client_address(request: CheckRequest, config: CheckConfig) -> str:
         entries = [entry for entry in entries if entry]
         if entries:
             address = entries[0]
-    return _network(address, config.ipv6_prefix)
-
-
-def _network(text: str, ipv6_prefix: int) -> str:
-    bare = text
-    if bare.startswith("["):
-        bare = bare[1:].partition("]")[0]
-    elif bare.count(":") == 1:
-        bare = bare.partition(":")[0]
-    try:
-        address = ipaddress.ip_address(bare.partition("%")[0])
-    except ValueError as error:
-        raise BadCheck(f"address: got {_shown(text)}, expected an IP address") from error
-    if isinstance(address, ipaddress.IPv4Address):
-        return str(address)
-    if address.ipv4_mapped is not None:
-        return str(address.ipv4_mapped)
-    if ipv6_prefix == 128:
-        return str(address)
-    return str(ipaddress.ip_network((address, ipv6_prefix), strict=False))
+    parsed = parse_address(address)
+    if parsed is None:
+        raise BadCheck(f"address: got {_shown(address)}, expected an IP address")
+    return address_identifier(parsed, config.ipv6_prefix)
 
 
 # Answers.
