@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from itertools import count
+from itertools import count, pairwise
 
 import pytest
 from hypothesis import given
@@ -147,6 +147,18 @@ def test_denials_of_one_second_are_one_entry_and_an_attacker_does_not_push_out_t
     attacks = activity.denials_of("w", "n", "attacker")
     assert len(attacks) == module.DENIALS_EACH_MAX
     assert {denial.count for _, denial in attacks} == {1_000}
+
+
+def test_a_caller_who_is_denied_for_an_hour_can_ask_why_it_began_and_why_at_any_time_since() -> None:
+    activity = made(Clock())
+    decision = deny(LIMIT)
+    for second in range(3_600):
+        activity.record_denial(("w", "n", "x"), LIMIT, None, decision, 1, second * 1_000, 1)
+    seconds = [denial.at_ms // 1_000 for _, denial in reversed(activity.denials_of("w", "n", "x"))]
+    assert len(seconds) == module.DENIALS_EACH_MAX
+    assert (seconds[0], seconds[-1]) == (0, 3_599)
+    gaps = [after - before for before, after in pairwise(seconds)]
+    assert max(gaps) <= 3_600 / module.DENIALS_EACH_MAX * 3
 
 
 def test_the_identifiers_whose_denials_are_kept_are_bounded() -> None:

@@ -9,7 +9,7 @@ random; the rest pay for one comparison. It decides nothing, and knows neither H
 
 from __future__ import annotations
 
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Callable
 from random import random
 from time import perf_counter_ns
@@ -35,7 +35,7 @@ SPAN_S: Final = 60
 # Namespaces that are counted apart. A caller can create many; what comes after these is counted together.
 NAMESPACES_MAX: Final = 5_000
 OTHER_NAMESPACES: Final = "(other namespaces)"
-# Identifiers whose denials are kept, and denials of each. With the longest names that is 10 MB.
+# Identifiers whose denials are kept, and denials of each, spread over time. With the longest names that is 10 MB.
 DENIED_MAX: Final = 1_000
 DENIALS_EACH_MAX: Final = 16
 
@@ -169,7 +169,7 @@ class Activity:
         # in memory of a subject does not say it.
         self._quotas: dict[tuple[str, int], int] = {}
         # The identifier that was denied last is at the end.
-        self._denials: OrderedDict[Name, deque[Denial]] = OrderedDict()
+        self._denials: OrderedDict[Name, list[Denial]] = OrderedDict()
 
     def counts(self, workspace: str, namespace: str) -> Counts:
         """Where decisions of this namespace are counted."""
@@ -235,7 +235,7 @@ class Activity:
         if kept is None:
             if len(self._denials) >= DENIED_MAX:
                 self._denials.popitem(last=False)
-            kept = self._denials[key] = deque(maxlen=DENIALS_EACH_MAX)
+            kept = self._denials[key] = []
         else:
             self._denials.move_to_end(key)
             last = kept[-1]
@@ -268,6 +268,8 @@ class Activity:
                 limit.shadow,
             )
         )
+        if len(kept) > DENIALS_EACH_MAX:
+            _thin_out(kept)
 
     # Reading.
 
@@ -318,6 +320,12 @@ class Activity:
         found = [key for key in names if key[0] == workspace and wanted in key[2].casefold()]
         found.sort(key=lambda key: (not key[2].casefold().startswith(wanted), len(key[2]), key))
         return found[:at_most]
+
+
+def _thin_out(kept: list[Denial]) -> None:
+    """Drop the one whose neighbours are closest to each other. The first and the last stay, and the others are spread
+    over the time between: it can be explained why denials of an hour began."""
+    kept.pop(min(range(1, len(kept) - 1), key=lambda index: kept[index + 1].at_ms - kept[index - 1].at_ms))
 
 
 def bucket_of(nanoseconds: int) -> int:
