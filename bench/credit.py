@@ -76,6 +76,12 @@ class Way:
         return sum(limiter.statistics().from_origin for limiter in self.limiters)
 
 
+async def warm(limiter: AsyncLimiter, limit: Limit) -> None:
+    """Ask for every subject once, hundreds in a round trip."""
+    for start in range(0, len(SUBJECTS), 500):
+        await asyncio.gather(*(limiter.limit(limit, name) for name in SUBJECTS[start : start + 500]))
+
+
 # -- far from the limit
 
 
@@ -151,10 +157,8 @@ async def busy_subjects(url: str, scale: Scale) -> list[Figure]:
     counted: dict[bool, tuple[int, int, int]] = {}
     async with Way(url, 1, credit=True) as after, Way(url, 1, credit=False) as before:
         for way in (before, after):
-            limiter, limit = way.limiters[0], way.limit(10**12)
-            for start in range(0, len(SUBJECTS), 500):
-                await asyncio.gather(*(limiter.limit(limit, name) for name in SUBJECTS[start : start + 500]))
-        for turn in range(4):
+            await warm(way.limiters[0], way.limit(10**12))
+        for _ in range(3):
             for way in (before, after):
                 limiter, limit = way.limiters[0], way.limit(10**12)
 
@@ -162,17 +166,16 @@ async def busy_subjects(url: str, scale: Scale) -> list[Figure]:
                     await limiter.limit(limit, name)
 
                 # First until the traffic of the last seconds is known: the other way has used them.
-                await rate_of(ask, scale.seconds / 2, yields=True)
+                await rate_of(ask, scale.seconds, yields=True)
                 statistics_before = limiter.statistics()
                 rate = await rate_of(ask, scale.seconds / 2, yields=True)
                 statistics_after = limiter.statistics()
-                if turn > 0:
-                    rates[way.credit].append(rate)
-                    counted[way.credit] = (
-                        statistics_after.allowed - statistics_before.allowed,
-                        statistics_after.from_origin - statistics_before.from_origin,
-                        statistics_after.credit_messages - statistics_before.credit_messages,
-                    )
+                rates[way.credit].append(rate)
+                counted[way.credit] = (
+                    statistics_after.allowed - statistics_before.allowed,
+                    statistics_after.from_origin - statistics_before.from_origin,
+                    statistics_after.credit_messages - statistics_before.credit_messages,
+                )
     rate, without = statistics.median(rates[True]), statistics.median(rates[False])
     decisions, waited, messages = counted[True]
     _, waited_without, _ = counted[False]
@@ -209,7 +212,7 @@ async def rollover(url: str, _scale: Scale) -> list[Figure]:
                         await limiter.limit(limit, name)
                     await asyncio.sleep(0)
 
-            await ask_all()
+            await warm(limiter, limit)
             await way.settle()
             clock.advance(1_000)
             await ask_all()
@@ -362,7 +365,7 @@ async def near_the_limit(url: str, scale: Scale) -> list[Figure]:
     from throttled.asyncio import RedisStore, Throttled, per_hour
 
     quota = 5 * scale.turns
-    asked = quota + 200
+    asked = quota + 20
     first = quota * 9 // 10
     found: dict[str, tuple[float, float, int]] = {}
     trip_s = 0.0

@@ -25,6 +25,7 @@ from tidegate.core.credit import (
     ASK_AGAIN,
     DENY,
     DENY_HELD,
+    GROWTH,
     WAIT,
     Credit,
     Waiter,
@@ -244,7 +245,7 @@ class Node:
         credit = self.credit
         if self.timer and credit.waiting is not None:
             return
-        if credit.is_due(self.clock_ms(at_us), self.world.pace_us // MS):
+        if self.is_due(self.clock_ms(at_us), self.world.pace_us // MS):
             self.send(at_us)
         elif credit.is_dirty and not credit.in_flight and not self.timer:
             self.timer = True
@@ -333,6 +334,17 @@ class Node:
         self.rtt_us += (at_us - self.sent_us - self.rtt_us) // 8
         self.serve(at_us, reply)
         self.kick(at_us)
+
+    def is_due(self, clock_ms: int, pace_ms: int) -> bool:
+        """Whether a message should leave now. A report that no request waits for rests for `pace_ms`."""
+        credit = self.credit
+        if credit.in_flight:
+            return False
+        if credit.waiting is not None or credit.is_recalled:
+            return True
+        if not credit.is_dirty:
+            return False
+        return clock_ms - credit.sent_at_ms >= pace_ms or GROWTH * credit.spare < credit.want(clock_ms)
 
     def heal(self, at_us: int) -> None:
         """The origin lost counts: report everything again."""

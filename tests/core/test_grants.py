@@ -197,7 +197,7 @@ def test_a_recalled_node_keeps_only_what_serves_its_waiting_requests() -> None:
     credit.wait(Waiter(10_500, 50, 100, 0))
     credit.wait(Waiter(10_500, 3, 100, 0))
     credit.recall()
-    assert credit.is_due(1, 1_000)
+    assert credit.is_recalled
     request = plan(credit, 2, 1)
     assert (request.held, request.want) == (3, 0)
 
@@ -263,12 +263,6 @@ def test_a_refusal_for_others_credit_names_the_next_moment_at_which_more_is_know
     assert retry_held_ms(NOTHING._replace(spare=5), RULES, 5) == RULES.unanswered_ms
     assert retry_held_ms(NOTHING._replace(spare=5, stuck=5, stuck_ms=4_321), RULES, 5) == 4_321
     assert retry_held_ms(NOTHING._replace(spare=5, stuck=5, stuck_ms=4_321), RULES, 120) == 120
-
-
-def test_a_forked_child_holds_nothing() -> None:
-    credit = new_credit(5)
-    credit.drop()
-    assert not credit.can_spend(1, 100, 10_500, 0)
 
 
 def test_what_is_accepted_without_credit_is_reported_and_spends_none() -> None:

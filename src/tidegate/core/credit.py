@@ -215,16 +215,6 @@ class Credit:
 
     # -- messages
 
-    def is_due(self, clock_ms: int, pace_ms: int) -> bool:
-        """Whether a message should leave now. One that no request waits for may wait for `pace_ms` after the last."""
-        if self.in_flight:
-            return False
-        if self.waiting is not None or self.is_recalled:
-            return True
-        if not self.is_dirty:
-            return False
-        return clock_ms - self.sent_at_ms >= pace_ms or GROWTH * self.spare < self.want(clock_ms)
-
     def is_low(self) -> bool:
         """Whether a message should leave before the credit is spent: a small part of what is useful is left."""
         return LOW * self.spare < self.wanted and not self.in_flight
@@ -392,18 +382,11 @@ class Credit:
             return DENY_HELD
         return WAIT
 
-    # -- recall and expiry
+    # -- recall
 
     def recall(self) -> None:
         """The origin asks for what is not needed at once: the next message says what is. Send it now."""
         self.is_recalled = True
-
-    def drop(self) -> None:
-        """In a forked child: what the parent holds is the parent's."""
-        self.spare = 0
-        self.until_ms = -1
-        self.in_flight = False
-        self.waiting = None
 
 
 def stuck_of(reply: CreditReply, rules: GrantRules, patience_ms: int) -> int:
