@@ -249,6 +249,30 @@ async def test_a_node_that_stops_gives_its_credit_back_and_reports_its_counts() 
     await fleet.stop()
 
 
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        (0, "stopped too early: credit was not given back"),
+        (1, "stopped too early: 1 counts of 1 subjects did not reach the origin, credit was not given back"),
+    ],
+)
+@on_virtual_time
+async def test_a_stop_while_the_origin_is_down_says_what_was_not_sent(
+    more: int, said: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    fleet = CreditFleet(1)
+    await fleet.start()
+    for _ in range(10):
+        await fleet.ask(0, 1_000)
+    await asyncio.sleep(1)
+    fleet.origins[0].is_down = True
+    for _ in range(more):
+        await fleet.ask(0, 1_000)
+    await fleet.limiters[0].stop(0.1)
+    assert [one for one in caplog.messages if one.startswith(said)]
+    await fleet.stop()
+
+
 @on_virtual_time
 async def test_the_credit_of_a_node_that_crashed_is_back_after_its_life() -> None:
     fleet = CreditFleet(2)

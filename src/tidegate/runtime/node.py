@@ -290,14 +290,19 @@ class Node:
         """What the origin and the ledger did not get."""
         parts: list[str] = []
         if self._origin is not None:
-            subjects = [subject for subject in self._engine.pending.dirty if subject.table >= 0]
-            counts = sum(
-                max(0, cell.own - cell.origin.acked)
-                for subject in subjects
-                for cell in subject.cells()
-                if cell.origin is not None
-            )
-            parts.append(f"{counts} counts of {len(subjects)} subjects did not reach the origin")
+            counts = [
+                sum(
+                    max(0, cell.own - cell.origin.acked)
+                    for cell in subject.cells()
+                    if cell.origin is not None
+                )
+                for subject in self._engine.pending.dirty
+                if subject.table >= 0 and subject.is_unreplayed()
+            ]
+            if counts or self.exchanges is None:
+                parts.append(f"{sum(counts)} counts of {len(counts)} subjects did not reach the origin")
+            if self.exchanges is not None:
+                parts.append("credit was not given back, and can be used by other nodes in a few seconds")
         if self._ledger is not None:
             changed = sum(subject.table >= 0 for subject in self._engine.pending.changed)
             parts.append(f"{changed} subjects that changed were not published")
