@@ -483,8 +483,9 @@ class TruthCheck:
             )
 
     def _has_aged_out(self, process: NodeProcess, cell_id: CellId) -> bool:
-        """The cell of a request with a time of its own: nothing is kept of it."""
-        return process.clock.now_ms() >= (cell_id.sequence + 3) * cell_id.key[2]
+        """The request came with a time of its own: the node or the origin keeps nothing of the cell before, or of both."""
+        now_ms = max(process.clock.now_ms(), self._simulation.clock.now_ms())
+        return now_ms >= (cell_id.sequence + 2) * cell_id.key[2]
 
     def _is_exact(self, process: NodeProcess) -> bool:
         """With credit: the region of a process works, and its clocks agree."""
