@@ -162,6 +162,59 @@ def test_a_value_that_only_the_limiter_refuses_is_an_error_that_names_file_and_s
         ScenarioRun(wrong).run()
 
 
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("nodes_count", 0),
+        ("nodes_count", 10**9),
+        ("replay_every_ms", 0),
+        ("interval_ns", -1),
+        ("total_requests", -5),
+    ],
+)
+def test_a_load_that_cannot_run_is_an_error_that_names_the_field(
+    tmp_path: Path, field: str, value: int
+) -> None:
+    file = tmp_path / "bad.json"
+    file.write_text(json.dumps({"schema": 1, "scenarios": [LONG | {field: value}]}))
+    with pytest.raises(MalformedScenario, match=rf"scenario 1 \('long'\): {field} must be .*, not {value}"):
+        load_file(file)
+
+
+LONG: dict[str, Any] = {
+    "name": "long",
+    "why": "300 s windows, a request each second.",
+    "kind": "load",
+    "nodes_count": 9,
+    "limit": 100,
+    "duration_ms": 300_000,
+    "start_ms": 1_799_971_200_000,
+    "interval_ns": 1_000_000_000,
+    "total_requests": 900,
+    "seed": 1,
+    "replay_every_ms": 100,
+    # Three windows, less what waits for the first to slide out.
+    "expect_successes": {"min": 250, "max": 310},
+}
+
+
+@pytest.mark.parametrize(
+    "load",
+    [
+        LONG,
+        LONG
+        | {"nodes_count": 3, "duration_ms": 10_000, "interval_ns": 10_000_000, "total_requests": 100_000}
+        | {"expect_successes": {"min": 9_900, "max": 11_000}},
+    ],
+    ids=["nine nodes, 900 requests in 900 s", "three nodes, 100,000 requests"],
+)
+def test_a_long_load_ends_with_a_result(tmp_path: Path, load: dict[str, Any]) -> None:
+    file = tmp_path / "long.json"
+    file.write_text(json.dumps({"schema": 1, "scenarios": [load]}))
+    (scenario,) = load_file(file)
+    assert ScenarioRun(scenario).run() == []
+
+
 def test_a_missing_file_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(MalformedScenario, match="cannot be read"):
         load_file(tmp_path / "absent.json")

@@ -70,6 +70,21 @@ def test_four_hundred_seeds_keep_the_invariants_and_every_fault_happens() -> Non
     assert_little_is_excused(summary)
 
 
+@pytest.mark.parametrize(
+    "seed",
+    [
+        pytest.param(7000379, id="a crash between two answers"),
+        pytest.param(9000199, id="a batch with a look, unlikely because of another region"),
+        pytest.param(9001413, id="a request with a time an hour ago"),
+        pytest.param(9001695, id="an aged cell that a later decision of the same step drops"),
+        pytest.param(9001335, id="an origin that evicts, fails over and evicts again"),
+    ],
+)
+def test_a_seed_that_once_failed_keeps_the_invariants(seed: int) -> None:
+    (report,) = run_seeds([seed], Options(), jobs=1)
+    assert report.violations == ()
+
+
 def assert_little_is_excused(summary: Summary) -> None:
     """What is not compared with the truth, because a fault explains it, stays a small part."""
     counts = summary.counts

@@ -240,6 +240,15 @@ def _nodes(place: str, raw: object) -> Iterator[NodeSpec]:
         yield NodeSpec(node["id"], node["region"])
 
 
+# More nodes or requests than these take hours.
+_LOAD_BOUNDS: Final = (
+    ("nodes_count", 1, 1_000),
+    ("replay_every_ms", 1, 86_400_000),
+    ("interval_ns", 0, 86_400_000_000_000),
+    ("total_requests", 1, 100_000_000),
+)
+
+
 def _load(place: str, raw: Mapping[str, Any]) -> Load:
     values: dict[str, Any] = {}
     for field in fields(Load):
@@ -250,8 +259,9 @@ def _load(place: str, raw: Mapping[str, Any]) -> Load:
             isinstance(raw[field.name], bool) or not isinstance(raw[field.name], int)
         ):
             raise MalformedScenario(f"{place}: {field.name} must be an integer, not {raw[field.name]!r}")
-    if values["nodes_count"] < 1 or values["replay_every_ms"] < 1:
-        raise MalformedScenario(f"{place}: nodes_count and replay_every_ms must be at least 1")
+    for name, lowest, highest in _LOAD_BOUNDS:
+        if not lowest <= values[name] <= highest:
+            raise MalformedScenario(f"{place}: {name} must be {lowest} to {highest}, not {values[name]}")
     return Load(**values)
 
 

@@ -128,8 +128,8 @@ class TruthCheck:
             cell = (one.digest, one.sequence)
             knowledge.replied_us[cell] = now_us
             lost_us = self._silent_losses.get((process.region, cell), now_us)
-            if lost_us < asked_us:
-                knowledge.noticed_us.setdefault(cell, now_us)
+            if lost_us < asked_us and knowledge.noticed_us.get(cell, 0) <= lost_us:
+                knowledge.noticed_us[cell] = now_us
             if merged:
                 knowledge.acknowledged[cell] = max(one.own, knowledge.acknowledged.get(cell, 0))
             duration_ms = self._simulation.auditor.cell_of(*cell).key[2]
@@ -545,9 +545,11 @@ class TruthCheck:
             if held >= count:
                 continue
             cell = (digest, sequence)
-            noticed_us = self.knowledge(process).noticed_us.get(cell, self._now_us())
-            if (process.region, cell) in self._silent_losses and noticed_us >= deadline_s * 1e6:
-                continue
+            lost_us = self._silent_losses.get((process.region, cell))
+            if lost_us is not None:
+                noticed_us = self.knowledge(process).noticed_us.get(cell, 0)
+                if noticed_us <= lost_us or noticed_us >= deadline_s * 1e6:
+                    continue
             if self._simulation.convergence.is_incomplete(process.region, digest, sequence):
                 self.excused["an origin lost counts of a node that had ended"] += 1
             else:
