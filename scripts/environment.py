@@ -86,11 +86,14 @@ class Environment:
         run([sys.executable, "-m", "venv", "--clear", str(self.directory)], title)
         self.state = {"basis": basis, "requirements": [], "package": None}
 
-    def pip_install(self, title: str, *arguments: str, **changes: object) -> None:
-        """Run pip. The record is removed meanwhile, so that an interrupted install is never considered complete."""
+    def pip_install(self, title: str, *arguments: str) -> None:
+        """Run pip. The record is missing until `complete`, so that an interrupted install never counts as complete."""
         self._record.unlink(missing_ok=True)
         pip = [str(self.python), "-m", "pip", "install", "--quiet", "--no-input", *arguments]
         run(pip, f"{self.directory}: {title}")
+
+    def complete(self, **changes: object) -> None:
+        """Record what has been installed."""
         self.state.update(changes)
         self._record.write_text(json.dumps(self.state, indent=1) + "\n")
 
@@ -105,7 +108,16 @@ def install_requirements(environment: Environment, extras: list[str], groups: li
     if wanted != installed:
         every = sorted(wanted)
         title = f"installing {len(every)} requirements ({', '.join(extras + groups)})"
-        environment.pip_install(title, "--constraint", str(constraints), *every, requirements=every)
+        constrained = ("--constraint", str(constraints))
+        environment.pip_install(title, *constrained, *every)
+        if any(each.startswith("xds-protos") for each in every):
+            # It holds an older copy of some files of opentelemetry-proto. Which copy stays depends on the order in
+            # which pip installs the two, unless the right one is written once more.
+            flags = ("--no-deps", "--force-reinstall", *constrained)
+            environment.pip_install(
+                "installing opentelemetry-proto over xds-protos", *flags, "opentelemetry-proto"
+            )
+        environment.complete(requirements=every)
 
 
 def install_package(environment: Environment) -> None:
@@ -120,7 +132,8 @@ def install_package(environment: Environment) -> None:
             return
         flags = ("--no-deps", "--no-build-isolation", "--force-reinstall", "--no-cache-dir")
         title = "building and installing tidegate (about a minute where it is compiled)"
-        environment.pip_install(title, *flags, str(copy), package=built_from)
+        environment.pip_install(title, *flags, str(copy))
+        environment.complete(package=built_from)
 
 
 def run(command: list[str], title: str, *, quiet: bool = False, **variables: str) -> None:

@@ -112,8 +112,8 @@ def serving(directory: Path, source: str, *command: str, **environ: str) -> Iter
 
     transport = httpx.HTTPTransport(uds=str(path))
     try:
-        wait_until(listens, timeout_s=30, what="the server to listen")
-        with httpx.Client(transport=transport, base_url="http://test", timeout=20) as client:
+        wait_until(listens, timeout_s=120, what="the server to listen")
+        with httpx.Client(transport=transport, base_url="http://test", timeout=120) as client:
             yield client
     finally:
         process.send_signal(signal.SIGTERM)

@@ -19,9 +19,10 @@ from hypothesis import strategies as st
 from tests.server.http2.peer import bound_socket
 from tests.server.test_outbox import Transport, turn
 from tidegate.core.model import DURATION_MS_MAX
+from tidegate.errors import DependencyTimeout, DependencyUnavailable
 from tidegate.ports import NamespaceRow, OverrideRow, WorkspaceRow
 from tidegate.server.api import pages, schema
-from tidegate.server.api.problems import ACCEPT_ITEMS_MAX, accepts_problem_json, refuser
+from tidegate.server.api.problems import ACCEPT_ITEMS_MAX, SERVICE_UNAVAILABLE, accepts_problem_json, refuser
 from tidegate.server.api.turns import TurnBudget
 from tidegate.server.catalog import sync
 from tidegate.server.catalog.overrides import OverrideMatcher
@@ -562,10 +563,10 @@ async def test_wrong_keys_never_reach_the_database_one_by_one(
         waits, polls = 0, 0
         confirm, run_once = service._sync.confirm, service._sync.run_once
 
-        async def counted_confirm() -> None:
+        async def counted_confirm() -> bool:
             nonlocal waits
             waits += 1
-            await confirm()
+            return await confirm()
 
         async def counted_run_once() -> None:
             nonlocal polls
@@ -583,6 +584,47 @@ async def test_wrong_keys_never_reach_the_database_one_by_one(
         for key in keys:
             assert (await answer_of(service, "limit", body, key))[0] == 401
         assert waits == 150, "known to be unknown: no waiting"
+
+
+async def test_a_key_that_the_database_was_too_slow_to_confirm_is_not_called_unknown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    body = b'{"namespace":"n","identifier":"x","limit":1,"duration":60000}'
+    async with serving(tmp_path) as (service, key):
+        async with asyncio.timeout(TIMEOUT_S):
+            await service._sync.refresh()
+        view = service._sync.view
+        digest = next(row.digest for row in view._keys.values())
+        held = view._by_digest.pop(digest)  # as if it had been created a moment ago
+        view.epoch += 1
+
+        async def slow() -> None:
+            raise DependencyTimeout("no answer within 2.0 s")
+
+        with monkeypatch.context() as patched:
+            patched.setattr(service._sync, "run_once", slow)
+            status, document = await answer_of(service, "limit", body, key)
+        assert "does not answer" in document["error"]["detail"]
+        assert status == SERVICE_UNAVAILABLE.status
+        view._by_digest[digest] = held
+        assert (await answer_of(service, "limit", body, key))[0] == 200, "and not remembered as unknown"
+
+
+async def test_a_reload_that_a_stop_overtakes_is_no_failure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with serving(tmp_path) as (service, _):
+        closed = asyncio.Event()
+
+        async def slow() -> None:
+            await closed.wait()
+            raise DependencyUnavailable("closed")
+
+        monkeypatch.setattr(service._sync, "reload", slow)
+        reloading = asyncio.create_task(service.reload())
+        await turn()
+    closed.set()
+    await reloading
 
 
 # Overrides.

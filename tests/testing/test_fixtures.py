@@ -61,7 +61,7 @@ def test_a_run_lists_its_servers_and_what_it_could_not_check(
         env=os.environ | {"XDG_CACHE_HOME": os.fspath(tmp_path)},  # where no MySQL has been put
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=600,
         check=False,
     )
     assert done.returncode == 0, done.stdout
@@ -87,7 +87,7 @@ def test_a_server_that_every_debian_has_is_never_a_reason_to_skip(tmp_path: Path
         env=os.environ | {"PATH": os.fspath(tmp_path)},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=600,
         check=False,
     )
     assert done.returncode == 1

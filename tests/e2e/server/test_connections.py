@@ -146,10 +146,9 @@ def test_a_client_that_reads_no_answers_is_cut_and_costs_bounded_memory() -> Non
     with TidegateServer("--http-request-timeout-s", "1") as server, Client(server) as deaf:
         key = server.workspace().key.secret
         request = post(key, body("deaf")) * 200
-        deaf.socket.settimeout(0.2)
         sent = 0
-        with suppress(TimeoutError, ConnectionError):
-            while sent < 200_000_000:
+        with suppress(ConnectionError):
+            while sent < 50_000_000:
                 sent += deaf.socket.send(request)
         assert sent < 50_000_000, "it stops being read"
         eventually(lambda: server.metrics()["tidegate_http_connections"] == 1, "the deaf client is cut")
@@ -188,6 +187,8 @@ def test_a_body_of_exactly_ten_mebibytes_is_read(server: TidegateServer, workspa
 def test_large_bodies_do_not_add_up_in_memory_and_exclude_no_other_client() -> None:
     with TidegateServer("--http-body-bytes-max", "1048576") as server, ExitStack() as stack:
         key = server.workspace().key.secret
+        with Client(server) as honest:
+            assert honest.ask(post(key, body("honest"))).data["success"]
         before = resident_mb(server.pid)
         clients = [stack.enter_context(Client(server)) for _ in range(200)]
         for client in clients:

@@ -203,11 +203,15 @@ class Admission:
         caller = self._callers.find(credentials, key)
         if caller is None and not self._callers.is_negative_cached(key):
             # Another process may have created it a moment ago.
-            yield from wait(self._sync.confirm)
+            has_answered = yield from wait(self._sync.confirm)
             caller = self._callers.find(credentials, key)
             if caller is None and not self._sync.is_loaded:
                 raise Refusal(
                     SERVICE_UNAVAILABLE, "No key can be checked: the database has not answered yet."
+                )
+            if caller is None and not has_answered:
+                raise Refusal(
+                    SERVICE_UNAVAILABLE, "The key cannot be checked: the database does not answer. Try again."
                 )
             if caller is None:
                 self._callers.remember_missing(key)

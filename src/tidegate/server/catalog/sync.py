@@ -212,13 +212,18 @@ class CatalogSync:
         self._is_current = False
         await self.refresh()
 
-    async def confirm(self) -> None:
-        """`refresh` before a key or a namespace is called unknown, if the database is up."""
+    async def confirm(self) -> bool:
+        """`refresh` before a key or a namespace is called unknown, if the database is up.
+
+        False if it did not answer: then nothing is known. A database that is known to be down is not asked.
+        """
         if self.failure is None:
             try:
                 await self.refresh()
             except TidegateError as error:
                 self._failed(error)
+                return False
+        return True
 
     async def _poll_next(self) -> None:
         async with self._turn:

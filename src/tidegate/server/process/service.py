@@ -28,7 +28,7 @@ from tidegate.adapters.deadline import Deadline, loop_time
 from tidegate.adapters.sqlite.origin import SQLiteOrigin
 from tidegate.adapters.urls import open_ledger, open_origin
 from tidegate.core.model import Tuning
-from tidegate.errors import MissingExtra
+from tidegate.errors import DependencyError, MissingExtra
 from tidegate.ports import Ledger, Origin
 from tidegate.runtime.async_limiter import AsyncLimiter
 from tidegate.runtime.statistics import Health
@@ -237,7 +237,12 @@ class Service:
         """Read keys, namespaces, overrides, policies and certificate again; log requests if the level asks for it."""
         for log in self._logs:
             log.follow_level()
-        await self._sync.reload()
+        try:
+            await self._sync.reload()
+        except DependencyError:
+            if self._is_stopping:
+                return  # the database was closed meanwhile
+            raise
         if self._gateways is not None:
             self._gateways.reload()
         for context in (self._tls, self._http2_tls):
