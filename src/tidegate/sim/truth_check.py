@@ -483,7 +483,7 @@ class TruthCheck:
             )
 
     def _has_aged_out(self, process: NodeProcess, cell_id: CellId) -> bool:
-        """The request came with a time of its own: the node or the origin keeps nothing of the cell before, or of both."""
+        """The request came with a time of its own: node or origin keep nothing of the cell before, or of both."""
         now_ms = max(process.clock.now_ms(), self._simulation.clock.now_ms())
         return now_ms >= (cell_id.sequence + 2) * cell_id.key[2]
 
