@@ -21,6 +21,7 @@ from tidegate.errors import (
 )
 from tidegate.runtime.environment import is_compiled as _is_compiled
 from tidegate.runtime.limiter import Limiter
+from tidegate.runtime.reservation import AsyncReservation, Reservation
 from tidegate.runtime.statistics import Health, Statistics
 from tidegate.runtime.usage import Usage
 
@@ -29,6 +30,7 @@ if typing.TYPE_CHECKING:
 
 __all__ = [
     "AsyncLimiter",
+    "AsyncReservation",
     "ConfigurationError",
     "Decision",
     "Health",
@@ -37,6 +39,7 @@ __all__ = [
     "LimitExceeded",
     "Limiter",
     "Request",
+    "Reservation",
     "Statistics",
     "TidegateError",
     "Tuning",

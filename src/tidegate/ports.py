@@ -16,6 +16,7 @@ from typing import NamedTuple, Protocol
 
 from tidegate.core.grants import CreditReply, CreditRequest, GrantRules
 from tidegate.core.model import Component, LedgerRow, OriginReply
+from tidegate.core.reservations import Claim, ClaimReply
 from tidegate.core.sharing import ImportState, Lease, Share, ShareReply
 
 __all__ = [
@@ -111,6 +112,12 @@ class Origin(Protocol):
 
         Each is one atomic step; a cell is created if the origin has none, and expires as others do. Credit that other
         regions have left no room for is asked back. Safe to repeat, reorder and duplicate.
+        """
+
+    async def claim(self, claims: Sequence[Claim], *, timeout_s: float) -> list[ClaimReply]:
+        """Keep or end reservations, as `tidegate.core.reservations.claim` does, in their order.
+
+        Each is one atomic step. The end of one is remembered for `life_ms` of the claim that ended it. Safe to repeat.
         """
 
     async def lease(

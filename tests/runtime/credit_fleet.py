@@ -13,6 +13,7 @@ from tidegate import Decision, Limit, Request, Tuning
 from tidegate.adapters.memory import MemoryOrigin
 from tidegate.core.grants import CreditReply, CreditRequest, GrantRules
 from tidegate.core.model import Component, OriginReply
+from tidegate.core.reservations import Claim, ClaimReply
 from tidegate.core.sharing import ImportState, Lease, Share, ShareReply
 from tidegate.errors import DependencyTimeout
 from tidegate.ports import Pulse
@@ -63,6 +64,16 @@ class FarOrigin:
         if self.is_down:
             raise DependencyTimeout("down")
         return self.inner.lease_nowait(node_id, life_ms, state)
+
+    async def claim(self, claims: Sequence[Claim], *, timeout_s: float) -> list[ClaimReply]:
+        await self._travel()
+        if self.is_down:
+            raise DependencyTimeout("down")
+        replies = await self.inner.claim(claims, timeout_s=timeout_s)
+        await self._travel()
+        if self.loses_answers:
+            raise DependencyTimeout("the answer was lost")
+        return replies
 
     async def listen(self, node_id: str, on_recall: Callable[[bytes, str], None]) -> None:
         loop = asyncio.get_running_loop()

@@ -93,6 +93,7 @@ async def test_decisions_reads_and_replays_are_counted_by_what_they_were() -> No
     assert set(statistics.breaker_states) == {
         "origin_read",
         "origin_replay",
+        "origin_reserve",
         "ledger_publish",
         "ledger_import",
     }

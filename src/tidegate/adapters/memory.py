@@ -30,6 +30,7 @@ from tidegate.core.grants import (
     share,
 )
 from tidegate.core.model import Component, LedgerRow, OriginReply
+from tidegate.core.reservations import ENDED, Claim, ClaimReply, claim
 from tidegate.core.sharing import ImportState, Lease, Share, ShareReply, take_lease
 from tidegate.errors import RegionMismatch, RowsRejected
 from tidegate.ports import Changes, Clock, LedgerOverview, Pulse, RegionBeat
@@ -82,8 +83,11 @@ class _OriginStore:
         self.records: dict[bytes, SubjectRecord] = {}
         self.expiries: list[tuple[int, CellKey]] = []  # a heap of all cells, each once
         self.holds_due: list[tuple[int, bytes]] = []  # a heap of all records with holds, each once
+        self.holds_queued: set[bytes] = set()  # the same
         self.listeners: dict[str, Callable[[bytes, str], None]] = {}  # by node id
         self.lease: Lease | None = None
+        # When the end of a reservation is forgotten, by (digest, holder), in order of insertion.
+        self.ended: dict[tuple[bytes, str], int] = {}
         self.region: str | None = None
         self.incarnation = 0  # which time the region's name was claimed that is held now
         self.claims = 0
@@ -107,8 +111,8 @@ class _OriginStore:
     def grant(self, request: CreditRequest, now_ms: int, rules: GrantRules) -> tuple[CreditReply, list[str]]:
         digest = request.digest
         record = self.record(digest)
-        if not record.holds:
-            heapq.heappush(self.holds_due, (now_ms + request.life_ms + rules.margin_ms, digest))
+        if digest not in self.holds_queued:
+            self._queue_holds(digest, now_ms + request.life_ms + rules.margin_ms)
         held = set(record.cells)
         answer = grant(record, request, now_ms, rules)
         for sequence in record.cells.keys() - held:
@@ -120,7 +124,22 @@ class _OriginStore:
             self.cell((entry.digest, entry.sequence), (entry.sequence + 3) * entry.duration_ms)
         return share(self.records.get(entry.digest, SubjectRecord()), entry, now_ms, rules)
 
+    def claim(self, entry: Claim, now_ms: int) -> ClaimReply:
+        place = (entry.digest, entry.holder)
+        until_ms = self.ended.get(place)
+        record = self.records.get(entry.digest, SubjectRecord())
+        if entry.is_final and entry.amount > 0 and entry.holder in record.holds:
+            self.cell((entry.digest, entry.sequence), (entry.sequence + 3) * entry.duration_ms)
+        reply = claim(record, entry, until_ms is not None and until_ms > now_ms, now_ms)
+        if reply.state == ENDED:
+            self.ended.pop(place, None)
+            self.ended[place] = now_ms + entry.life_ms
+        return reply
+
     def expire(self, now_ms: int) -> None:
+        for place in [*self.ended][:2]:
+            if self.ended[place] <= now_ms:
+                del self.ended[place]
         while self.expiries and self.expiries[0][0] <= now_ms:
             digest, sequence = heapq.heappop(self.expiries)[1]
             record = self.records[digest]
@@ -128,12 +147,18 @@ class _OriginStore:
             self._drop_empty(digest, record)
         while self.holds_due and self.holds_due[0][0] <= now_ms:
             digest = heapq.heappop(self.holds_due)[1]
-            record = self.records[digest]
-            drop_expired(record, now_ms)
-            if record.holds:
-                due_ms = max(hold.expires_at_ms for hold in record.holds.values())
-                heapq.heappush(self.holds_due, (due_ms, digest))
-            self._drop_empty(digest, record)
+            self.holds_queued.discard(digest)
+            held = self.records.get(digest)
+            if held is None:
+                continue  # the last hold was ended by a claim, and the cells have expired since
+            drop_expired(held, now_ms)
+            if held.holds:
+                self._queue_holds(digest, max(hold.expires_at_ms for hold in held.holds.values()))
+            self._drop_empty(digest, held)
+
+    def _queue_holds(self, digest: bytes, due_ms: int) -> None:
+        self.holds_queued.add(digest)
+        heapq.heappush(self.holds_due, (due_ms, digest))
 
     def _drop_empty(self, digest: bytes, record: SubjectRecord) -> None:
         if not record.cells and not record.holds:
@@ -250,6 +275,17 @@ class MemoryOrigin:
             store.expire(now_ms)
             return replies, recalls
 
+    def claim_nowait(self, claims: Sequence[Claim]) -> list[ClaimReply]:
+        """See `Origin.claim`."""
+        store = self._store
+        with store.lock:
+            self._commands += 1
+            now_ms = self._clock.now_ms()
+            store.expire(now_ms)
+            replies = [store.claim(entry, now_ms) for entry in claims]
+            store.expire(now_ms)
+            return replies
+
     def lease_nowait(self, node_id: str, life_ms: int, state: ImportState | None) -> Lease:
         """See `Origin.lease`."""
         store = self._store
@@ -289,9 +325,11 @@ class MemoryOrigin:
             store.records = {digest: record.copied() for digest, record in snapshot.records.items()}
             store.expiries = list(snapshot.expiries)
             store.holds_due = sorted((0, digest) for digest, record in store.records.items() if record.holds)
+            store.holds_queued = {digest for _, digest in store.holds_due}
             store.region = snapshot.region
             store.incarnation = snapshot.incarnation
             store.lease = snapshot.lease
+            store.ended = {}
 
     def wipe(self) -> None:
         """Come back empty, without even the region's name."""
@@ -319,6 +357,9 @@ class MemoryOrigin:
         replies, recalls = self.share_nowait(shares)
         self._ask_back(recalls)
         return replies
+
+    async def claim(self, claims: Sequence[Claim], *, timeout_s: float) -> list[ClaimReply]:
+        return self.claim_nowait(claims)
 
     def _ask_back(self, recalls: Sequence[tuple[bytes, str]]) -> None:
         for digest, writer in recalls:

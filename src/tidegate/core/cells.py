@@ -81,6 +81,7 @@ class Subject:
         "position",
         "previous",
         "queue",
+        "reserved",
         "rest",
         "sequence",
         "slot",
@@ -98,6 +99,8 @@ class Subject:
         self.touched_ms: int = 0
         # After a denial: until this instant the origin is read before a request is allowed.
         self.strict_until_ms: int = 0
+        # What live reservations of this node hold of it. Written by `Subjects`.
+        self.reserved: int = 0
         # What it may accept without asking the origin; None before the first request, and without credit.
         self.credit: Credit | None = None
         # True while it is in the queue of that name. Written by `Pending`.

@@ -32,6 +32,7 @@ from tidegate.core.model import (
     checked_name,
 )
 from tidegate.core.pending import Pending
+from tidegate.core.reservations import Reservations
 from tidegate.core.subjects import Subjects
 from tidegate.core.table import Table
 from tidegate.core.tickets import Ticket
@@ -151,6 +152,7 @@ class Engine:
         "message_number",
         "node_id",
         "pending",
+        "reservations",
         "strict_activations",
         "subjects",
     )
@@ -175,6 +177,7 @@ class Engine:
         self._anticipates: Final[bool] = tuning.anticipation
         self.subjects: Final[Subjects] = Subjects(tuning, has_origin=has_origin, has_ledger=has_ledger)
         self._tables: Final[dict[object, Table]] = self.subjects.tables
+        self.reservations: Final[Reservations] = Reservations(self.subjects)
         self.global_view: Final[GlobalView] = GlobalView(tuning.import_interval_ms)
         self.pending: Final[Pending] = Pending(self.subjects, self.global_view, tuning)
 
@@ -231,6 +234,8 @@ class Engine:
         if previous is not None:
             before = previous.own + previous.others + previous.foreign
             used = effective(used, before, now_ms - sequence * duration_ms, duration_ms)
+        if subject.reserved > 0:
+            used += self._reserved(subject, wall_ms)
         quota = limit.quota
         needed = used + cost
         verdict = self._judge(subject, cell, limit, needed, now_ms, wall_ms, source)
@@ -264,7 +269,7 @@ class Engine:
         if table is None:
             return None
         subject = table.whole.get(identifier) if table.mask == 0 else table.find(identifier)
-        if subject is None:
+        if subject is None or subject.reserved > 0:
             return None
         duration_ms = limit.duration_ms
         sequence = now_ms // duration_ms
@@ -399,6 +404,8 @@ class Engine:
             previous = subject.cell(sequence - 1)
             before = 0 if previous is None else previous.total()
             used = effective(cell.total(), before, now_ms - sequence * duration_ms, duration_ms)
+            if subject.reserved > 0:
+                used += self._reserved(subject, wall_ms)
             items.append(Evaluation(limit, cost, now_ms, wall_ms, source, subject, cell, before, used))
         return items
 
@@ -505,6 +512,74 @@ class Engine:
             item.wall_ms,
             item.source,
         )
+
+    # -- reservations
+
+    def _reserved(self, subject: Subject, wall_ms: int) -> int:
+        self.reservations.expire(wall_ms)
+        return subject.reserved
+
+    def reserve(
+        self,
+        requests: list[tuple[Limit, str, int]],
+        name: str,
+        now_ms: int,
+        wall_ms: int,
+        until_ms: int,
+        source: int,
+    ) -> list[Decision]:
+        """Judge a batch, and keep its costs under `name` until `until_ms` if all fit. Counts nothing."""
+        self.reservations.expire(wall_ms)
+        items = self.evaluate(requests, now_ms, source, wall_ms)
+        verdict = self.judge_all(items)
+        if verdict == FITS:
+            self.reservations.add(name, requests, until_ms)
+        decisions = [self._answer(item, verdict) for item in items]
+        self._make_room(len(items), wall_ms)
+        return decisions
+
+    def refuse_held(
+        self,
+        requests: list[tuple[Limit, str, int]],
+        beside: list[int],
+        retry_ms: int,
+        now_ms: int,
+        wall_ms: int,
+    ) -> list[Decision]:
+        """The decisions on a batch that the origin refused: `beside` is what others hold of each, -1 where it fits."""
+        items = self.evaluate(requests, now_ms, ORIGIN, wall_ms)
+        highest = self.judge_all(items)
+        if highest == FITS:
+            highest = HELD
+            for i, item in enumerate(items):
+                if beside[i] >= 0:
+                    item.verdict = HELD
+                    item.beside = beside[i]
+                    if item.used + item.demand + beside[i] <= item.limit.quota:
+                        item.retry_ms = retry_ms
+        decisions = [self._answer(item, highest) for item in items]
+        self._make_room(len(items), wall_ms)
+        return decisions
+
+    def count_spent(
+        self, requests: list[tuple[Limit, str, int]], now_ms: int, clock_ms: int, wall_ms: int
+    ) -> None:
+        """Count what was used, beyond the limit too: it is spent."""
+        for item in self.evaluate(requests, now_ms, LOCAL, wall_ms):
+            if item.cost > 0:
+                item.cell.own += item.cost
+                if self.has_credit:
+                    self.credit_of(item.subject).count_without(item.cost, clock_ms)
+                self.pending.note(item.subject, item.cell, item.limit, now_ms, True)
+        self._make_room(len(requests), wall_ms)
+
+    def learn_total(self, limit: Limit, identifier: str, sequence: int, total: int) -> None:
+        """All nodes of the region have counted `total` in a cell. A cell that is not known is not created."""
+        subject = self.subjects.find(limit.key, identifier)
+        cell = None if subject is None else subject.cell(sequence)
+        if subject is not None and cell is not None and total - cell.own > cell.others:
+            cell.others = total - cell.own
+            self.pending.queue_publish(subject, cell)
 
     # -- judging
 
@@ -694,7 +769,8 @@ class Engine:
         sequence = cell.sequence
         start_ms = sequence * duration_ms
         elapsed_ms = item.now_ms - start_ms
-        current = cell.own + cell.others + cell.foreign + item.beside
+        # What is reserved may be settled now.
+        current = cell.own + cell.others + cell.foreign + item.beside + subject.reserved
         previous = item.before
         if item.verdict == UNLIKELY and cell.ledger is not None:
             # More is known after the next import, which may show that the others went no further.

@@ -26,6 +26,7 @@ __all__ = [
     "NOT_STARTED",
     "Gate",
     "LimitMethod",
+    "checked_requests",
 ]
 
 # The states of a gate. A request enters at once in IDLE only, so that the usual case costs one comparison.

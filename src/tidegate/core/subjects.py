@@ -74,6 +74,7 @@ class Subjects:
         "expired",
         "has_lost_foreign",
         "released",
+        "reserved",
         "slots",
         "tables",
     )
@@ -86,6 +87,8 @@ class Subjects:
         self._grace_ms: Final[int] = tuning.rollover_grace_ms
         self._subjects_max: Final[int] = tuning.subjects_max
         self._bytes_max: Final[int] = tuning.subjects_bytes_max
+        # Live reservations of this node by (key, identifier): they outlive the subject. Written by `reserve`.
+        self.reserved: Final[dict[tuple[object, str], int]] = {}
         # By (workspace, namespace, duration_ms), and by number. `Engine.decide` reads the first too.
         self.tables: Final[dict[object, Table]] = {}
         self._numbered: list[Table | None] = []
@@ -147,7 +150,21 @@ class Subjects:
         subject.touched_ms = now_ms
         self._append(table.clean, subject)
         self._schedule(subject, table, now_ms)
+        if self.reserved:
+            subject.reserved = self.reserved.get((key, identifier), 0)
         return subject
+
+    def reserve(self, key: object, identifier: str, amount: int) -> None:
+        """Add to what is reserved of a subject, or take from it."""
+        place = (key, identifier)
+        left = self.reserved.get(place, 0) + amount
+        if left > 0:
+            self.reserved[place] = left
+        else:
+            self.reserved.pop(place, None)
+        subject = self.find(key, identifier)
+        if subject is not None:
+            subject.reserved = left
 
     def blank_cell(self, sequence: int, duration_ms: int) -> Cell:
         """An empty cell with the views that its window needs, in no subject yet."""

@@ -21,6 +21,7 @@ from tidegate.core.tickets import Ticket
 from tidegate.runtime.driver import Driver, LimiterState, checked_batch
 from tidegate.runtime.limited import LimitedCall, check_coroutine_function
 from tidegate.runtime.loops import wait_for_event
+from tidegate.runtime.reservation import AsyncReservation, Ending, Item, Taken, merged
 from tidegate.runtime.usage import Usage
 from tidegate.runtime.waiting import checked_timeout, pause_s
 
@@ -157,6 +158,52 @@ class AsyncLimiter(Driver):
     async def usage(self, limit: Limit, identifier: str, *, now_ms: int | None = None) -> Usage:
         """What counts against a limit, and where each part was accepted. Consumes nothing."""
         return self._usage(identifier, await self.peek(limit, identifier, now_ms=now_ms))
+
+    def reserve(
+        self, limit: Limit, identifier: str, estimate: int, *, life: float | None = None
+    ) -> AsyncReservation:
+        """Keep `estimate` for a block of work whose cost is known only at its end.
+
+        `async with limiter.reserve(limit, identifier, estimate) as r: …; r.settle(actual)`. Raises `LimitExceeded` if
+        the estimate does not fit. It counts like cost until the end of the block, and no longer than `life` seconds
+        (default: the window). A block that ends without `settle` has used its estimate; one that fails releases it.
+        """
+        return self.reserve_many([Request(limit, identifier, estimate)], life=life)
+
+    def reserve_many(self, requests: Sequence[Request], *, life: float | None = None) -> AsyncReservation:
+        """`reserve` under several limits, all or nothing; `life` is that of the shortest window by default."""
+        return AsyncReservation(checked_batch(requests), life, self._take, self._end_taken)
+
+    async def _take(self, requests: Sequence[Request], life_ms: int) -> Taken:
+        if not self._gate.is_open:
+            await self._begin()
+        at_ms = self._gate.now_ms()
+        items = merged([request for request in requests if not request.limit.shadow])
+        node = self._parts.node
+        reserving = None if node is None else node.reserving
+        if not items:
+            taken = Taken("", items, [], at_ms)
+        elif reserving is None:
+            taken = self._reserve_here(items, life_ms, at_ms)
+        else:
+            taken = await reserving.take(items, self._reservation_name, life_ms, at_ms)
+        return taken._replace(
+            decisions=[
+                await self.limit(*request)
+                if request.limit.shadow
+                else taken.decision_for(request.limit, request.identifier)
+                for request in requests
+            ]
+        )
+
+    async def _end_taken(self, taken: Taken, items: list[Item]) -> Ending:
+        if not taken.name:
+            return Ending(True, False)
+        node = self._parts.node
+        reserving = None if node is None else node.reserving
+        if reserving is None:
+            return self._end_here(taken, items)
+        return await reserving.end(taken.name, items, is_first=True)
 
     async def wait(
         self, limit: Limit, identifier: str, cost: int = 1, *, timeout: float | None = None

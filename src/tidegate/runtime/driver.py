@@ -19,12 +19,13 @@ from typing import Final, Self
 
 from tidegate.adapters.forks import follow_forks
 from tidegate.core.gate import IDLE, NOT_STARTED, Gate
-from tidegate.core.model import Decision, Request, Tuning
+from tidegate.core.model import LOCAL, Decision, Request, Tuning
 from tidegate.errors import Closed, ConfigurationError, InvalidInput
 from tidegate.ports import Ledger, Origin
 from tidegate.runtime.environment import Environment
 from tidegate.runtime.fleet import Fleet, Parts
 from tidegate.runtime.inspection import Inspection
+from tidegate.runtime.reservation import Ending, Item, Taken
 from tidegate.runtime.states import StateMachine
 from tidegate.runtime.statistics import Health, Statistics
 from tidegate.runtime.usage import Usage, usage_of
@@ -94,6 +95,8 @@ class Driver:
     def _set_up(self, fleet: Fleet) -> None:
         self._fleet = fleet
         self._failure: ConfigurationError | None = None
+        # Names of reservations given out so far.
+        self._reservations = 0
         self._life = StateMachine(self._first_state(), TRANSITIONS)
         self._make()
         follow_forks(
@@ -164,6 +167,29 @@ class Driver:
         """One line per dependency."""
         node = self._parts.node
         return [] if node is None else node.health(self._time_s())
+
+    def _reserve_here(self, items: list[Item], life_ms: int, at_ms: int) -> Taken:
+        """Reserve without an origin: in memory."""
+        name = self._reservation_name()
+        with self._gate:
+            wall_ms = self._gate.now_ms()
+            until_ms = wall_ms + life_ms
+            decisions = self._parts.engine.reserve(items, name, at_ms, wall_ms, until_ms, LOCAL)
+        return Taken(name if all(decisions) else "", items, decisions, until_ms)
+
+    def _end_here(self, taken: Taken, items: list[Item]) -> Ending:
+        """End what was reserved without an origin, and count what was used."""
+        with self._gate:
+            self._parts.engine.reservations.drop(taken.name)
+            now_ms = self._gate.now_ms()
+            self._parts.engine.count_spent(items, now_ms, self._gate.clock_ms(), now_ms)
+        return Ending(True, False)
+
+    def _reservation_name(self) -> str:
+        """Names a hold at the origin: unique for all time, because the id of a node is."""
+        with self._gate:
+            self._reservations += 1
+            return f"{self._parts.engine.node_id}+{self._reservations}"
 
     def _usage(self, identifier: str, decision: Decision) -> Usage:
         """What is behind the decision of a `peek`."""

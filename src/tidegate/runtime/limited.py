@@ -16,7 +16,7 @@ from tidegate.core.quota import format_duration
 from tidegate.errors import InvalidInput, LimitExceeded
 from tidegate.runtime.waiting import checked_timeout
 
-__all__ = ["ALL", "LimitedCall", "check_coroutine_function", "check_plain_function"]
+__all__ = ["ALL", "LimitedCall", "check_coroutine_function", "check_decisions", "check_plain_function"]
 
 # The identifier of every call when there is no `key`: one counter for all.
 ALL: Final = "all"
@@ -73,17 +73,22 @@ class LimitedCall:
 
     def check(self, requests: Sequence[Request], decisions: Sequence[Decision]) -> None:
         """Raise `LimitExceeded` unless everything was allowed."""
-        if all(decisions):
-            return
-        exceeded = LimitExceeded("", decisions)
-        denial = exceeded.decision
-        request = requests[0]
-        text = f"{request.identifier!r} is over {denial.limit} in {denial.limit.namespace!r}"
-        if denial.retry_after_ms is None:
-            text = f"{text}: a cost of {request.cost} never fits"
-        else:
-            text = f"{text}: retry in {format_duration(denial.retry_after_ms)}"
-        raise LimitExceeded(text, decisions)
+        check_decisions(requests, decisions)
+
+
+def check_decisions(requests: Sequence[Request], decisions: Sequence[Decision]) -> None:
+    """Raise `LimitExceeded` unless everything was allowed."""
+    if all(decisions):
+        return
+    exceeded = LimitExceeded("", decisions)
+    denial = exceeded.decision
+    request = requests[0]
+    text = f"{request.identifier!r} is over {denial.limit} in {denial.limit.namespace!r}"
+    if denial.retry_after_ms is None:
+        text = f"{text}: a cost of {request.cost} never fits"
+    else:
+        text = f"{text}: retry in {format_duration(denial.retry_after_ms)}"
+    raise LimitExceeded(text, decisions)
 
 
 def _innermost(function: object) -> object:

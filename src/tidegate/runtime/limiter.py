@@ -27,6 +27,7 @@ from tidegate.core.tickets import Ticket
 from tidegate.runtime.driver import Driver, LimiterState, checked_batch
 from tidegate.runtime.fleet import Parts
 from tidegate.runtime.limited import LimitedCall, check_plain_function
+from tidegate.runtime.reservation import Ending, Item, Reservation, Taken, merged
 from tidegate.runtime.usage import Usage
 from tidegate.runtime.waiting import checked_timeout, pause_s
 
@@ -139,6 +140,52 @@ class Limiter(Driver, LimitMethod):
     def usage(self, limit: Limit, identifier: str, *, now_ms: int | None = None) -> Usage:
         """What counts against a limit, and where each part was accepted. Consumes nothing."""
         return self._usage(identifier, self.peek(limit, identifier, now_ms=now_ms))
+
+    def reserve(
+        self, limit: Limit, identifier: str, estimate: int, *, life: float | None = None
+    ) -> Reservation:
+        """Keep `estimate` for a block of work whose cost is known only at its end.
+
+        `with limiter.reserve(limit, identifier, estimate) as r: …; r.settle(actual)`. Raises `LimitExceeded` if
+        the estimate does not fit. It counts like cost until the end of the block, and no longer than `life` seconds
+        (default: the window). A block that ends without `settle` has used its estimate; one that fails releases it.
+        """
+        return self.reserve_many([Request(limit, identifier, estimate)], life=life)
+
+    def reserve_many(self, requests: Sequence[Request], *, life: float | None = None) -> Reservation:
+        """`reserve` under several limits, all or nothing; `life` is that of the shortest window by default."""
+        return Reservation(checked_batch(requests), life, self._take, self._end_taken)
+
+    def _take(self, requests: Sequence[Request], life_ms: int) -> Taken:
+        if not self._gate.is_open:
+            self._begin()
+        at_ms = self._gate.now_ms()
+        items = merged([request for request in requests if not request.limit.shadow])
+        node, thread = self._parts.node, self._thread
+        reserving = None if node is None or thread is None else node.reserving
+        if not items:
+            taken = Taken("", items, [], at_ms)
+        elif reserving is None or thread is None:
+            taken = self._reserve_here(items, life_ms, at_ms)
+        else:
+            taken = thread.run(reserving.take(items, self._reservation_name, life_ms, at_ms))
+        return taken._replace(
+            decisions=[
+                self.limit(*request)
+                if request.limit.shadow
+                else taken.decision_for(request.limit, request.identifier)
+                for request in requests
+            ]
+        )
+
+    def _end_taken(self, taken: Taken, items: list[Item]) -> Ending:
+        if not taken.name:
+            return Ending(True, False)
+        node, thread = self._parts.node, self._thread
+        reserving = None if node is None or thread is None else node.reserving
+        if reserving is None or thread is None:
+            return self._end_here(taken, items)
+        return thread.run(reserving.end(taken.name, items, is_first=True))
 
     def wait(self, limit: Limit, identifier: str, cost: int = 1, *, timeout: float | None = None) -> Decision:
         """Wait until the cost fits and consume it, or give up: then the last denial is returned.

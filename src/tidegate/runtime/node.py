@@ -38,6 +38,7 @@ from tidegate.runtime.publish import PublishLoop
 from tidegate.runtime.pulse import PulseLoop
 from tidegate.runtime.reads import Reads
 from tidegate.runtime.replay import ReplayLoop
+from tidegate.runtime.reserving import Reserving
 from tidegate.runtime.stalls import StallMonitor
 from tidegate.runtime.states import StateMachine
 from tidegate.runtime.statistics import Health
@@ -113,6 +114,7 @@ class Node:
         self.stalls: StallMonitor = StallMonitor()
         # With credit `exchanges` does the work of `reads` and `replay`.
         self.exchanges: Exchanges | None = None
+        self.reserving: Reserving | None = None
         self.reads: Reads | None = None
         self.replay: ReplayLoop | None = None
         self.pulse: PulseLoop | None = None
@@ -125,6 +127,9 @@ class Node:
 
     def _make_origin_loops(self, origin: Origin) -> None:
         gate, sync, tuning = self._gate, self.origin_sync, self._tuning
+        self.reserving = Reserving(
+            origin, gate, self._engine, tuning, is_usable=self._is_origin_usable, on_work=self.wake
+        )
         if self._engine.has_credit:
             exchanges = Exchanges(
                 origin,
@@ -237,6 +242,8 @@ class Node:
             if self.exchanges is not None and self._origin is not None:
                 self._spawn(self.exchanges.run())
                 self._spawn(self._origin.listen(self._engine.node_id, self.exchanges.on_recall))
+            if self.reserving is not None:
+                self._spawn(self.reserving.run())
             if self.pulse is not None:
                 self._spawn(self.pulse.run())
         finally:
@@ -269,6 +276,9 @@ class Node:
         await self._end_loops()
         try:
             async with asyncio.timeout(flush_s):
+                if self.reserving is not None:
+                    with suppress(DependencyError):
+                        await self.reserving.run_once()
                 # Requests that wait for the origin are decided now, and flushed with the others.
                 if self.reads is not None:
                     await self.reads.close()
@@ -407,7 +417,7 @@ class Node:
     # -- reports
 
     def _breakers(self) -> list[Breaker]:
-        parts = (self.exchanges, self.reads, self.replay, self.publish, self.importer)
+        parts = (self.exchanges, self.reserving, self.reads, self.replay, self.publish, self.importer)
         return [part.calls.breaker for part in parts if part is not None]
 
     def health(self, now_s: float) -> list[Health]:

@@ -9,9 +9,10 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from concurrent.futures import CancelledError, Future, wait
 from contextlib import suppress
+from typing import Any, TypeVar
 
 from tidegate.adapters.deadline import Deadline
 from tidegate.core.engine import Need
@@ -20,6 +21,8 @@ from tidegate.errors import Closed
 from tidegate.runtime.node import Node
 
 __all__ = ["NodeThread"]
+
+T = TypeVar("T")
 
 
 class NodeThread:
@@ -100,6 +103,18 @@ class NodeThread:
             return
         with suppress(TimeoutError, CancelledError):
             future.result(timeout_s)
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """Do it on the node's loop, and wait for its result. It ends in time by itself."""
+        try:
+            future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        except RuntimeError as error:
+            work.close()  # the loop is closed: the limiter was stopped at the same moment
+            raise Closed("this limiter was stopped; make a new one") from error
+        try:
+            return future.result()
+        except CancelledError as error:
+            raise Closed("this limiter was stopped; make a new one") from error
 
     def read(self, needs: list[Need], timeout_s: float) -> bool:
         """Read on the node's loop and wait for it; False when the decision must be made without it."""

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from tidegate.adapters.memory import MemoryLedger, MemoryOrigin
 from tidegate.core.grants import CreditReply, CreditRequest, GrantRules
 from tidegate.core.model import Component, LedgerRow, OriginReply
+from tidegate.core.reservations import Claim, ClaimReply
 from tidegate.core.sharing import ImportState, Lease, Share, ShareReply
 from tidegate.errors import DependencyUnavailable
 from tidegate.ports import Changes, Clock, LedgerOverview, Pulse, RegionBeat
@@ -77,6 +78,10 @@ class ScenarioOrigin:
     async def share(self, shares: Sequence[Share], *, timeout_s: float) -> list[ShareReply]:
         self._region.use()
         return await self._memory.share(shares, timeout_s=timeout_s)
+
+    async def claim(self, claims: Sequence[Claim], *, timeout_s: float) -> list[ClaimReply]:
+        self._region.use()
+        return self._memory.claim_nowait(claims)
 
     async def lease(
         self, node_id: str, *, life_ms: int, state: ImportState | None = None, timeout_s: float

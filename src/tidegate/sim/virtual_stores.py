@@ -15,6 +15,7 @@ from typing import Protocol
 from tidegate.adapters.memory import MemoryLedger, MemoryOrigin, OriginSnapshot
 from tidegate.core.grants import CreditReply, CreditRequest, GrantRules
 from tidegate.core.model import Component, LedgerRow, OriginReply
+from tidegate.core.reservations import Claim, ClaimReply
 from tidegate.core.sharing import ImportState, Lease, Share, ShareReply
 from tidegate.errors import DependencyUnavailable, RegionMismatch
 from tidegate.ports import Changes, Clock, LedgerOverview, Pulse, RegionBeat
@@ -135,6 +136,13 @@ class OriginPort:
             replies, recalls = self._memory.share_nowait(shares)
             self._origin.ask_back(recalls)
             return replies
+
+        return await self._link.call(apply, timeout_s)
+
+    async def claim(self, claims: Sequence[Claim], *, timeout_s: float) -> list[ClaimReply]:
+        def apply() -> list[ClaimReply]:
+            self._origin.check_writable()
+            return self._memory.claim_nowait(claims)
 
         return await self._link.call(apply, timeout_s)
 

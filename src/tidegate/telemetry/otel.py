@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from tidegate.core.grants import CreditReply, CreditRequest, GrantRules
     from tidegate.core.model import Component, LedgerRow, OriginReply
+    from tidegate.core.reservations import Claim, ClaimReply
     from tidegate.core.sharing import ImportState, Lease, Share, ShareReply
     from tidegate.ports import Changes, Ledger, LedgerOverview, Origin, Pulse, RegionBeat
 
@@ -68,6 +69,10 @@ class _TracedOrigin:
     async def share(self, shares: Sequence[Share], *, timeout_s: float) -> list[ShareReply]:
         with self._span("share", cells=len(shares)):
             return await self._inner.share(shares, timeout_s=timeout_s)
+
+    async def claim(self, claims: Sequence[Claim], *, timeout_s: float) -> list[ClaimReply]:
+        with self._span("claim", cells=len(claims)):
+            return await self._inner.claim(claims, timeout_s=timeout_s)
 
     async def lease(
         self, node_id: str, *, life_ms: int, state: ImportState | None = None, timeout_s: float

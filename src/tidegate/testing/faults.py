@@ -17,6 +17,7 @@ from typing import Final, Generic, NamedTuple, TypeVar
 
 from tidegate.core.grants import CreditReply, CreditRequest, GrantRules
 from tidegate.core.model import Component, LedgerRow, OriginReply
+from tidegate.core.reservations import Claim, ClaimReply
 from tidegate.core.sharing import ImportState, Lease, Share, ShareReply
 from tidegate.errors import DependencyTimeout, DependencyUnavailable
 from tidegate.ports import Changes, Ledger, LedgerOverview, Origin, Pulse, RegionBeat
@@ -33,7 +34,7 @@ __all__ = [
 T = TypeVar("T")
 Port = TypeVar("Port", bound="Origin | Ledger")
 
-ORIGIN_OPERATIONS: Final = ("open", "read", "merge", "exchange", "share", "lease", "pulse")
+ORIGIN_OPERATIONS: Final = ("open", "read", "merge", "exchange", "share", "claim", "lease", "pulse")
 LEDGER_OPERATIONS: Final = ("open", "publish", "changes", "heartbeat", "cleanup", "overview")
 
 
@@ -123,6 +124,9 @@ class FailingOrigin:
 
     async def share(self, shares: Sequence[Share], *, timeout_s: float) -> list[ShareReply]:
         return await self.faults.around("share", lambda: self.inner.share(shares, timeout_s=timeout_s))
+
+    async def claim(self, claims: Sequence[Claim], *, timeout_s: float) -> list[ClaimReply]:
+        return await self.faults.around("claim", lambda: self.inner.claim(claims, timeout_s=timeout_s))
 
     async def lease(
         self, node_id: str, *, life_ms: int, state: ImportState | None = None, timeout_s: float
@@ -270,6 +274,10 @@ class TrackingOrigin(_Tracking[Origin]):
     async def share(self, shares: Sequence[Share], *, timeout_s: float) -> list[ShareReply]:
         with self.tracked("share", list(shares)):
             return await self.inner.share(shares, timeout_s=timeout_s)
+
+    async def claim(self, claims: Sequence[Claim], *, timeout_s: float) -> list[ClaimReply]:
+        with self.tracked("claim", list(claims)):
+            return await self.inner.claim(claims, timeout_s=timeout_s)
 
     async def lease(
         self, node_id: str, *, life_ms: int, state: ImportState | None = None, timeout_s: float

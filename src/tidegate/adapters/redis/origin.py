@@ -25,6 +25,7 @@ from tidegate.adapters.redis.link import Statistics
 from tidegate.adapters.redis.network import Network, OneMaster
 from tidegate.adapters.redis.recalls import Recalls
 from tidegate.adapters.redis.refusals import refused
+from tidegate.adapters.redis.reserving import claim_command, claim_reply
 from tidegate.adapters.redis.scripts import MERGE_SHA
 from tidegate.adapters.redis.sentinel import Sentinels
 from tidegate.adapters.redis.settings import Address, RedisSettings, parse_settings
@@ -32,6 +33,7 @@ from tidegate.adapters.redis.sharing import lease_command, lease_of, replies_of_
 from tidegate.adapters.redis.wire import Reply, ReplyError, pack
 from tidegate.core.grants import CreditReply, CreditRequest, GrantRules
 from tidegate.core.model import Component, OriginReply
+from tidegate.core.reservations import Claim, ClaimReply
 from tidegate.core.sharing import ImportState, Lease, Share, ShareReply
 from tidegate.errors import ConfigurationError, DependencyUnavailable, RegionMismatch
 from tidegate.ports import Pulse
@@ -134,6 +136,12 @@ class RedisOrigin:
         answers = await self._run_scripts([one.command for one in commands], timeout_s)
         self._shares += len(shares)
         return replies_of_shares(shares, commands, answers)
+
+    async def claim(self, claims: Sequence[Claim], *, timeout_s: float) -> list[ClaimReply]:
+        if not claims:
+            return []
+        commands = [claim_command(self._credit, entry) for entry in claims]
+        return [claim_reply(answer) for answer in await self._run_scripts(commands, timeout_s)]
 
     async def lease(
         self, node_id: str, *, life_ms: int, state: ImportState | None = None, timeout_s: float

@@ -17,6 +17,8 @@ __all__ = [
     "LOAD_SCRIPTS_PACKED",
     "MERGE_SCRIPT",
     "MERGE_SHA",
+    "RESERVE_SCRIPT",
+    "RESERVE_SHA",
     "SHARE_SCRIPT",
     "SHARE_SHA",
 ]
@@ -35,11 +37,14 @@ MERGE_SCRIPT: Final = _read("merge.lua")
 CREDIT_SCRIPT: Final = _read("credit.lua")
 SHARE_SCRIPT: Final = _read("share.lua")
 LEASE_SCRIPT: Final = _read("lease.lua")
+RESERVE_SCRIPT: Final = _read("reserve.lua")
 MERGE_SHA: Final = _sha(MERGE_SCRIPT)
 CREDIT_SHA: Final = _sha(CREDIT_SCRIPT)
 SHARE_SHA: Final = _sha(SHARE_SCRIPT)
 LEASE_SHA: Final = _sha(LEASE_SCRIPT)
+RESERVE_SHA: Final = _sha(RESERVE_SCRIPT)
 LOAD_SCRIPTS: Final = tuple(
-    ("SCRIPT", "LOAD", script) for script in (MERGE_SCRIPT, CREDIT_SCRIPT, SHARE_SCRIPT, LEASE_SCRIPT)
+    ("SCRIPT", "LOAD", script)
+    for script in (MERGE_SCRIPT, CREDIT_SCRIPT, SHARE_SCRIPT, LEASE_SCRIPT, RESERVE_SCRIPT)
 )
 LOAD_SCRIPTS_PACKED: Final = tuple(pack(command) for command in LOAD_SCRIPTS)

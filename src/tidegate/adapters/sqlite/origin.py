@@ -27,9 +27,11 @@ from tidegate.adapters.sqlite.credit import (
     answer_shares,
     ports_of,
 )
+from tidegate.adapters.sqlite.reserving import RESERVING_SCHEMA, RESERVING_TABLES, answer_claims
 from tidegate.adapters.sqlite.sharing import SHARING_SCHEMA, SHARING_TABLES, answer_lease, delete_expired
 from tidegate.core.grants import CreditReply, CreditRequest, GrantRules
 from tidegate.core.model import Component, OriginReply
+from tidegate.core.reservations import Claim, ClaimReply
 from tidegate.core.sharing import ImportState, Lease, Share, ShareReply
 from tidegate.errors import ConfigurationError, RegionMismatch
 from tidegate.ports import Clock, Pulse
@@ -50,6 +52,7 @@ SCHEMA: Final = (
     "CREATE INDEX IF NOT EXISTS origin_components_expiry ON origin_components (expires_at_ms)",
     *CREDIT_SCHEMA,
     *SHARING_SCHEMA,
+    *RESERVING_SCHEMA,
     """
     CREATE TABLE IF NOT EXISTS origin_region (
         only INTEGER PRIMARY KEY CHECK (only = 1), region TEXT NOT NULL, incarnation TEXT NOT NULL
@@ -119,7 +122,7 @@ def _prepare(connection: sqlite3.Connection) -> None:
             f"the file is used by a newer version of Tidegate (record format {found}; this one knows {FORMAT}); "
             "update this node, or give it another file"
         )
-    names = ("origin_components", "origin_region", *CREDIT_TABLES, *SHARING_TABLES)
+    names = ("origin_components", "origin_region", *CREDIT_TABLES, *SHARING_TABLES, *RESERVING_TABLES)
     known = connection.execute(
         f"SELECT count(*) FROM sqlite_master WHERE name IN ({','.join('?' * len(names))})", names
     ).fetchone()[0]
@@ -315,6 +318,17 @@ class SQLiteOrigin:
             self._listener.send(port, payload)
         self._shares += len(shares)
         return replies
+
+    async def claim(self, claims: Sequence[Claim], *, timeout_s: float) -> list[ClaimReply]:
+        if not claims:
+            return []
+        now_ms = self._clock.now_ms()
+
+        def work(connection: sqlite3.Connection) -> list[ClaimReply]:
+            with transaction(connection):
+                return answer_claims(connection, claims, now_ms)
+
+        return await self._file.run(work, timeout_s=timeout_s)
 
     async def lease(
         self, node_id: str, *, life_ms: int, state: ImportState | None = None, timeout_s: float

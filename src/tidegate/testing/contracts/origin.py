@@ -22,6 +22,7 @@ from tidegate.core.grants import CellPart, CellTotals, CreditRequest
 from tidegate.core.model import Component, OriginReply, subject_digest
 from tidegate.errors import RegionMismatch
 from tidegate.ports import Origin
+from tidegate.testing.contracts.origin_reserving import ReservingContract
 from tidegate.testing.contracts.origin_sharing import SharingContract
 
 __all__ = ["OpenNode", "OriginContract", "OriginPlace", "check_cancelled_calls", "component", "new_digest"]
@@ -77,7 +78,7 @@ class OpenNode(Protocol):
     async def __call__(self, region: str = REGION) -> Origin: ...
 
 
-class OriginContract(SharingContract):
+class OriginContract(ReservingContract, SharingContract):
     """The tests for all origins."""
 
     @pytest.fixture

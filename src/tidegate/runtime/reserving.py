@@ -1,0 +1,257 @@
+"""Reservations of a node with Redis (an origin): how they are taken, kept and ended (docs/adr/0021-reservations.md).
+
+Taking one is a message for credit under a writer of its own, then a claim that makes it last. It does not spend the
+credit of the node: the origin decides alone, so that every node can end it, and a node that stops takes nothing along.
+If the origin does not answer, a reservation is decided and held in memory.
+
+The end is one claim, which counts what was used in the same step. A node that gets no answer repeats it until there is
+one. If the origin does not know the reservation, the node that took it counts what was used itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Final
+
+from tidegate.core.engine import Engine
+from tidegate.core.gate import Gate
+from tidegate.core.grants import CellPart, CreditReply, CreditRequest, Run
+from tidegate.core.model import DEGRADED, ORIGIN, Decision, Tuning, subject_digest
+from tidegate.core.reservations import ENDED, ENDED_BEFORE, ENDED_MS, GONE, HELD, Claim, ClaimReply
+from tidegate.errors import DependencyError
+from tidegate.ports import Origin
+from tidegate.runtime.calls import Calls
+from tidegate.runtime.reservation import Ending, Item, Taken
+
+__all__ = ["Reserving"]
+
+# How long a reservation waits for other nodes to give back credit: longer than a request, whose work is shorter.
+PATIENCE_S: Final = 0.1
+PAUSE_S: Final = 0.005
+# Between two tries to end what got no answer.
+RETRY_S: Final = 1.0
+# What a refusal names that no count explains: others have given back by then, or are known not to.
+RETRY_HELD_MS: Final = 100
+# Ends that wait for the origin. Further ones are counted in memory at once: if the origin has not lost the reservation,
+# it holds it for the rest of its life too.
+WAITING_MAX: Final = 10_000
+
+
+class Reserving:
+    """One node's reservations at its origin."""
+
+    def __init__(
+        self,
+        origin: Origin,
+        gate: Gate,
+        engine: Engine,
+        tuning: Tuning,
+        *,
+        is_usable: Callable[[], bool],
+        on_work: Callable[[], object],
+    ) -> None:
+        self._origin = origin
+        self._gate = gate
+        self._engine = engine
+        # Called when counts have to be reported or published.
+        self._on_work = on_work
+        self._timeout_s = tuning.read_timeout_ms / 1000
+        self.calls: Final[Calls] = Calls("origin_reserve", tuning, is_usable, carries="ends of reservations")
+        # Ends that got no answer: what was used, and when.
+        self._waiting: dict[str, tuple[list[Item], int]] = {}
+
+    # -- taking
+
+    async def take(self, items: list[Item], new_name: Callable[[], str], life_ms: int, at_ms: int) -> Taken:
+        """Reserve all or nothing."""
+        loop = asyncio.get_running_loop()
+        deadline_s = loop.time() + PATIENCE_S
+        while True:
+            name = new_name()
+            try:
+                replies = await self._ask(items, name, at_ms)
+                missing = [
+                    i for i, reply in enumerate(replies) if items[i][2] > 0 and reply.granted < items[i][2]
+                ]
+                if not missing:
+                    return await self._keep(items, name, life_ms, at_ms)
+                await self._claim(items, name, at_ms, is_final=True, life_ms=1, amount=0)
+            except DependencyError:
+                taken = self._take_here(items, name, life_ms, at_ms, DEGRADED)
+                if not taken.name and len(self._waiting) < WAITING_MAX:
+                    # The origin may hold it all the same: it is told that nothing was used.
+                    self._waiting[name] = ([(limit, who, 0) for limit, who, _ in items], at_ms)
+                return taken
+            can_fit = all(replies[i].spare > replies[i].firm + replies[i].stuck for i in missing)
+            if not can_fit or loop.time() >= deadline_s:
+                beside = [replies[i].firm if i in missing else -1 for i in range(len(items))]
+                return self._refuse(items, beside, at_ms)
+            await asyncio.sleep(PAUSE_S)
+
+    async def _ask(self, items: list[Item], name: str, at_ms: int) -> list[CreditReply]:
+        with self._gate:
+            messages = [self._message(item, name, at_ms) for item in items]
+        return await self.calls.call(
+            ["reserve"],
+            lambda timeout_s: self._origin.exchange(messages, timeout_s=timeout_s),
+            self._timeout_s,
+        )
+
+    def _message(self, item: Item, name: str, at_ms: int) -> CreditRequest:
+        limit, identifier, cost = item
+        engine = self._engine
+        subject = engine.subjects.find(limit.key, identifier)
+        sequence = at_ms // limit.duration_ms
+        cells = []
+        for each in (sequence, sequence - 1):
+            cell = None if subject is None else subject.cell(each)
+            regional, foreign = (0, 0) if cell is None else (cell.regional(), cell.foreign)
+            cells.append(CellPart(each, 0, regional, foreign))
+        engine.message_number += 1
+        return CreditRequest(
+            _digest(item),
+            name,
+            engine.message_number,
+            limit.duration_ms,
+            tuple(cells),
+            limit.quota,
+            at_ms,
+            (Run(at_ms, cost, 1),) if cost > 0 else (),
+            0,
+            0,
+            self._origin.rules.life_ms,
+        )
+
+    async def _keep(self, items: list[Item], name: str, life_ms: int, at_ms: int) -> Taken:
+        replies = await self._claim(items, name, at_ms, is_final=False, life_ms=life_ms)
+        if any(reply.state != HELD for reply in replies):
+            # The subject has as many reservations as it may have, or the origin lost this one at once.
+            await self._claim(items, name, at_ms, is_final=True, life_ms=1, amount=0)
+            return self._refuse(items, [0 if reply.state != HELD else -1 for reply in replies], at_ms)
+        taken = self._take_here(items, name, life_ms, at_ms, ORIGIN)
+        if not taken.name:
+            # More is known here than at the origin.
+            await self._claim(items, name, at_ms, is_final=True, life_ms=1, amount=0)
+        return taken
+
+    def _take_here(self, items: list[Item], name: str, life_ms: int, at_ms: int, source: int) -> Taken:
+        with self._gate:
+            wall_ms = self._gate.now_ms()
+            until_ms = wall_ms + life_ms
+            decisions = self._engine.reserve(items, name, at_ms, wall_ms, until_ms, source)
+        return Taken(name if all(decisions) else "", items, decisions, until_ms)
+
+    def _refuse(self, items: list[Item], beside: list[int], at_ms: int) -> Taken:
+        with self._gate:
+            decisions: list[Decision] = self._engine.refuse_held(
+                items, beside, RETRY_HELD_MS, at_ms, self._gate.now_ms()
+            )
+        return Taken("", items, decisions, 0)
+
+    # -- ending
+
+    async def end(self, name: str, items: list[Item], *, is_first: bool = False) -> Ending:
+        """Count what was used, once, and free the rest.
+
+        Of a reservation that this node holds, or whose first end this is, it always succeeds, now or later. Of another
+        one it raises a `DependencyError` when the origin does not answer.
+        """
+        at_ms = self._gate.now_ms()
+        if name in self._waiting:
+            return Ending(True, True)
+        with self._gate:
+            is_ours = self._engine.reservations.drop(name) or is_first
+            if is_ours and len(self._waiting) >= WAITING_MAX:
+                self._engine.count_spent(items, at_ms, self._gate.clock_ms(), at_ms)
+                return Ending(True, False)
+            if is_ours:
+                # Until the origin has counted it, it is counted here.
+                self._engine.reservations.add(_spent(name), items, at_ms + max(_durations(items)))
+                self._waiting[name] = (items, at_ms)
+        if is_ours:
+            try:
+                return await self._finish(name)
+            except DependencyError:
+                return Ending(True, False)
+        replies = await self._claim(items, name, at_ms, is_final=True, life_ms=ENDED_MS)
+        self._learn(items, replies, at_ms)
+        states = {reply.state for reply in replies}
+        return Ending(states != {GONE}, ENDED not in states and ENDED_BEFORE in states)
+
+    async def _finish(self, name: str) -> Ending:
+        """End one of ours. Only the first answer counts what the origin does not know."""
+        items, at_ms = self._waiting[name]
+        replies = await self._claim(items, name, at_ms, is_final=True, life_ms=ENDED_MS)
+        if self._waiting.pop(name, None) is None:
+            return Ending(True, True)
+        lost = [item for item, reply in zip(items, replies, strict=True) if reply.state == GONE]
+        self._learn(items, replies, at_ms)
+        with self._gate:
+            self._engine.reservations.drop(_spent(name))
+            if lost:
+                self._engine.count_spent(lost, at_ms, self._gate.clock_ms(), self._gate.now_ms())
+        self._on_work()
+        return Ending(True, all(reply.state == ENDED_BEFORE for reply in replies))
+
+    def _learn(self, items: list[Item], replies: list[ClaimReply], at_ms: int) -> None:
+        with self._gate:
+            for (limit, identifier, _), reply in zip(items, replies, strict=True):
+                self._engine.learn_total(limit, identifier, at_ms // limit.duration_ms, reply.total)
+
+    async def _claim(
+        self,
+        items: list[Item],
+        name: str,
+        at_ms: int,
+        *,
+        is_final: bool,
+        life_ms: int,
+        amount: int | None = None,
+    ) -> list[ClaimReply]:
+        claims = [
+            Claim(
+                _digest(item),
+                name,
+                item[0].duration_ms,
+                at_ms // item[0].duration_ms,
+                item[2] if amount is None else amount,
+                life_ms,
+                is_final,
+            )
+            for item in items
+        ]
+        return await self.calls.call(
+            ["reserve"],
+            lambda timeout_s: self._origin.claim(claims, timeout_s=timeout_s),
+            self._timeout_s,
+        )
+
+    async def run_once(self) -> int:
+        """Try again what got no answer; how many still wait. Raises a `DependencyError`."""
+        for name in list(self._waiting):
+            if name in self._waiting:
+                await self._finish(name)
+        return len(self._waiting)
+
+    async def run(self) -> None:
+        """The same every second, until cancelled."""
+        while True:
+            await asyncio.sleep(RETRY_S)
+            try:
+                await self.run_once()
+            except DependencyError:
+                continue
+
+
+def _spent(name: str) -> str:
+    return name + " spent"
+
+
+def _durations(items: list[Item]) -> list[int]:
+    return [limit.duration_ms for limit, _, _ in items]
+
+
+def _digest(item: Item) -> bytes:
+    limit, identifier, _ = item
+    return subject_digest(limit.workspace, limit.namespace, identifier, limit.duration_ms)
