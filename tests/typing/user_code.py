@@ -8,6 +8,7 @@ from typing import Any, assert_type
 
 from tidegate import (
     AsyncLimiter,
+    AsyncReservation,
     Decision,
     Health,
     InvalidInput,
@@ -15,6 +16,7 @@ from tidegate import (
     Limiter,
     LimitExceeded,
     Request,
+    Reservation,
     Statistics,
     TidegateError,
     Tuning,
@@ -55,6 +57,9 @@ def decisions() -> None:
     assert_type(limiter.limit_many([Request(LIMIT, "user"), Request(HOURLY, "user", 2)]), list[Decision])
     assert_type(limiter.peek(LIMIT, "user"), Decision)
     assert_type(limiter.usage(LIMIT, "user"), Usage)
+    with limiter.reserve(LIMIT, "user", 5) as reservation:
+        assert_type(reservation, Reservation)
+        reservation.settle(3)
     assert_type(limiter.wait(LIMIT, "user", timeout=1.5), Decision)
     assert_type(limiter.health(), list[Health])
     assert_type(limiter.statistics(), Statistics)
@@ -73,6 +78,9 @@ async def decisions_of_tasks() -> None:
     assert_type(tasks.limit_many_nowait([Request(LIMIT, "user")]), list[Decision] | None)
     assert_type(await tasks.peek(LIMIT, "user"), Decision)
     assert_type(await tasks.usage(LIMIT, "user"), Usage)
+    async with tasks.reserve_many([Request(LIMIT, "user", 5)], life=1.5) as reservation:
+        assert_type(reservation, AsyncReservation)
+        reservation.settle(3)
     assert_type(await tasks.wait(LIMIT, "user", timeout=None), Decision)
     await tasks.stop(timeout=1)
     async with AsyncLimiter() as opened:
