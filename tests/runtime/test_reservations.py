@@ -175,6 +175,24 @@ async def test_credit_that_other_nodes_do_not_need_is_given_back_for_a_reservati
 
 
 @on_virtual_time
+async def test_counts_that_are_not_reported_yet_are_not_counted_twice_by_a_reservation() -> None:
+    fleet = CreditFleet(2, report_interval_ms=5_000)
+    await fleet.start()
+    rule = fleet.limit_of(100)
+    for _ in range(10):
+        await fleet.limiters[0].limit(rule, "x")
+    for _ in range(3):
+        await fleet.limiters[0].limit(rule, "x", 5)
+        async with fleet.limiters[0].reserve(rule, "x", 5) as reservation:
+            await fleet.limiters[0].limit(rule, "x", 5)
+            reservation.settle(1)
+    await asyncio.sleep(15)
+    for limiter in fleet.limiters:
+        assert (await limiter.usage(rule, "x")).regional == 10 + 3 * 11
+    await fleet.stop()
+
+
+@on_virtual_time
 async def test_a_crash_returns_what_was_reserved_after_its_life() -> None:
     fleet = CreditFleet(2)
     await fleet.start()

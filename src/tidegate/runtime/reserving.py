@@ -106,8 +106,9 @@ class Reserving:
         cells = []
         for each in (sequence, sequence - 1):
             cell = None if subject is None else subject.cell(each)
-            regional, foreign = (0, 0) if cell is None else (cell.regional(), cell.foreign)
-            cells.append(CellPart(each, 0, regional, foreign))
+            # Without what this node has counted: its own messages report that, and its hold covers what they have not.
+            others, foreign = (0, 0) if cell is None else (cell.others, cell.foreign)
+            cells.append(CellPart(each, 0, others, foreign))
         engine.message_number += 1
         return CreditRequest(
             _digest(item),
