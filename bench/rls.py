@@ -34,6 +34,10 @@ PATH = "/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit"
 CONNECTIONS, STREAMS = 4, 32
 RATES_PER_S = (5_000, 20_000)
 START_TIMEOUT_S = 30.0
+# The same load before a turn, not counted: while other services had theirs, users were forgotten. Not before the load
+# that shows what users cost who were not seen for long.
+WARM_S = 2.0
+WIDE = "1,000,000 users in turn"
 RULES = """
 domain: bench
 descriptors:
@@ -243,18 +247,18 @@ def throughput(
     loads = {
         "10,000 users in turn": write_messages(folder / "many", (f"user-{n:06d}" for n in range(10_000))),
         "one user": write_messages(folder / "one", ["user-000000"]),
-        "1,000,000 users in turn": write_messages(
-            folder / "wide", (f"user-{n:06d}" for n in range(1_000_000))
-        ),
+        WIDE: write_messages(folder / "wide", (f"user-{n:06d}" for n in range(1_000_000))),
     }
     for title, messages in loads.items():
         print(f"As fast as it answers, {CONNECTIONS} connections with {STREAMS} calls each, {title}\n")
         print("| service | calls/s | CPU per call, µs | Redis, µs |\n|---|---|---|---|")
         best: dict[str, Figures] = {}
-        for number in range(rounds + 1):
+        for _ in range(rounds):
             for service in services:
+                if messages != loads[WIDE]:
+                    service.load(generator, messages, rate=0, seconds=WARM_S)
                 figures = service.load(generator, messages, rate=0, seconds=seconds)
-                if number and (service.name not in best or figures.cpu_us < best[service.name].cpu_us):
+                if service.name not in best or figures.cpu_us < best[service.name].cpu_us:
                     best[service.name] = figures
         for name, figures in best.items():
             print(
@@ -275,6 +279,7 @@ def latency(
     print("| service | calls/s | p50 | p99 | p99.9 | CPU per call, µs |\n|---|---|---|---|---|---|")
     for rate in RATES_PER_S:
         for service in services:
+            service.load(generator, messages, rate=rate, seconds=WARM_S)
             figures = service.load(generator, messages, rate=rate, seconds=seconds)
             run = figures.run
             note = "" if run.sent_late < 0.01 else f" ({run.sent_late:.0%} sent late)"
@@ -289,7 +294,7 @@ def latency(
 
 def main(arguments: Sequence[str] = ()) -> None:
     parser = argparse.ArgumentParser(prog="python -m bench rls")
-    parser.add_argument("--seconds", type=float, default=4.0, help="of one turn")
+    parser.add_argument("--seconds", type=float, default=3.0, help="of one turn")
     parser.add_argument(
         "--real-time",
         action="store_true",
