@@ -111,8 +111,8 @@ class Reservations:
         # A heap of (until_ms, name). A name that is not in `_live` any more has ended before.
         self._due: list[tuple[int, str]] = []
 
-    def __len__(self) -> int:
-        return len(self._live)
+    def __contains__(self, name: str) -> bool:
+        return name in self._live
 
     def add(self, name: str, requests: list[tuple[Limit, str, int]], until_ms: int) -> None:
         """Count these until they are dropped, and no longer than `until_ms`."""

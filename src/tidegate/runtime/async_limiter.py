@@ -172,9 +172,10 @@ class AsyncLimiter(Driver):
 
     def reserve_many(self, requests: Sequence[Request], *, life: float | None = None) -> AsyncReservation:
         """`reserve` under several limits, all or nothing; `life` is that of the shortest window by default."""
-        return AsyncReservation(checked_batch(requests), life, self._take, self._end_taken)
+        return AsyncReservation(checked_batch(requests), life, self.take, self._end_taken)
 
-    async def _take(self, requests: Sequence[Request], life_ms: int) -> Taken:
+    async def take(self, requests: Sequence[Request], life_ms: int) -> Taken:
+        """Reserve all or nothing, without a block: `end` ends it. For the server, which has checked the arguments."""
         if not self._gate.is_open:
             await self._begin()
         at_ms = self._gate.now_ms()
@@ -196,13 +197,27 @@ class AsyncLimiter(Driver):
             ]
         )
 
+    async def end(self, name: str, items: list[Item]) -> Ending:
+        """End the reservation of this name, of this node or another, and count what was used, once.
+
+        Raises a `DependencyError` when the origin does not answer and this node does not hold it.
+        """
+        if not self._gate.is_open:
+            await self._begin()
+        node = self._parts.node
+        if node is not None and node.reserving is not None:
+            return await node.reserving.end(name, items)
+        with self._gate:
+            is_live = name in self._parts.engine.reservations
+        return self._end_here(name, items) if is_live else Ending(False, False)
+
     async def _end_taken(self, taken: Taken, items: list[Item]) -> Ending:
         if not taken.name:
             return Ending(True, False)
         node = self._parts.node
         reserving = None if node is None else node.reserving
         if reserving is None:
-            return self._end_here(taken, items)
+            return self._end_here(taken.name, items)
         return await reserving.end(taken.name, items, is_first=True)
 
     async def wait(

@@ -177,10 +177,10 @@ class Driver:
             decisions = self._parts.engine.reserve(items, name, at_ms, wall_ms, until_ms, LOCAL)
         return Taken(name if all(decisions) else "", items, decisions, until_ms)
 
-    def _end_here(self, taken: Taken, items: list[Item]) -> Ending:
+    def _end_here(self, name: str, items: list[Item]) -> Ending:
         """End what was reserved without an origin, and count what was used."""
         with self._gate:
-            self._parts.engine.reservations.drop(taken.name)
+            self._parts.engine.reservations.drop(name)
             now_ms = self._gate.now_ms()
             self._parts.engine.count_spent(items, now_ms, self._gate.clock_ms(), now_ms)
         return Ending(True, False)

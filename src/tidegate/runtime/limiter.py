@@ -184,7 +184,7 @@ class Limiter(Driver, LimitMethod):
         node, thread = self._parts.node, self._thread
         reserving = None if node is None or thread is None else node.reserving
         if reserving is None or thread is None:
-            return self._end_here(taken, items)
+            return self._end_here(taken.name, items)
         return thread.run(reserving.end(taken.name, items, is_first=True))
 
     def wait(self, limit: Limit, identifier: str, cost: int = 1, *, timeout: float | None = None) -> Decision:

@@ -16,6 +16,7 @@ from tidegate.server.api.operations import MultiLimitData
 from tidegate.server.api.overrides import OverrideData, Pagination
 from tidegate.server.api.problems import ErrorBody, FieldError, problems_by_suffix
 from tidegate.server.api.problems import Meta as AnswerMeta
+from tidegate.server.api.reservations import ReserveData, SettleData
 from tidegate.server.api.schema import SCHEMAS
 
 __all__ = ["document"]
@@ -97,6 +98,33 @@ OPERATIONS: Final = (
         (400, 401, 403, 404, 429, 500),
     ),
     Operation(
+        "reserve",
+        "Keep a cost until it is known what was used",
+        "For work whose cost is known only afterwards. Reserves the `cost` of up to 20 limits, all or nothing; it "
+        "counts like cost until `settle`, `release` or the end of its life. What does not fit is 200 with "
+        "`passed: false`. Needs the permissions of `limit`.",
+        "ReserveBody",
+        _ref("ReserveData"),
+        (400, 401, 403, 410, 429, 500),
+    ),
+    Operation(
+        "settle",
+        "End a reservation, and count what was used",
+        "Less than was reserved frees the rest, more is counted beyond the limit. May be repeated, on any node: only "
+        "the first end counts. A reservation that does not exist any more is a 404, and nothing is counted.",
+        "SettleBody",
+        _ref("SettleData"),
+        (400, 401, 403, 404, 429, 500),
+    ),
+    Operation(
+        "release",
+        "End a reservation without counting anything",
+        "As `settle` with 0.",
+        "ReleaseBody",
+        _ref("SettleData"),
+        (400, 401, 403, 404, 429, 500),
+    ),
+    Operation(
         "setOverride",
         "Set an override",
         "Replaces limit and duration for an identifier, or for all that match a pattern with `*`. The literal "
@@ -163,6 +191,8 @@ def _schemas() -> dict[str, Any]:
         LimitData,
         MultiLimitData,
         UsageData,
+        ReserveData,
+        SettleData,
         OverrideIdData,
         OverrideData,
         DeletedData,

@@ -267,7 +267,7 @@ class LimitOperations:
             or namespace.is_deleted
             or not (caller.can_limit or caller.may("limit", namespace.id))
         ):
-            namespace = (yield from self._namespaces(caller, [item]))[item.namespace]
+            namespace = (yield from self.namespaces(caller, [item]))[item.namespace]
         plan = self.plans.recent.get((namespace, item.limit, item.duration))
         if plan is None or namespace.has_overrides:
             plan = yield from self.plan(workspace.id, namespace, item)
@@ -327,7 +327,7 @@ class LimitOperations:
                     or namespace.is_deleted
                     or not (caller.can_limit or caller.may("limit", namespace.id))
                 ):
-                    namespaces = yield from self._namespaces(caller, items)
+                    namespaces = yield from self.namespaces(caller, items)
                     namespace = namespaces[item.namespace]
                 plan = yield from self.plan(caller.workspace.id, namespace, item)
                 usual = None if namespace.has_overrides else plan
@@ -366,7 +366,7 @@ class LimitOperations:
             yield from self._admission.spend(workspace_id, self.plans.cost(namespace, item.identifier))
         return self.plans.find(workspace_id, namespace, item)
 
-    def _namespaces(self, caller: Caller, items: Sequence[LimitBody]) -> Steps[dict[str, NamespaceView]]:
+    def namespaces(self, caller: Caller, items: Sequence[LimitBody]) -> Steps[dict[str, NamespaceView]]:
         """The namespaces of all items: they exist or are created now, and the caller may limit in them.
 
         If one is deleted the call is refused, before anything is created and before permissions are checked.

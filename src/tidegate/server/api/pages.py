@@ -329,6 +329,10 @@ EXAMPLES: Final[Mapping[str, Any]] = {
     "success": True,
     "passed": True,
     "hasMore": True,
+    "repeated": False,
+    "reservationId": "rlrs_kqJ1bmljb3I",
+    "expires": 1767225720000,
+    "life": 120000,
     "exceeded": True,
     "shadow": True,
     "message": "OK",
@@ -341,4 +345,4 @@ def _example(document: Mapping[str, Any], schema: Mapping[str, Any], name: str =
         return EXAMPLES[name]
     if resolved["type"] == "object":
         return {key: _example(document, field, key) for key, field in resolved.get("properties", {}).items()}
-    return [_example(document, resolved["items"])]
+    return [_example(document, resolved["items"], name.removesuffix("s"))]

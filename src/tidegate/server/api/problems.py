@@ -134,6 +134,14 @@ OVERRIDE_NOT_FOUND: Final = Problem(
     "`listOverrides` shows what is set. To delete a pattern send it as it was set, `*` included. To read, the key "
     "needs `read_override`.",
 )
+RESERVATION_NOT_FOUND: Final = Problem(
+    404,
+    "Not Found",
+    "unkey/data/ratelimit_reservation_not_found",
+    "`settle` or `release` names a reservation that does not exist any more: its life is over, or it ended more than "
+    "ten minutes ago. Nothing was counted.",
+    "Reserve for longer (`life`), and repeat a `settle` that got no answer within ten minutes.",
+)
 METHOD_NOT_ALLOWED: Final = Problem(
     405,
     "Method Not Allowed",

@@ -27,13 +27,19 @@ __all__ = [
     "LimitBody",
     "ListOverridesBody",
     "OverrideBody",
+    "ReleaseBody",
+    "ReserveBody",
     "SetOverrideBody",
+    "SettleBody",
     "decode_delete_override",
     "decode_get_override",
     "decode_limit",
     "decode_list_overrides",
     "decode_multi_limit",
+    "decode_release",
+    "decode_reserve",
     "decode_set_override",
+    "decode_settle",
     "decode_usage",
 ]
 
@@ -41,6 +47,11 @@ INT64_MAX: Final = 2**63 - 1
 DURATION_MS_MIN: Final = 1_000
 DURATION_MS_MAX: Final = 2_592_000_000
 ITEMS_MAX: Final = 100
+# Limits of one reservation, and its longest life: a day.
+RESERVED_MAX: Final = 20
+LIFE_MS_MAX: Final = 86_400_000
+# An id names its counters: 20 identifiers of 512 characters of four bytes fit.
+RESERVATION_ID_MAX: Final = 65_536
 PAGE_MAX: Final = 100
 PAGE_DEFAULT: Final = 10
 
@@ -106,6 +117,59 @@ class LimitBody(CounterBody, gc=False, forbid_unknown_fields=True):
     ) = UNSET
 
 
+class ReserveBody(msgspec.Struct, gc=False, forbid_unknown_fields=True):
+    """`reserve`."""
+
+    limits: Annotated[
+        list[LimitBody],
+        Meta(
+            min_length=1,
+            max_length=RESERVED_MAX,
+            description="Bodies of `limit`; `cost` is the estimate. All are reserved, or none.",
+        ),
+    ]
+    life: (
+        Annotated[
+            int,
+            Meta(
+                ge=1_000,
+                le=LIFE_MS_MAX,
+                description="For how long, in milliseconds; without it, the shortest `duration` (at most a day).",
+            ),
+        ]
+        | UnsetType
+    ) = UNSET
+
+    @property
+    def objects(self) -> int:
+        return len(self.limits)
+
+
+ReservationId = Annotated[
+    str, Meta(min_length=1, max_length=RESERVATION_ID_MAX, description="From the answer of `reserve`.")
+]
+
+
+class SettleBody(msgspec.Struct, gc=False, forbid_unknown_fields=True, rename="camel"):
+    """`settle`."""
+
+    reservation_id: ReservationId
+    costs: Annotated[
+        list[Annotated[int, Meta(ge=0, le=INT64_MAX)]],
+        Meta(
+            min_length=1,
+            max_length=RESERVED_MAX,
+            description="What was used: one number for all limits, or one for each, in their order.",
+        ),
+    ]
+
+
+class ReleaseBody(msgspec.Struct, gc=False, forbid_unknown_fields=True, rename="camel"):
+    """`release`."""
+
+    reservation_id: ReservationId
+
+
 class SetOverrideBody(msgspec.Struct, gc=False, forbid_unknown_fields=True):
     """`setOverride`."""
 
@@ -162,7 +226,16 @@ class ListOverridesBody(msgspec.Struct, gc=False, forbid_unknown_fields=True):
 MultiLimitBody = Annotated[list[LimitBody], Meta(min_length=1, max_length=ITEMS_MAX)]
 
 _, SCHEMAS = msgspec.json.schema_components(
-    [LimitBody, CounterBody, SetOverrideBody, OverrideBody, ListOverridesBody],
+    [
+        LimitBody,
+        CounterBody,
+        ReserveBody,
+        SettleBody,
+        ReleaseBody,
+        SetOverrideBody,
+        OverrideBody,
+        ListOverridesBody,
+    ],
     ref_template="#/components/schemas/{name}",
 )
 SCHEMAS["MultiLimitBody"] = {
@@ -183,6 +256,10 @@ def quotes_of_limit(body: LimitBody) -> int:
 
 def quotes_of_counter(_body: CounterBody) -> int:
     return 12
+
+
+def quotes_of_reserve(body: ReserveBody) -> int:
+    return 2 + (0 if body.life is UNSET else 2) + quotes_of_batch(body.limits)
 
 
 def quotes_of_override(_body: OverrideBody) -> int:
@@ -246,7 +323,7 @@ class BodyDecoder(Generic[T]):
         excess = data.count(b'"') - self._quotes(body)
         if excess == 0:
             return body
-        objects = len(body) if isinstance(body, list) else 1
+        objects = len(body) if isinstance(body, list) else getattr(body, "objects", 1)
         # If the names cannot hold so many, a key comes twice: no large body is parsed again.
         if excess > NAME_QUOTES_MAX * objects:
             raise self._refusal([TWICE])
@@ -459,6 +536,19 @@ def decode_multi_limit(data: bytes) -> list[LimitBody]:
 
 decode_usage: Final = BodyDecoder[CounterBody](
     "/v2/ratelimit.usage", CounterBody, "CounterBody", quotes_of_counter, 12 + NAME_QUOTES_MAX
+)
+decode_reserve: Final = BodyDecoder[ReserveBody](
+    "/v2/ratelimit.reserve",
+    ReserveBody,
+    "ReserveBody",
+    quotes_of_reserve,
+    4 + RESERVED_MAX * (14 + NAME_QUOTES_MAX),
+)
+decode_settle: Final = BodyDecoder[SettleBody](
+    "/v2/ratelimit.settle", SettleBody, "SettleBody", lambda _body: 6, 6
+)
+decode_release: Final = BodyDecoder[ReleaseBody](
+    "/v2/ratelimit.release", ReleaseBody, "ReleaseBody", lambda _body: 4, 4
 )
 decode_set_override: Final = BodyDecoder[SetOverrideBody](
     "/v2/ratelimit.setOverride",

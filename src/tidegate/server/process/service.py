@@ -38,6 +38,7 @@ from tidegate.server.api.operations import LimitOperations
 from tidegate.server.api.overrides import OverrideOperations
 from tidegate.server.api.pages import Pages
 from tidegate.server.api.problems import refuser
+from tidegate.server.api.reservations import ReservationOperations
 from tidegate.server.catalog.keys import IdSource
 from tidegate.server.catalog.sync import CatalogSync, SnapshotFile
 from tidegate.server.catalog.view import CatalogView
@@ -167,6 +168,7 @@ class Service:
             [
                 *self._limits.routes(),
                 *counters.routes(),
+                *ReservationOperations(self._limiter, self._limits, admission).routes(),
                 *overrides.routes(),
                 *checks,
                 *pages.routes(),

@@ -1,0 +1,217 @@
+"""`reserve`, `settle` and `release`: cost that is kept until it is known what was used.
+
+The id of a reservation names its hold and its counters, so that every node can end it, also after a restart of the one
+that took it. It is no secret: an id that a client makes up can only name counters of its own workspace, in namespaces
+that its key may limit in.
+"""
+
+from __future__ import annotations
+
+import re
+from base64 import urlsafe_b64decode, urlsafe_b64encode
+from typing import Final
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from tidegate.core.model import DURATION_MS_MAX, NAME_LENGTH_MAX, Limit, Request, make_limit
+from tidegate.errors import DependencyError
+from tidegate.runtime.async_limiter import AsyncLimiter
+from tidegate.runtime.reservation import Ending, Item, merged
+from tidegate.server.api.admission import Admission, Call, Steps, missing_permission, wait
+from tidegate.server.api.operations import LimitOperations, MultiLimitItem, Plan
+from tidegate.server.api.problems import (
+    INVALID_INPUT,
+    JSON_LINE,
+    RESERVATION_NOT_FOUND,
+    SERVICE_UNAVAILABLE,
+    FieldError,
+    Meta,
+    Refusal,
+)
+from tidegate.server.api.schema import (
+    LIFE_MS_MAX,
+    RESERVED_MAX,
+    decode_release,
+    decode_reserve,
+    decode_settle,
+)
+from tidegate.server.messages import Route
+
+__all__ = ["ReservationOperations", "ReserveData", "SettleData"]
+
+ENCODE: Final = msgspec.json.Encoder().encode
+PREFIX: Final = "rlrs_"
+# The writer of a hold: a node and a number. A name without the number would be the credit of a node.
+NAME: Final = re.compile(r"[^+]{1,128}\+[0-9]{1,19}")
+
+
+class ReserveData(msgspec.Struct, rename="camel"):
+    """The answer to `reserve`. One that does not fit is not an error: `passed` is false."""
+
+    passed: bool
+    limits: list[MultiLimitItem]
+    reservation_id: str | UnsetType = UNSET
+    expires: int | UnsetType = UNSET
+
+
+class SettleData(msgspec.Struct):
+    """The answer to `settle` and `release`. `repeated`: it had ended before, and nothing was counted now."""
+
+    repeated: bool
+
+
+class Envelope(msgspec.Struct):
+    meta: Meta
+    data: ReserveData | SettleData
+
+
+class Counter(msgspec.Struct, array_like=True):
+    """One limit of a reservation, in its id."""
+
+    namespace_id: str
+    identifier: str
+    duration_ms: int
+    quota: int
+    is_shadow: bool
+
+
+class Named(msgspec.Struct, array_like=True):
+    """What an id says."""
+
+    name: str
+    counters: list[Counter]
+
+
+class ReservationOperations:
+    """The operations on reservations."""
+
+    def __init__(self, limiter: AsyncLimiter, limits: LimitOperations, admission: Admission) -> None:
+        self._limiter = limiter
+        self._limits = limits
+        self._admission = admission
+
+    def routes(self) -> list[Route]:
+        operations = {"reserve": self.reserve, "settle": self.settle, "release": self.release}
+        return [
+            Route("POST", f"/v2/ratelimit.{name}", name, self._admission.handler(name, operation))
+            for name, operation in operations.items()
+        ]
+
+    def reserve(self, call: Call, body: bytes) -> Steps[None]:
+        wanted = yield from self._admission.body(call, decode_reserve, body)
+        caller = yield from self._admission.admit(call, len(wanted.limits))
+        namespaces = yield from self._limits.namespaces(caller, wanted.limits)
+        plans: list[Plan] = []
+        requests: list[Request] = []
+        for item in wanted.limits:
+            plan = self._limits.plans.find(caller.workspace.id, namespaces[item.namespace], item)
+            plans.append(plan)
+            requests.append(Request(plan.limit, item.identifier, 1 if item.cost is UNSET else item.cost))
+        life_ms = wanted.life
+        if life_ms is UNSET:
+            life_ms = min(LIFE_MS_MAX, *(plan.limit.duration_ms for plan in plans))
+        taken = yield from wait(self._limiter.take, requests, life_ms)
+        limits = [
+            MultiLimitItem(
+                item.namespace,
+                item.identifier,
+                decision.limit.quota,
+                decision.remaining,
+                decision.reset_at_ms,
+                decision.allowed,
+                UNSET if plan.override is None else plan.override.id,
+                True if decision.allowed and decision.exceeded else UNSET,
+            )
+            for item, plan, decision in zip(wanted.limits, plans, taken.decisions, strict=True)
+        ]
+        data = ReserveData(all(taken.decisions), limits)
+        if data.passed:
+            data.reservation_id = _encoded(taken.name, requests)
+            data.expires = taken.until_ms
+        _answer(call, data)
+
+    def settle(self, call: Call, body: bytes) -> Steps[None]:
+        wanted = yield from self._admission.body(call, decode_settle, body)
+        yield from self._end(call, wanted.reservation_id, wanted.costs)
+
+    def release(self, call: Call, body: bytes) -> Steps[None]:
+        wanted = yield from self._admission.body(call, decode_release, body)
+        yield from self._end(call, wanted.reservation_id, [0])
+
+    def _end(self, call: Call, reservation_id: str, costs: list[int]) -> Steps[None]:
+        named = _decoded(reservation_id)
+        if len(costs) not in (1, len(named.counters)):
+            raise _invalid("costs", f"must have one item, or {len(named.counters)}: one for each limit")
+        caller = yield from self._admission.admit(call)
+        items: list[Item] = []
+        for index, counter in enumerate(named.counters):
+            namespace = yield from self._admission.namespace(caller, counter.namespace_id)
+            if not caller.may("limit", namespace.id):
+                raise missing_permission("limit", namespace)
+            if not counter.is_shadow:
+                limit: Limit = make_limit(
+                    counter.quota, counter.duration_ms, namespace.id, caller.workspace.id
+                )
+                items.append((limit, counter.identifier, costs[index if len(costs) > 1 else 0]))
+        ending = Ending(True, False)
+        if items:
+            ending = yield from wait(self._end_now, named.name, merged(items))
+        if not ending.is_known:
+            raise Refusal(
+                RESERVATION_NOT_FOUND, "There is no such reservation any more. Nothing was counted."
+            )
+        _answer(call, SettleData(ending.is_repeated))
+
+    async def _end_now(self, name: str, items: list[Item]) -> Ending:
+        try:
+            return await self._limiter.end(name, items)
+        except DependencyError as error:
+            detail = "The origin (Redis) does not answer. Try again: nothing is counted twice."
+            raise Refusal(SERVICE_UNAVAILABLE, detail) from error
+
+
+def _encoded(name: str, requests: list[Request]) -> str:
+    counters = [
+        Counter(limit.namespace, identifier, limit.duration_ms, limit.quota, limit.shadow)
+        for limit, identifier, _ in requests
+    ]
+    packed = msgspec.msgpack.encode(Named(name or "none+0", counters))
+    return PREFIX + urlsafe_b64encode(packed).decode("ascii").rstrip("=")
+
+
+def _decoded(text: str) -> Named:
+    """What an id says, or a `Refusal`. A client may have made it up."""
+    refusal = _invalid("reservationId", "is not an id that `reserve` has answered")
+    try:
+        packed = text.removeprefix(PREFIX).encode("ascii")
+        named = msgspec.msgpack.decode(urlsafe_b64decode(packed + b"=" * (-len(packed) % 4)), type=Named)
+    except (ValueError, msgspec.MsgspecError):
+        raise refusal from None
+    if (
+        not text.startswith(PREFIX)
+        or NAME.fullmatch(named.name) is None
+        or not 1 <= len(named.counters) <= RESERVED_MAX
+        or not all(map(_is_counter, named.counters))
+    ):
+        raise refusal
+    return named
+
+
+def _is_counter(counter: Counter) -> bool:
+    return (
+        1 <= len(counter.namespace_id) <= NAME_LENGTH_MAX
+        and 1 <= len(counter.identifier) <= NAME_LENGTH_MAX
+        and 1_000 <= counter.duration_ms <= DURATION_MS_MAX
+        and 0 <= counter.quota < 2**63
+    )
+
+
+def _invalid(name: str, problem: str) -> Refusal:
+    error = FieldError(f"/properties/{name}", f"'{name}' {problem}", "Send the id of the answer as it is.")
+    return Refusal(INVALID_INPUT, f"{name} {problem}", errors=[error])
+
+
+def _answer(call: Call, data: ReserveData | SettleData) -> None:
+    envelope = Envelope(Meta("req_" + call.request_id), data)
+    call.answer = 200, JSON_LINE + call.lines, ENCODE(envelope)
