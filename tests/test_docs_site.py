@@ -134,6 +134,27 @@ def test_install_lines_work_until_there_is_a_release() -> None:
     assert lines == []
 
 
+def test_the_figures_of_the_readme_and_of_other_pages_are_those_of_the_results() -> None:
+    results = (ROOT / "bench" / "RESULTS.md").read_text(encoding="utf-8")
+    rows = {
+        cells[1].strip(" *"): cells[2:] for line in results.splitlines() if len(cells := line.split("|")) > 5
+    }
+    compiled_ns = int(rows["Tidegate, compiled"][1])
+    interpreted_ns = int(rows["Tidegate, interpreted"][1].replace(",", ""))
+    times = [float(rows[name][2].split()[0]) for name in ("throttled-py", "limits", "pyrate-limiter")]
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert f"**{compiled_ns / 1000:.2f} µs** of CPU" in readme
+    assert f"[{min(times):.0f} times less](bench/RESULTS.md#the-embedded-limiter)" in readme
+    assert round(interpreted_ns / compiled_ns) == 4 and "about four times slower" in readme
+    subject_bytes = re.search(r"bytes per subject at 1,000,000, identifier included \| (\d+) ", results)
+    assert subject_bytes is not None
+    for page in ("faq.md", "operations/tune.md"):
+        shown = re.search(
+            r"about (\d+) bytes", (ROOT / "docs" / page).read_text(encoding="utf-8"), re.IGNORECASE
+        )
+        assert shown is not None and int(shown[1]) == round(int(subject_bytes[1]), -1), page
+
+
 def test_an_avoided_word_is_found_with_its_place_and_a_better_one() -> None:
     (found,) = check_words.problems("page.md", "Fine.\nWhat nobody reads.\n")  # words: ok
     assert found.startswith("page.md:2: 'nobody': name who or what")  # words: ok

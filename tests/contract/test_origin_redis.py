@@ -156,8 +156,8 @@ class TestRedisOrigin(RemoteOriginContract):
     @pytest.mark.parametrize(
         ("change", "said"),
         [
-            (lambda url: url.replace("redis://", "redis+cluster://"), "no part of a Redis Cluster"),
-            (lambda url: url.replace("redis://", "redis+sentinel://"), "no sentinel"),
+            (lambda url: url.replace("redis://", "redis+cluster://"), "not part of a Redis Cluster"),
+            (lambda url: url.replace("redis://", "redis+sentinel://"), "not a sentinel"),
             (lambda url: url.removesuffix("/0") + "/99", "DB index"),
             (lambda url: url.replace("redis://", "redis://user:secret-word@"), "WRONGPASS"),
         ],

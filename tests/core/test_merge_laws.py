@@ -130,7 +130,7 @@ def test_invariant_05_any_order_and_any_repetition_of_deliveries_gives_the_same_
 
     assert state(other) == state(one)
     for node in (one, other):
-        assert not node.sweep.is_active, "an answer that was overtaken is no evidence of a wiped origin"
+        assert not node.sweep.is_active, "an answer that was overtaken is not evidence of a wiped origin"
 
 
 @given(st.data(), rows, rows)

@@ -158,7 +158,7 @@ def test_at_rest_the_origin_holds_exactly_what_was_accepted(events: list[str]) -
         node.origin_sync.apply_replay(replay, replies, T)
     for replay in flying:
         node.origin_sync.fail_replay(replay)
-    assert not node.sweep.is_active, "overtaking is no sign of a wipe"
+    assert not node.sweep.is_active, "overtaking is not a sign of a wipe"
     node.replay(origin, T)
     assert origin.total(DIGEST, 1000) == accepted
     if accepted:

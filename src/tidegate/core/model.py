@@ -515,7 +515,7 @@ class Tuning:
     breaker_open_ms: int = 5_000
     breaker_trials: int = 1
 
-    # About 350 bytes each, compiled: an attacker who sprays identifiers cannot take more than this.
+    # About 380 bytes each, compiled: an attacker who sprays identifiers cannot take more than this.
     subjects_max: int = 1_000_000
     # The same in bytes, by estimate: names may be long, and a table of its own for each subject costs more than the
     # subject. A million subjects with short names need a third of it.

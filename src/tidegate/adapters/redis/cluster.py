@@ -254,4 +254,4 @@ class Cluster:
     @staticmethod
     def _accept(greeting: Greeting, shown: str) -> None:
         if greeting.mode != "cluster":
-            raise ConfigurationError(f"{shown}: is no part of a Redis Cluster; use redis://")
+            raise ConfigurationError(f"{shown}: is not part of a Redis Cluster; use redis://")

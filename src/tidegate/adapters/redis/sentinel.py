@@ -71,7 +71,7 @@ class Sentinels:
             greeting = await greet(wire, self._options)
             if greeting.mode != "sentinel":
                 raise ConfigurationError(
-                    f"{wire.shown}: is no sentinel but a server in {greeting.mode} mode; give the addresses of "
+                    f"{wire.shown}: is not a sentinel but a server in {greeting.mode} mode; give the addresses of "
                     "sentinels, or use redis://"
                 )
             command = ("SENTINEL", "GET-MASTER-ADDR-BY-NAME", self._settings.service)
