@@ -121,10 +121,17 @@ class Origin(Protocol):
         """
 
     async def lease(
-        self, node_id: str, *, life_ms: int, state: ImportState | None = None, timeout_s: float
+        self,
+        node_id: str,
+        *,
+        life_ms: int,
+        state: ImportState | None = None,
+        has_lost: bool = False,
+        timeout_s: float,
     ) -> Lease:
         """Take, renew or (with a life of 0) give back the import of the region, as
-        `tidegate.core.sharing.take_lease` does, in one atomic step; the answer says who has it."""
+        `tidegate.core.sharing.take_lease` does, in one atomic step; the answer says who has it. `has_lost`: this node
+        has seen that the origin lost counts."""
 
     async def pulse(self, region: str, *, timeout_s: float) -> Pulse:
         """Claim the region name if none is held (never overwrite one), and answer it with the origin's clock."""

@@ -7,7 +7,7 @@ from operator import itemgetter
 
 from tidegate.core.cells import Cell, Subject
 from tidegate.core.engine import Engine, Need
-from tidegate.core.ledger_sync import LedgerSync, Publication
+from tidegate.core.ledger_sync import Found, LedgerSync, Publication
 from tidegate.core.model import (
     DEGRADED,
     LOCAL,
@@ -149,7 +149,7 @@ class Node:
 
     def plan_publish(self, now_ms: int, *, pressed_only: bool = False) -> Publication | None:
         """All rows that are due, sorted; None when there are none."""
-        found: list[tuple[LedgerRow, Subject, Cell]] = []
+        found: list[Found] = []
         waiting = self.ledger_sync.subjects_waiting(pressed_only=pressed_only)
         self.ledger_sync.collect_publish(found, now_ms, waiting, pressed_only=pressed_only)
         found.sort(key=itemgetter(0))

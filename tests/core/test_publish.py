@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.core.nodes import PLAIN, DictLedger, DictOrigin, Node
-from tidegate.core.cells import Cell, Subject
-from tidegate.core.ledger_sync import Publication
+from tidegate.core.ledger_sync import Found, Publication
 from tidegate.core.model import LedgerRow, Limit, OriginReply, Request, Tuning
 from tidegate.core.windows import publish_threshold
 
@@ -187,6 +186,7 @@ def test_every_row_of_a_publication_goes_with_its_subject_and_cell(
     keys = [row[:5] for row in publication.rows]
     assert len(keys) == len(set(keys)) > 0
     for row, subject, cell in zip(publication.rows, publication.subjects, publication.cells, strict=True):
+        assert subject is not None and cell is not None
         assert (row.identifier, row.sequence) == (subject.identifier, cell.sequence)
 
 
@@ -199,7 +199,7 @@ def test_a_turn_in_slices_takes_what_a_turn_at_once_takes(
         for i in range(count):
             node.decide(LIMIT, f"id{i}", 30 if i % 3 else 1, T)
     expected = at_once.plan_publish(T, pressed_only=pressed_only)
-    runs: list[list[tuple[LedgerRow, Subject, Cell]]] = []
+    runs: list[list[Found]] = []
     waiting = in_slices.ledger_sync.subjects_waiting(pressed_only=pressed_only)
     for start in range(0, waiting, slice_size):
         runs.append([])
@@ -220,7 +220,7 @@ def test_a_refused_row_waits_for_the_next_turn_not_for_the_end_of_this_one() -> 
     node.ledger_sync.set_aside(publication, 0, T)
     node.ledger_sync.fail_publish(publication, 1, 2)
     assert node.ledger_sync.subjects_waiting() == 2
-    run: list[tuple[LedgerRow, Subject, Cell]] = []
+    run: list[Found] = []
     for _ in range(2):
         node.ledger_sync.collect_publish(run, T, 1)
     assert [row.identifier for row, _, _ in run] == ["good"]

@@ -58,12 +58,18 @@ class FarOrigin:
         return await self.inner.share(shares, timeout_s=timeout_s)
 
     async def lease(
-        self, node_id: str, *, life_ms: int, state: ImportState | None = None, timeout_s: float
+        self,
+        node_id: str,
+        *,
+        life_ms: int,
+        state: ImportState | None = None,
+        has_lost: bool = False,
+        timeout_s: float,
     ) -> Lease:
         await self._travel()
         if self.is_down:
             raise DependencyTimeout("down")
-        return self.inner.lease_nowait(node_id, life_ms, state)
+        return self.inner.lease_nowait(node_id, life_ms, state, has_lost=has_lost)
 
     async def claim(self, claims: Sequence[Claim], *, timeout_s: float) -> list[ClaimReply]:
         await self._travel()

@@ -475,7 +475,7 @@ def published_is_committed_before_the_chunk_succeeded() -> None:
         def init(self: Publication, found: Any) -> None:
             original(self, found)
             for row, cell in zip(self.rows, self.cells, strict=True):
-                assert cell.ledger is not None
+                assert cell is not None and cell.ledger is not None
                 cell.ledger.published = row.regional
 
         return init

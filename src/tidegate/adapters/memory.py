@@ -286,12 +286,14 @@ class MemoryOrigin:
             store.expire(now_ms)
             return replies
 
-    def lease_nowait(self, node_id: str, life_ms: int, state: ImportState | None) -> Lease:
+    def lease_nowait(
+        self, node_id: str, life_ms: int, state: ImportState | None, *, has_lost: bool = False
+    ) -> Lease:
         """See `Origin.lease`."""
         store = self._store
         with store.lock:
             self._commands += 1
-            store.lease = take_lease(store.lease, node_id, life_ms, state, self._clock.now_ms())
+            store.lease = take_lease(store.lease, node_id, life_ms, state, has_lost, self._clock.now_ms())
             return store.lease
 
     def pulse_nowait(self, region: str) -> Pulse:
@@ -331,6 +333,11 @@ class MemoryOrigin:
             store.lease = snapshot.lease
             store.ended = {}
 
+    def drop_lease(self) -> None:
+        """Lose who imports for the region, and how far it has come."""
+        with self._store.lock:
+            self._store.lease = None
+
     def wipe(self) -> None:
         """Come back empty, without even the region's name."""
         self.restore(OriginSnapshot({}, (), None, 0))
@@ -368,9 +375,15 @@ class MemoryOrigin:
                 listener(digest, writer)
 
     async def lease(
-        self, node_id: str, *, life_ms: int, state: ImportState | None = None, timeout_s: float
+        self,
+        node_id: str,
+        *,
+        life_ms: int,
+        state: ImportState | None = None,
+        has_lost: bool = False,
+        timeout_s: float,
     ) -> Lease:
-        return self.lease_nowait(node_id, life_ms, state)
+        return self.lease_nowait(node_id, life_ms, state, has_lost=has_lost)
 
     async def listen(self, node_id: str, on_recall: Callable[[bytes, str], None]) -> None:
         loop = asyncio.get_running_loop()

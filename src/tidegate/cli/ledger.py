@@ -13,6 +13,7 @@ from tidegate.cli.databases import ledger_options, opened_ledger, run
 from tidegate.cli.outcomes import json_option, print_result
 from tidegate.cli.tables import table
 from tidegate.core.quota import format_duration
+from tidegate.core.sharing import Lease
 from tidegate.ports import LedgerOverview
 
 __all__ = ["ledger"]
@@ -27,12 +28,20 @@ __all__ = ["ledger"]
     show_default=True,
     help="How many of the highest counts to show.",
 )
+@click.option(
+    "--origin",
+    "origin_url",
+    envvar="TIDEGATE_ORIGIN",
+    help="The region's Redis: also show which node imports for the region, since when, and how far behind.",
+)
 @ledger_options
 @json_option
-def ledger(url: str, timeout_s: float, hottest_max: int, as_json: bool) -> None:
+def ledger(url: str, timeout_s: float, hottest_max: int, origin_url: str | None, as_json: bool) -> None:
     """Show the regions in the database, their last heartbeat, their rows, and the highest counts."""
     overview, names = run(_overview(url, timeout_s, hottest_max))
     document = describe(overview, names)
+    if origin_url is not None:
+        document["importer"] = describe_lease(run(_lease(origin_url, timeout_s), "waiting for Redis"))
     print_result(as_json, document, "\n".join(_lines(document)))
 
 
@@ -47,6 +56,35 @@ async def _overview(url: str, timeout_s: float, hottest_max: int) -> tuple[Ledge
     async with opened_catalog(place) as catalog:
         rows = await all_rows(catalog, place)
     return overview, {row.id: row.name for row in rows.namespaces}
+
+
+async def _lease(url: str, timeout_s: float) -> Lease:
+    from tidegate.adapters.urls import open_origin
+
+    origin = open_origin(url)
+    try:
+        # Without a name and a life: it only asks.
+        return await origin.lease("", life_ms=0, timeout_s=timeout_s)
+    finally:
+        await origin.close()
+
+
+def describe_lease(lease: Lease) -> dict[str, Any]:
+    """Who imports for the region, as plain data."""
+    is_held = lease.holder != "" and lease.time_ms < lease.until_ms
+    imported_at_ms = lease.state.imported_at_ms
+    return {
+        "node": lease.holder if is_held else None,
+        "for_ms": lease.time_ms - lease.since_ms if is_held else None,
+        "behind_ms": None if imported_at_ms < 0 else max(0, lease.time_ms - imported_at_ms),
+    }
+
+
+def _importer_line(importer: Mapping[str, Any]) -> str:
+    behind = "never" if importer["behind_ms"] is None else f"{format_duration(importer['behind_ms'])} ago"
+    if importer["node"] is None:
+        return f"no node imports for the region of this Redis; last import: {behind}"
+    return f"{importer['node']} imports, for {format_duration(importer['for_ms'])}; last import: {behind}"
 
 
 def describe(overview: LedgerOverview, names: Mapping[str, str]) -> dict[str, Any]:
@@ -90,6 +128,8 @@ def _lines(document: dict[str, Any]) -> list[str]:
         "",
         f"{document['rows']} live rows, {document['expired_rows']} expired (tidegate cleanup deletes them)",
     ]
+    if "importer" in document:
+        lines.append(_importer_line(document["importer"]))
     if document["hottest"]:
         headers = ["COUNT", "NAMESPACE", "IDENTIFIER", "WORKSPACE", "REGION", "WINDOW"]
         rows = [

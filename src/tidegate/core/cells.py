@@ -38,7 +38,7 @@ class Cell:
         self.own: int = 0
         # Accepted by the other nodes of this region, as last read. Written by reads, replays and own rows.
         self.others: int = 0
-        # Accepted by the other regions, as last imported: the sum of `ledger.components`.
+        # Accepted by the other regions: as last imported, or as the origin has heard, whichever is more.
         self.foreign: int = 0
         # None without an origin; None without a ledger, and in windows too short for it.
         self.origin: Final[OriginView | None] = origin
@@ -75,6 +75,7 @@ class Subject:
         "is_asking",
         "is_changed",
         "is_dirty",
+        "is_due",
         "newer",
         "older",
         "oldest",
@@ -107,6 +108,7 @@ class Subject:
         self.is_asking: bool = False
         self.is_dirty: bool = False
         self.is_changed: bool = False
+        self.is_due: bool = False
 
         self.identifier: Final[str] = identifier
         # Its table's number, -1 once it was evicted or has expired.

@@ -30,6 +30,7 @@ from tidegate.core.credit import (
 )
 from tidegate.core.engine import FITS, HELD, Engine
 from tidegate.core.grants import CellPart, CreditReply, CreditRequest, GrantRules
+from tidegate.core.ledger_sync import LedgerSync
 from tidegate.core.model import LOCAL, ORIGIN, Tuning
 from tidegate.core.origin_sync import OriginSync
 from tidegate.core.pending import Pending
@@ -88,6 +89,7 @@ class CreditSync:
     __slots__ = (
         "_engine",
         "_holders",
+        "_ledger_sync",
         "_origin_sync",
         "_releases",
         "_retry_ms",
@@ -101,7 +103,15 @@ class CreditSync:
         "releases",
     )
 
-    def __init__(self, engine: Engine, origin_sync: OriginSync, tuning: Tuning, rules: GrantRules) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        origin_sync: OriginSync,
+        ledger_sync: LedgerSync,
+        tuning: Tuning,
+        rules: GrantRules,
+    ) -> None:
+        self._ledger_sync: Final[LedgerSync] = ledger_sync
         self._engine: Final[Engine] = engine
         self._origin_sync: Final[OriginSync] = origin_sync
         self._subjects: Final[Subjects] = engine.subjects
@@ -253,6 +263,11 @@ class CreditSync:
             self._rules,
             can_be_recalled,
         )
+        current = subject.cell(sequence)
+        if current is not None and current.ledger is not None and self._ledger_sync.can_publish:
+            floor = self.pending.floor_of(current.ledger)
+            step = self.pending.step_of(subject, current, current.ledger, now_ms, duration_ms)
+            request = request._replace(floor=floor, step=step)
         exchange.add(request, subject, acked)
         self.messages += 1
         self._holders.pop(digest, None)
@@ -361,7 +376,7 @@ class CreditSync:
             part = request.cells[i]
             cell = subject.cell(part.sequence)
             if cell is None:
-                if totals.total == 0:
+                if totals.total == 0 and totals.foreign == 0:
                     continue
                 cell = self._subjects.blank_cell(part.sequence, duration_ms)
                 sequence_min = now_ms // duration_ms - 2
@@ -373,6 +388,7 @@ class CreditSync:
             self._origin_sync.apply_report(
                 subject, cell, part.own, acked[i], totals.total, totals.component, now_ms
             )
+            self._ledger_sync.apply_totals(subject, cell, totals, now_ms)
 
     # -- serving
 

@@ -410,6 +410,10 @@ def share(
         return ShareReply(0, 0, 0, NOT_DUE), []
     cell = record.cell(entry.sequence)
     mark = cell.marked()
+    if entry.epoch > mark.epoch:
+        # The ledger has lost rows since: what was published may not be there any more.
+        mark = Mark(epoch=entry.epoch)
+        cell.mark = mark
     recalled: list[str] = []
     if entry.region:
         known = cell.regions.get(entry.region, 0)
@@ -418,10 +422,6 @@ def share(
             cell.foreign += entry.counted - known
             recalled = recall_overdrawn(record, entry, now_ms, rules)
     else:
-        if entry.epoch > mark.epoch:
-            # The ledger has lost rows since: what was published may not be there any more.
-            mark = Mark(epoch=entry.epoch)
-            cell.mark = mark
         if entry.epoch == mark.epoch and entry.counted > mark.published:
             mark.published = entry.counted
         if entry.counted > 0 and mark.owner == entry.owner:

@@ -13,29 +13,43 @@ from typing import Final, final
 
 from tidegate.core.cells import BLOCKED, CLEAN, PINNED, Cell, Subject
 from tidegate.core.engine import Engine
-from tidegate.core.model import LedgerRow, Tuning
+from tidegate.core.grants import CellTotals
+from tidegate.core.model import LedgerRow, Tuning, subject_digest
 from tidegate.core.pending import Pending
+from tidegate.core.sharing import DUE, NOT_DUE
 from tidegate.core.subjects import Subjects
 from tidegate.core.sweep import Sweep
 from tidegate.core.views import GlobalView, Growth, LedgerView
 from tidegate.core.windows import publish_threshold
 
-__all__ = ["LedgerSync", "Publication"]
+__all__ = ["Found", "LedgerSync", "Publication"]
 
 # Expiry work done along with each row that finds memory full.
 EXPIRE_PER_ROW: Final = 4
 
 
+Found = tuple[LedgerRow, Subject | None, Cell | None]
+"""A row to publish, and what it comes from."""
+
+
 @final
 class Publication:
-    """Rows on their way to the ledger, in any order."""
+    """Rows on their way to the ledger, in any order. Those that were imported have no subject in memory."""
 
     __slots__ = ("cells", "rows", "subjects")
 
-    def __init__(self, found: list[tuple[LedgerRow, Subject, Cell]]) -> None:
+    def __init__(self, found: list[Found]) -> None:
         self.rows: Final[list[LedgerRow]] = [row for row, _, _ in found]
-        self.subjects: Final[list[Subject]] = [subject for _, subject, _ in found]
-        self.cells: Final[list[Cell]] = [cell for _, _, cell in found]
+        self.subjects: Final[list[Subject | None]] = [subject for _, subject, _ in found]
+        self.cells: Final[list[Cell | None]] = [cell for _, _, cell in found]
+
+    def digest(self, index: int) -> bytes:
+        row = self.rows[index]
+        subject = self.subjects[index]
+        key = (row.workspace, row.namespace, row.duration_ms)
+        if subject is None:
+            return subject_digest(row.workspace, row.namespace, row.identifier, row.duration_ms)
+        return subject.digest_of(key)
 
 
 @final
@@ -49,6 +63,7 @@ class LedgerSync:
         "_rows_until_ms",
         "_subjects",
         "_tuning",
+        "can_publish",
         "cells_imported",
         "hot_until_ms",
         "pending",
@@ -70,6 +85,8 @@ class LedgerSync:
         self._import_at_ms: int = -1
         # Imports are fast until then: this node has cells above their threshold that still grow.
         self.hot_until_ms: int = 0
+        # False while this node cannot reach the ledger: the origin makes it responsible for nothing.
+        self.can_publish: bool = True
         self.cells_imported: int = 0
         self.rows_imported: int = 0
         self.rows_set_aside: int = 0
@@ -82,11 +99,12 @@ class LedgerSync:
 
     def collect_publish(
         self,
-        found: list[tuple[LedgerRow, Subject, Cell]],
+        found: list[Found],
         now_ms: int,
         subjects_max: int,
         *,
         pressed_only: bool = False,
+        is_shared: bool = False,
     ) -> None:
         """Take the next subjects from the queue and add their due rows to `found`: one slice of a turn.
 
@@ -108,6 +126,8 @@ class LedgerSync:
                 row = self._row(subject, cell, ledger, key, now_ms)
                 if row is not None:
                     ledger.is_changed = False
+                    if cell.origin is not None and not is_shared:
+                        cell.origin.published = cell.own
                     found.append((row, subject, cell))
                 elif not pressed_only:
                     ledger.is_changed = False
@@ -117,13 +137,72 @@ class LedgerSync:
                 is_blocked = subject.strict_until_ms > now_ms
                 self._subjects.move(subject, BLOCKED if is_blocked else CLEAN, subject.touched_ms)
 
+    def drop_pressed(self) -> None:
+        """The origin says what is published before the tick."""
+        pending = self.pending
+        for subject in pending.take_publish(len(pending.pressed), pressed_only=True):
+            for cell in subject.cells():
+                if cell.ledger is not None:
+                    cell.ledger.is_pressed = False
+
+    def collect_due(
+        self, found: list[Found], now_ms: int, subjects_max: int, *, pressed_only: bool = False
+    ) -> None:
+        """Take the next subjects that this node is responsible for, and add their rows to `found`.
+
+        Each row must be applied, failed, set aside or dropped.
+        """
+        for subject in self.pending.take_due(subjects_max):
+            if subject.table < 0:
+                continue
+            key = self._subjects.key_of(subject)
+            for cell in subject.cells():
+                ledger = cell.ledger
+                if ledger is None or ledger.due == NOT_DUE:
+                    continue
+                if pressed_only and ledger.due == DUE:
+                    self.pending.queue_due(subject, cell, DUE)
+                    continue
+                ledger.due = NOT_DUE
+                if now_ms < (cell.sequence + 2) * key[2] and now_ms >= ledger.set_aside_until_ms:
+                    ledger.is_changed = False
+                    found.append((self._row_of(subject, cell, key), subject, cell))
+
+    def forget_due(self) -> None:
+        """The origin does not answer: every node publishes what it has."""
+        for subject in self.pending.take_due(len(self.pending.due)):
+            for cell in subject.cells():
+                if cell.ledger is not None:
+                    cell.ledger.due = NOT_DUE
+                    self.pending.queue_publish(subject, cell)
+        self.pending.has_pressed_due = False
+
+    def apply_claim(self, publication: Publication, index: int, total: int, published: int, due: int) -> bool:
+        """The origin said who publishes this row, and how much: True if this node does."""
+        cell, subject = publication.cells[index], publication.subjects[index]
+        if cell is not None and cell.ledger is not None and subject is not None:
+            cell.ledger.published = published
+            if due == NOT_DUE:
+                # Another node does, or it is done. If not, the next tick asks again.
+                self.pending.queue_publish(subject, cell)
+        if due != NOT_DUE:
+            publication.rows[index] = publication.rows[index]._replace(regional=total)
+        return due != NOT_DUE
+
+    def apply_published(self, publication: Publication, index: int, published: int, due: int) -> None:
+        """The origin knows of the publish: what has been counted since may be due."""
+        cell, subject = publication.cells[index], publication.subjects[index]
+        if cell is not None and cell.ledger is not None and subject is not None:
+            cell.ledger.published = max(cell.ledger.published, published)
+            if due != NOT_DUE:
+                self.pending.queue_due(subject, cell, DUE)
+
     def _row(
         self, subject: Subject, cell: Cell, ledger: LedgerView, key: tuple[str, str, int], now_ms: int
     ) -> LedgerRow | None:
         """The cell's row, if it passes the filters of publishing."""
-        workspace, namespace, duration_ms = key
-        expires_at_ms = (cell.sequence + 2) * duration_ms
         regional = cell.own + cell.others
+        expires_at_ms = (cell.sequence + 2) * key[2]
         if now_ms >= expires_at_ms or regional <= ledger.published or now_ms < ledger.set_aside_until_ms:
             return None
         if cell.foreign == 0 and (
@@ -131,8 +210,10 @@ class LedgerSync:
         ):
             return None
         self.hot_until_ms = max(self.hot_until_ms, now_ms + 2 * self._tuning.import_interval_ms)
-        if cell.origin is not None:
-            cell.origin.published = cell.own
+        return self._row_of(subject, cell, key)
+
+    def _row_of(self, subject: Subject, cell: Cell, key: tuple[str, str, int]) -> LedgerRow:
+        workspace, namespace, duration_ms = key
         return LedgerRow(
             workspace,
             namespace,
@@ -140,14 +221,16 @@ class LedgerSync:
             duration_ms,
             cell.sequence,
             self._region,
-            regional,
-            expires_at_ms,
+            cell.own + cell.others,
+            (cell.sequence + 2) * duration_ms,
         )
 
     def apply_publish(self, publication: Publication, start: int, end: int, now_ms: int) -> None:
         """The rows from `start` up to `end` are in the ledger."""
         for i in range(start, end):
-            cell = publication.cells[i]
+            cell, subject = publication.cells[i], publication.subjects[i]
+            if cell is None or subject is None:
+                continue
             ledger = cell.ledger
             assert ledger is not None
             row = publication.rows[i]
@@ -155,23 +238,27 @@ class LedgerSync:
             ledger.set_aside = 0
             ledger.seen = self._global_view.full_imports
             self._rows_until_ms = max(self._rows_until_ms, row.expires_at_ms)
-            self.pending.set_pressure(publication.subjects[i], cell, ledger, now_ms, row.duration_ms)
+            self.pending.set_pressure(subject, cell, ledger, now_ms, row.duration_ms)
 
     def fail_publish(self, publication: Publication, start: int, end: int) -> None:
         """These rows may not be in the ledger: they wait for the next turn."""
         for i in range(start, end):
-            self.pending.queue_publish(publication.subjects[i], publication.cells[i])
+            cell, subject = publication.cells[i], publication.subjects[i]
+            if cell is not None and subject is not None:
+                self.pending.queue_publish(subject, cell)
 
     def set_aside(self, publication: Publication, index: int, now_ms: int) -> None:
         """The ledger rejects this row: it waits, longer each time, and does not delay the others."""
-        cell = publication.cells[index]
+        cell, subject = publication.cells[index], publication.subjects[index]
+        self.rows_set_aside += 1
+        if cell is None or subject is None:
+            return
         ledger = cell.ledger
         assert ledger is not None
-        self.rows_set_aside += 1
         until_ms = now_ms + (self._tuning.set_aside_ms << min(ledger.set_aside, 10))
         ledger.set_aside_until_ms = max(ledger.set_aside_until_ms, until_ms)
         ledger.set_aside += 1
-        self.pending.queue_publish(publication.subjects[index], cell)
+        self.pending.queue_publish(subject, cell)
 
     # -- import
 
@@ -270,18 +357,63 @@ class LedgerSync:
         if grown <= 0:
             return
         components[row.region] = row.regional
-        cell.foreign += grown
+        ledger.imported += grown
+        # The origin may have heard of some of it before.
+        grown = ledger.imported - cell.foreign
+        if grown <= 0:
+            return
+        cell.foreign = ledger.imported
+        self._note_growth(ledger, grown, now_ms, lag_ms, is_first=known == 0)
+        self.pending.set_pressure(subject, cell, ledger, now_ms, row.duration_ms)
+        self.pending.queue_publish(subject, cell)
+
+    def _note_growth(
+        self, ledger: LedgerView, grown: int, now_ms: int, lag_ms: int, *, is_first: bool
+    ) -> None:
         growth = ledger.growth
         if growth is None:
             growth = Growth(now_ms)
             ledger.growth = growth
         growth.start(now_ms, 2 * self._tuning.import_interval_ms)
-        if known > 0:
+        if not is_first:
             # A first count gives no rate: it may have grown over any time.
             growth.amount += grown
             growth.lag += grown * lag_ms
-        self.pending.set_pressure(subject, cell, ledger, now_ms, row.duration_ms)
-        self.pending.queue_publish(subject, cell)
+
+    def apply_totals(self, subject: Subject, cell: Cell, totals: CellTotals, now_ms: int) -> None:
+        """The origin answered a message: what it knows of other regions, of what was published, of who publishes."""
+        grown = totals.foreign - cell.foreign
+        if grown > 0:
+            cell.foreign = totals.foreign
+        ledger = cell.ledger
+        if ledger is None:
+            return
+        if grown > 0:
+            is_first = grown == totals.foreign
+            self._note_growth(
+                ledger, grown, now_ms, self._tuning.import_hot_interval_ms // 2, is_first=is_first
+            )
+        elif ledger.growth is not None:
+            ledger.growth.stop(now_ms, 2 * self._tuning.import_hot_interval_ms)
+        if totals.regions > ledger.regions:
+            ledger.regions = totals.regions
+        if totals.published > ledger.published:
+            ledger.published = totals.published
+        # As with an own row that was imported: at least this much was counted here.
+        if totals.published - cell.own > cell.others:
+            cell.others = totals.published - cell.own
+        if totals.due != NOT_DUE:
+            self.pending.queue_due(subject, cell, totals.due)
+
+    def apply_lease(self, age_ms: int, regions: int, now_ms: int) -> None:
+        """Another node imports for this region: how long ago it did, and how many regions are live."""
+        view = self._global_view
+        if age_ms >= 0:
+            view.imported_at_ms = max(view.imported_at_ms, now_ms - age_ms)
+        # Growth is measured with what answers of the origin say, not with imports.
+        view.growth_since_ms = 0
+        self.apply_regions(regions)
+        self.apply_import_interval(self._tuning.import_hot_interval_ms)
 
     def finish_import(self, now_ms: int, *, full: bool = False) -> None:
         """An import is complete. After a full one, publish again the rows of this region that it did not return: the

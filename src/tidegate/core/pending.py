@@ -11,6 +11,7 @@ from typing import Final, final
 
 from tidegate.core.cells import PINNED, Cell, Subject
 from tidegate.core.model import Limit, Tuning
+from tidegate.core.sharing import PRESSED
 from tidegate.core.subjects import Subjects
 from tidegate.core.views import GlobalView, LedgerView
 from tidegate.core.windows import effective, publish_threshold
@@ -33,6 +34,8 @@ class Pending:
         "asking",
         "changed",
         "dirty",
+        "due",
+        "has_pressed_due",
         "is_urgent",
         "pressed",
     )
@@ -42,11 +45,15 @@ class Pending:
         self._global_view: Final[GlobalView] = global_view
         self._pressure_parts: Final[int] = tuning.pressure_parts
         # Subjects with counts to replay; with something to ask the origin at once: requests wait, credit is low or was
-        # recalled; with cells to publish on the tick; with cells to publish before it.
+        # recalled; with cells to publish on the tick; with cells to publish before it; with cells that the origin has
+        # made this node responsible for.
         self.dirty: Final[list[Subject]] = []
         self.asking: Final[list[Subject]] = []
         self.changed: Final[list[Subject]] = []
         self.pressed: Final[list[Subject]] = []
+        self.due: Final[list[Subject]] = []
+        # Some of the last should not wait for a tick.
+        self.has_pressed_due: bool = False
         # True when something was added to `dirty`, `asking` or `pressed`: the driver wakes its loops, and sets it to
         # False.
         self.is_urgent: bool = False
@@ -113,27 +120,60 @@ class Pending:
             self.pressed.append(subject)
             self.is_urgent = True
 
-    def set_pressure(
-        self, subject: Subject, cell: Cell, ledger: LedgerView, now_ms: int, duration_ms: int
-    ) -> None:
-        """Set the count from which on this cell is published without waiting for the tick.
-
-        It may grow by a part of the headroom, divided among the regions seen on it: what other regions cannot see
-        stays a small part of what is left. The first publish waits for the threshold alone. Up to it all regions
-        together may hold half of the quota unseen, and a part of the headroom on top would be as much again.
-        """
-        if ledger.quota_min == 0:
+    def queue_due(self, subject: Subject, cell: Cell, due: int) -> None:
+        """The origin has made this node responsible for publishing the cell."""
+        ledger = cell.ledger
+        if ledger is None or subject.table < 0:
             return
+        self.queue_publish(subject, cell)
+        if due > ledger.due:
+            ledger.due = due
+        if due == PRESSED:
+            self.has_pressed_due = True
+            self.is_urgent = True
+        if not subject.is_due:
+            subject.is_due = True
+            self.due.append(subject)
+
+    def take_due(self, count: int) -> list[Subject]:
+        """Remove the next `count` subjects that this node is responsible for from their queue."""
+        taken = self.due[:count]
+        del self.due[:count]
+        for subject in taken:
+            subject.is_due = False
+        return taken
+
+    def step_of(self, subject: Subject, cell: Cell, ledger: LedgerView, now_ms: int, duration_ms: int) -> int:
+        """By how much a cell may grow before other regions should know: a part of the headroom, divided among the
+        regions seen on it, so that what they cannot see stays a small part of what is left."""
         used = cell.total()
         previous = subject.cell(cell.sequence - 1)
         elapsed_ms = now_ms - cell.sequence * duration_ms
         if previous is not None and 0 <= elapsed_ms < duration_ms:
             used = effective(used, previous.total(), elapsed_ms, duration_ms)
-        regions = 1 if ledger.components is None else 1 + len(ledger.components)
-        step = (ledger.quota_min - used) // (self._pressure_parts * regions)
-        pressure_at = ledger.published + (step if step > 1 else 1)
+        regions = 0 if ledger.components is None else len(ledger.components)
+        if ledger.regions > regions:
+            regions = ledger.regions
+        step = (ledger.quota_min - used) // (self._pressure_parts * (1 + regions))
+        return step if step > 1 else 1
+
+    def floor_of(self, ledger: LedgerView) -> int:
+        """From which count on other regions should know the cell; 0 before its first request."""
+        return 0 if ledger.quota_min == 0 else publish_threshold(ledger.quota_min, self._global_view.regions)
+
+    def set_pressure(
+        self, subject: Subject, cell: Cell, ledger: LedgerView, now_ms: int, duration_ms: int
+    ) -> None:
+        """Set the count from which on this cell is published without waiting for the tick.
+
+        The first publish waits for the threshold alone. Up to it all regions together may hold half of the quota
+        unseen, and a part of the headroom on top would be as much again.
+        """
+        if ledger.quota_min == 0:
+            return
+        pressure_at = ledger.published + self.step_of(subject, cell, ledger, now_ms, duration_ms)
         if cell.foreign == 0:
-            threshold = publish_threshold(ledger.quota_min, self._global_view.regions)
+            threshold = self.floor_of(ledger)
             if threshold > pressure_at or ledger.published == 0:
                 pressure_at = threshold
         ledger.pressure_at = pressure_at
@@ -176,6 +216,7 @@ class Pending:
         self._prune(self.asking)
         self._prune(self.changed)
         self._prune(self.pressed)
+        self._prune(self.due)
 
     def _prune(self, queue: list[Subject]) -> None:
         for _ in range(PRUNED_PER_CREATION):

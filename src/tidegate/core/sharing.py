@@ -51,7 +51,7 @@ class Mark:
         self.assigned: int = assigned
         self.owner: str = owner
         self.until_ms: int = until_ms
-        # How often the ledger had lost rows when `published` was written.
+        # When the ledger had last lost rows before `published` was written.
         self.epoch: int = epoch
 
     def copied(self) -> Mark:
@@ -90,7 +90,7 @@ class Share(NamedTuple):
     owner: str
     """The node that asks, and would publish."""
     epoch: int = 0
-    """How often the ledger has lost rows, as far as that node knows."""
+    """When the ledger last lost rows, as far as that node knows."""
 
 
 class ShareReply(NamedTuple):
@@ -116,7 +116,7 @@ class ImportState(NamedTuple):
     regions: int = 1
     """Live regions in the ledger."""
     epoch: int = 0
-    """How often the ledger has lost rows."""
+    """When the ledger last lost rows, or may have."""
 
 
 class Lease(NamedTuple):
@@ -128,26 +128,30 @@ class Lease(NamedTuple):
     until_ms: int
     time_ms: int
     """The origin's clock at this answer."""
+    lost_at_ms: int
+    """When a node last saw that the origin had lost counts; -1 for never. A full read brings back what it lost."""
     state: ImportState
 
 
 def take_lease(
-    lease: Lease | None, node_id: str, life_ms: int, state: ImportState | None, now_ms: int
+    lease: Lease | None, node_id: str, life_ms: int, state: ImportState | None, has_lost: bool, now_ms: int
 ) -> Lease:
     """Take the lease if no node holds it, renew it if this node does; a life of 0 gives it back.
 
-    `state` is kept only from the holder. It stays when the holder changes: the next one goes on from there.
+    `state` is kept only from the holder. It stays when the holder changes: the next one goes on from there. Any node
+    may say that the origin has lost counts.
     """
     if lease is None:
-        lease = Lease("", now_ms, 0, now_ms, ImportState())
+        lease = Lease("", now_ms, 0, now_ms, -1, ImportState())
+    lost_at_ms = now_ms if has_lost else lease.lost_at_ms
     is_held = lease.holder != "" and now_ms < lease.until_ms
     if is_held and lease.holder != node_id:
-        return lease._replace(time_ms=now_ms)
+        return lease._replace(time_ms=now_ms, lost_at_ms=lost_at_ms)
     is_mine = lease.holder == node_id
+    if life_ms <= 0 and not is_mine:
+        return lease._replace(time_ms=now_ms, lost_at_ms=lost_at_ms)
     since_ms = lease.since_ms if is_mine else now_ms
     if state is None or not is_mine:
         state = lease.state
-    holder = node_id
-    if life_ms <= 0:
-        holder = "" if is_mine else lease.holder
-    return Lease(holder, since_ms, now_ms + life_ms, now_ms, state)
+    holder = node_id if life_ms > 0 else ""
+    return Lease(holder, since_ms, now_ms + life_ms, now_ms, lost_at_ms, state)

@@ -6,6 +6,7 @@ from typing import Final, final
 
 from tidegate.core.cells import Subject
 from tidegate.core.pending import Pending
+from tidegate.core.sharing import DUE
 from tidegate.core.subjects import Subjects
 from tidegate.core.views import GlobalView
 
@@ -32,7 +33,9 @@ class Sweep:
         "_republishes_all",
         "_republishes_lost",
         "_subjects",
+        "_takes_back_all",
         "heals",
+        "losses",
         "origin_ahead_ms",
     )
 
@@ -46,6 +49,7 @@ class Sweep:
         self._replays_all: bool = False
         self._republishes_all: bool = False
         self._republishes_lost: bool = False
+        self._takes_back_all: bool = False
         # A loss that an answer shows starts no heal before this, and how long the next pause is.
         self._heal_after_ms: int = 0
         self._heal_pause_ms: int = HEAL_PAUSE_FIRST_MS
@@ -55,6 +59,8 @@ class Sweep:
         self.origin_ahead_ms: int = 0
         # Cells that were queued again for a replay.
         self.heals: int = 0
+        # How often a loss of the origin was seen.
+        self.losses: int = 0
 
     @property
     def is_active(self) -> bool:
@@ -63,6 +69,7 @@ class Sweep:
 
     def start_heal(self) -> None:
         """Replay every cell again: the origin lost counts."""
+        self.losses += 1
         self._replays_all = True
         self._next_slot = 0
 
@@ -105,6 +112,11 @@ class Sweep:
         self._republishes_lost = True
         self._next_slot = 0
 
+    def start_take_back(self) -> None:
+        """Ask the origin again for every published cell who publishes it: the ledger lost rows."""
+        self._takes_back_all = True
+        self._next_slot = 0
+
     def will_heal(self, subject: Subject) -> bool:
         """Whether the present pass will still replay this subject again."""
         return self._replays_all and 0 <= self._next_slot <= subject.slot
@@ -126,6 +138,7 @@ class Sweep:
         self._replays_all = False
         self._republishes_all = False
         self._republishes_lost = False
+        self._takes_back_all = False
         return False
 
     def _check(self, subject: Subject) -> None:
@@ -146,7 +159,10 @@ class Sweep:
                 and ledger.published > 0
                 and ledger.seen < self._global_view.full_imports
             )
-            if is_lost:
+            is_taken_back = self._takes_back_all and ledger.published > 0
+            if is_lost or is_taken_back:
                 ledger.published = 0
+            if is_taken_back:
+                self._pending.queue_due(subject, cell, DUE)
             if is_lost or self._republishes_all:
                 self._pending.queue_publish(subject, cell)

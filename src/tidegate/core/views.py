@@ -156,6 +156,12 @@ class Growth:
         self.amount = 0
         self.lag = 0
 
+    def stop(self, now_ms: int, after_ms: int) -> None:
+        """No change was seen at `now_ms`: so long after the last one, they have stopped growing."""
+        if now_ms - self.measured_at_ms > after_ms:
+            self.amount = 0
+            self.lag = 0
+
     def expected(self, now_ms: int, age_ms_max: int, since_ms: int) -> int:
         """What the counts have probably grown by since their rows were written.
 
@@ -179,12 +185,15 @@ class LedgerView:
 
     __slots__ = (
         "components",
+        "due",
         "growth",
+        "imported",
         "is_changed",
         "is_pressed",
         "pressure_at",
         "published",
         "quota_min",
+        "regions",
         "seen",
         "set_aside",
         "set_aside_until_ms",
@@ -206,6 +215,11 @@ class LedgerView:
         self.set_aside_until_ms: int = 0
         # The counts of other regions, by region; None until one has published. `growth` comes with the first.
         self.components: dict[str, int] | None = None
+        # Their sum. What the origin has heard of other regions may be more, and is not known by region: only how many.
+        self.imported: int = 0
+        self.regions: int = 0
+        # Whether this node has to publish the cell, as the origin said (`tidegate.core.sharing`).
+        self.due: int = 0
         self.growth: Growth | None = None
 
 

@@ -1,24 +1,32 @@
 """The import loop: what other regions published, and what this region published, into the local view.
 
-Incremental, by the ledger's cursor; a full read at the start and from time to time. Fast while this node holds
-cells above their threshold. Rows are merged in slices, so that no turn holds the event loop. The heartbeat of the
-region is written along with it, and its answer says how many regions are alive.
+One node imports for its region, four times a second, and writes what it reads to Redis (`voice`). While Redis does
+not answer, and without it, every node imports for itself: every five seconds, fast while it holds cells above their
+threshold.
+
+Incremental, by the ledger's cursor; a full read at the start and from time to time. Rows are merged in slices, so that
+no turn holds the event loop. The heartbeat of the region is written along with it, and its answer says how many regions
+are alive.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable, Sequence
+from enum import Enum
 from random import Random
 from typing import Final, NamedTuple
 
 from tidegate.core.gate import Gate
 from tidegate.core.ledger_sync import LedgerSync
-from tidegate.core.model import Tuning
+from tidegate.core.model import LedgerRow, Tuning, subject_digest
+from tidegate.core.sharing import NOT_DUE, Share
 from tidegate.errors import DependencyError
 from tidegate.ports import Changes, Ledger, RegionBeat
 from tidegate.runtime.calls import Calls
 from tidegate.runtime.loops import Metronome, wait_for_event
+from tidegate.runtime.voice import Voice
 
 __all__ = ["ImportLoop", "Imported"]
 
@@ -35,6 +43,18 @@ LOSS_INTERVALS: Final = 6
 # When counts of other regions that were evicted are needed again, a full read comes this many import intervals after
 # the last one at the earliest: an attacker who fills memory must not cost the database a full read at every tick.
 EVICTED_INTERVALS: Final = 2
+
+
+class _For(Enum):
+    """For whom a node imports."""
+
+    SELF = "self"
+    REGION = "region"
+    NONE = "none"
+
+
+def _ignore(_rows: Sequence[LedgerRow]) -> None:
+    """Does nothing."""
 
 
 class Imported(NamedTuple):
@@ -56,7 +76,16 @@ class ImportLoop:
         sync: LedgerSync,
         tuning: Tuning,
         random: Random,
+        voice: Voice | None = None,
     ) -> None:
+        self._voice = voice
+        # For whom the last turn imported.
+        self._for: _For = _For.SELF
+        # Called with rows of this region that the origin has made this node responsible for.
+        self.on_due: Callable[[Sequence[LedgerRow]], object] = _ignore
+        # The ledger holds less than it did, and a full read has not begun yet.
+        self._is_lost = False
+        self._regions_live = 1
         self._ledger = ledger
         self._region = region
         self._gate = gate
@@ -87,24 +116,34 @@ class ImportLoop:
         """Cells are hot: do not wait for the slow tick."""
         self._wanted.set()
 
-    async def run_once(self, *, full: bool = False) -> Imported:
-        """One turn. A failure leaves everything as it was: existing foreign counts stay."""
+    @property
+    def _is_full_due(self) -> bool:
+        now_s = asyncio.get_running_loop().time()
+        is_wanted = self._for is _For.SELF and self._sync.wants_full_import and now_s >= self._evicted_at_s
+        return self._cursor is None or now_s >= self._full_at_s or is_wanted
+
+    async def run_once(self, *, full: bool | None = None) -> Imported:
+        """One turn; `full` is None for a full read when it is due. A failure leaves everything as it was: existing
+        foreign counts stay."""
         loop = asyncio.get_running_loop()
-        full = full or self._cursor is None or loop.time() >= self._full_at_s
-        full = full or (self._sync.wants_full_import and loop.time() >= self._evicted_at_s)
+        full = self._is_full_due if full is None else full
         rows = 0
         unreadable = 0
         lost = False
         now_ms = self._gate.now_ms()
         cursor = None if full else self._cursor
-        if full:
+        is_shared = self._for is _For.REGION
+        if full and not is_shared:
             self._sync.begin_full_import()
         try:
             more = True
             while more:
                 changes = await self._changes(cursor, now_ms)
                 for start in range(0, len(changes.rows), SLICE_ROWS):
-                    await self._merge(changes, start, now_ms, full)
+                    if is_shared:
+                        await self._share(changes, start, now_ms)
+                    else:
+                        await self._merge(changes, start, now_ms, full)
                 rows += len(changes.rows)
                 if not full:
                     # What a full read brings may be old because nothing has happened since: quiet is not late.
@@ -114,9 +153,9 @@ class ImportLoop:
                 lost = lost or changes.lost
                 unreadable += changes.unreadable
         except DependencyError as error:
-            if full:
+            if full and not is_shared:
                 self._sync.fail_full_import()
-            if not self._is_down:
+            if self.calls.is_failing and not self._is_down:
                 self._is_down = True
                 logger.warning("the ledger does not answer, regions drift apart: %s", error)
             return Imported(False, rows, full)
@@ -133,8 +172,10 @@ class ImportLoop:
         elif lost:
             # What is missing of this region's rows shows in a full read: a wiped ledger is filled again by it.
             self._full_at_s = min(self._full_at_s, self._heal_at_s)
-        with self._gate:
-            self._sync.finish_import(self._gate.now_ms(), full=full)
+            self._is_lost = True
+        if not is_shared:
+            with self._gate:
+                self._sync.finish_import(self._gate.now_ms(), full=full)
         self.rows_last = rows
         self.rows_total += rows
         return Imported(True, rows, full)
@@ -149,11 +190,14 @@ class ImportLoop:
             self._has_unreadable = unreadable > 0
 
     async def _changes(self, cursor: str | None, now_ms: int) -> Changes:
-        return await self.calls.call(
+        changes = await self.calls.call(
             ["import"],
             lambda timeout_s: self._ledger.changes(cursor, now_ms=now_ms, timeout_s=timeout_s),
             self._timeout_s,
         )
+        if self._voice is not None:
+            self._voice.moved()
+        return changes
 
     async def _merge(self, changes: Changes, start: int, now_ms: int, full: bool) -> None:
         rows = changes.rows[start : start + SLICE_ROWS]
@@ -174,6 +218,7 @@ class ImportLoop:
         self._beats_at_s = asyncio.get_running_loop().time()
         newest_ms = max(beat.beat_at_ms for beat in self.beats)
         live = sum(newest_ms - beat.beat_at_ms <= self._tuning.region_live_ms for beat in self.beats)
+        self._regions_live = live
         with self._gate:
             self._sync.apply_regions(live)
         return True
@@ -192,21 +237,130 @@ class ImportLoop:
         self._sync.apply_import_interval(interval_ms)
         return interval_ms / 1000
 
+    # -- for whom
+
+    def _turn_for(self) -> _For:
+        if self._voice is None or not self._voice.is_shared:
+            return _For.SELF
+        return _For.REGION if self._voice.is_holder else _For.NONE
+
+    def _begin(self, turn: _For) -> None:
+        """This node imports for others than before: a cursor says what its reader has, and is of no use to another."""
+        self._for = turn
+        self._cursor = None
+        if turn is not _For.REGION:
+            return
+        assert self._voice is not None
+        state = self._voice.state
+        if state.cursor:
+            # Another node has imported up to here, and the origin has it.
+            self._cursor = state.cursor
+            since_s = max(0.0, (self._voice.origin_ms() - state.full_at_ms) / 1000)
+            interval_s = self._tuning.import_interval_ms / 1000
+            now_s = asyncio.get_running_loop().time()
+            self._full_at_s = now_s + self._tuning.import_full_interval_ms / 1000 - since_s
+            self._heal_at_s = now_s + LOSS_INTERVALS * interval_s - since_s
+
+    def _note_loss(self) -> None:
+        """The origin lost counts since the last full read, and so perhaps what other regions have published."""
+        assert self._voice is not None
+        lease = self._voice.lease
+        if lease is not None and lease.lost_at_ms > self._voice.state.full_at_ms:
+            self._full_at_s = min(self._full_at_s, self._heal_at_s)
+
+    async def _share(self, changes: Changes, start: int, now_ms: int) -> None:
+        """Write rows to the origin. It may find that this node has to publish some of its region's."""
+        voice = self._voice
+        assert voice is not None
+        rows = [
+            row
+            for row in changes.rows[start : start + SLICE_ROWS]
+            if now_ms < row.expires_at_ms and row.duration_ms >= self._tuning.ledger_duration_ms_min
+        ]
+        entries = [
+            Share(
+                subject_digest(row.workspace, row.namespace, row.identifier, row.duration_ms),
+                row.duration_ms,
+                row.sequence,
+                "" if row.region == self._region else row.region,
+                row.regional,
+                voice.node_id,
+                voice.state.epoch,
+            )
+            for row in rows
+        ]
+        if not entries:
+            return
+        due = [
+            row._replace(region=self._region, regional=reply.total)
+            for row, reply in zip(rows, await voice.share(entries), strict=True)
+            if reply.due != NOT_DUE
+        ]
+        voice.moved()
+        if due:
+            self.on_due(due)
+
+    async def _turn(self) -> None:
+        """One turn for the region. What fails is left to another node for a moment."""
+        voice = self._voice
+        assert voice is not None
+        self._note_loss()
+        # Before a full read: only what comes after a cursor shows that the ledger has lost rows.
+        is_probed = self._is_full_due and self._cursor is not None
+        if is_probed and not (await self.run_once(full=False)).ok:
+            voice.stand_back()
+            return
+        if self._is_full_due and (self._is_lost or not voice.state.cursor):
+            # Of what this region has published, rows are gone, or may be gone: every node asks again who publishes
+            # them. By the origin's clock, so that epochs rise although a wiped origin has forgotten the last one.
+            self._is_lost = False
+            epoch = max(voice.origin_ms(), voice.epoch + 1, voice.state.epoch + 1)
+            voice.state = voice.state._replace(epoch=epoch)
+        began_ms = voice.origin_ms()
+        imported = await self.run_once()
+        if not imported.ok:
+            voice.stand_back()
+            return
+        full_at_ms = began_ms if imported.full else voice.state.full_at_ms
+        voice.state = voice.state._replace(
+            # Until the full read, the next holder must find the loss as well.
+            cursor=voice.state.cursor if self._is_lost else self._cursor or "",
+            imported_at_ms=began_ms,
+            full_at_ms=full_at_ms,
+            regions=self._regions_live,
+        )
+        with self._gate:
+            self._sync.apply_lease(0, self._regions_live, self._gate.now_ms())
+
     async def run(self) -> None:
         """The loop, until cancelled."""
         loop = asyncio.get_running_loop()
         tuning = self._tuning
         slow_s = tuning.import_interval_ms / 1000
         ticks = Metronome(slow_s, tuning.jitter_percent, self._random, loop.time())
-        await self.beat_once()
-        await self.run_once()
-        tick_s = ticks.next_s(loop.time())
+        tick_s = loop.time()
+        if self._voice is not None:
+            await self._voice.run_once()
         while True:
+            turn = self._turn_for()
+            if turn is not self._for:
+                self._begin(turn)
             self._wanted.clear()
+            if turn is _For.NONE:
+                await wait_for_event(self._wanted, slow_s)
+                continue
+            if loop.time() >= tick_s:
+                tick_s = ticks.next_s(loop.time())
+                await self.beat_once()
+            jitter = 1 + tuning.jitter_percent / 100 * (self._random.random() - 0.5)
+            if turn is _For.REGION:
+                await self._turn()
+                await asyncio.sleep(tuning.import_hot_interval_ms / 1000 * jitter)
+                continue
+            await self.run_once()
             interval_s = self._interval_s()
             pause_s = max(0.0, tick_s - loop.time())
             if interval_s < slow_s:
-                jitter = 1 + tuning.jitter_percent / 100 * (self._random.random() - 0.5)
                 pause_s = min(interval_s * jitter, pause_s)
             with self._gate:
                 self._sync.expect_import(self._gate.now_ms() + round(pause_s * 1000))
@@ -214,7 +368,3 @@ class ImportLoop:
                 await asyncio.sleep(pause_s)
             else:
                 await wait_for_event(self._wanted, pause_s)
-            if loop.time() >= tick_s:
-                tick_s = ticks.next_s(loop.time())
-                await self.beat_once()
-            await self.run_once()

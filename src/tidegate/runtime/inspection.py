@@ -141,6 +141,10 @@ class Inspection:
         )
 
 
+# What is known only as a sum: another node has imported it.
+OTHER_REGIONS: Final = "other regions"
+
+
 def _counts(cell: Cell | None) -> tuple[int, int, int]:
     return (0, 0, 0) if cell is None else (cell.own, cell.others, cell.foreign)
 
@@ -149,7 +153,12 @@ def _parts(cell: Cell | None) -> CellParts:
     if cell is None:
         return NOTHING
     components = None if cell.ledger is None else cell.ledger.components
-    return CellParts(cell.own, cell.others, cell.foreign, dict(components or {}))
+    regions = dict(components or {})
+    unnamed = cell.foreign - sum(regions.values())
+    if unnamed > 0:
+        # The origin says how much other regions have counted, not which.
+        regions[OTHER_REGIONS] = unnamed
+    return CellParts(cell.own, cell.others, cell.foreign, regions)
 
 
 def _unreplayed(cell: Cell) -> int:

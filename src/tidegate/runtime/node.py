@@ -42,6 +42,7 @@ from tidegate.runtime.reserving import Reserving
 from tidegate.runtime.stalls import StallMonitor
 from tidegate.runtime.states import StateMachine
 from tidegate.runtime.statistics import Health
+from tidegate.runtime.voice import Voice
 
 __all__ = ["Node"]
 
@@ -120,6 +121,8 @@ class Node:
         self.pulse: PulseLoop | None = None
         self.publish: PublishLoop | None = None
         self.importer: ImportLoop | None = None
+        # Only with credit: its messages carry what other regions have counted, and its answers who publishes.
+        self.voice: Voice | None = None
         if origin is not None:
             self._make_origin_loops(origin)
         if ledger is not None:
@@ -134,7 +137,7 @@ class Node:
             exchanges = Exchanges(
                 origin,
                 gate,
-                CreditSync(self._engine, sync, tuning, origin.rules),
+                CreditSync(self._engine, sync, self.ledger_sync, tuning, origin.rules),
                 self.sweep,
                 tuning,
                 self._random,
@@ -162,7 +165,21 @@ class Node:
 
     def _make_ledger_loops(self, ledger: Ledger) -> None:
         gate, sync, tuning, random = self._gate, self.ledger_sync, self._tuning, self._random
-        importer = ImportLoop(ledger, self._region, gate, sync, tuning, random)
+        if self._origin is not None and self._engine.has_credit:
+            self.voice = Voice(
+                self._origin,
+                self._engine.node_id,
+                gate,
+                sync,
+                self.sweep,
+                tuning,
+                random,
+                is_usable=self._is_origin_usable,
+                can_import=self._is_ledger_usable,
+                can_publish=self._can_publish,
+                on_change=self._on_voice_change,
+            )
+        importer = ImportLoop(ledger, self._region, gate, sync, tuning, random, self.voice)
         self.importer = importer
         self.publish = PublishLoop(
             ledger,
@@ -172,7 +189,9 @@ class Node:
             random,
             is_usable=self._is_ledger_usable,
             on_published=importer.import_soon,
+            voice=self.voice,
         )
+        importer.on_due = self.publish.entrust
 
     def _backoff(self) -> Backoff:
         return loop_backoff(self._tuning, self._random)
@@ -182,6 +201,15 @@ class Node:
 
     def _is_ledger_usable(self) -> bool:
         return self._ledger_problem is None
+
+    def _can_publish(self) -> bool:
+        return self._is_ledger_usable() and self.publish is not None and not self.publish.calls.is_failing
+
+    def _on_voice_change(self) -> None:
+        if self.importer is not None:
+            self.importer.import_soon()
+        if self.publish is not None:
+            self.publish.press()
 
     # -- start and stop
 
@@ -254,6 +282,8 @@ class Node:
         if self.publish is not None and self.importer is not None:
             self._spawn(self.publish.run())
             self._spawn(self._open_and_import())
+        if self.voice is not None:
+            self._spawn(self.voice.run())
 
     def _spawn(self, coroutine: Coroutine[object, object, None]) -> None:
         task = asyncio.get_running_loop().create_task(coroutine)
@@ -284,6 +314,8 @@ class Node:
                     await self.reads.close()
                 if self.exchanges is not None:
                     await self.exchanges.close()
+                if self.voice is not None:
+                    await self.voice.release()
                 flushed = await self._flush()
         except TimeoutError:
             flushed = False
@@ -340,6 +372,9 @@ class Node:
         while True:
             # At the same time: an origin that hangs must not use up the ledger's time.
             flushed = all(await asyncio.gather(self._flush_origin(), self._flush_ledger()))
+            if flushed and self._engine.pending.due:
+                # The last counts made this node responsible for some rows.
+                flushed = await self._flush_ledger()
             with self._gate:
                 if not flushed or not self._engine.pending.dirty:
                     self._gate.resting = CLOSED
@@ -376,7 +411,7 @@ class Node:
             self.exchanges.wake()
         if self.replay is not None:
             self.replay.wake()
-        if self.publish is not None and self._engine.pending.pressed:
+        if self.publish is not None and (self._engine.pending.pressed or self._engine.pending.due):
             self.publish.press()
 
     @property
@@ -417,7 +452,15 @@ class Node:
     # -- reports
 
     def _breakers(self) -> list[Breaker]:
-        parts = (self.exchanges, self.reserving, self.reads, self.replay, self.publish, self.importer)
+        parts = (
+            self.exchanges,
+            self.reserving,
+            self.reads,
+            self.replay,
+            self.voice,
+            self.publish,
+            self.importer,
+        )
         return [part.calls.breaker for part in parts if part is not None]
 
     def health(self, now_s: float) -> list[Health]:
@@ -485,4 +528,6 @@ class Node:
                 "regions": self._engine.global_view.regions,
                 "heartbeat_age_ms": self.importer.heartbeat_age_ms(now_s),
             }
+        if self.voice is not None:
+            known |= self.voice.statistics(now_s)
         return known

@@ -9,18 +9,19 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from random import Random
 from typing import Final, NamedTuple
 
-from tidegate.core.cells import Cell, Subject
 from tidegate.core.gate import Gate
-from tidegate.core.ledger_sync import LedgerSync, Publication
+from tidegate.core.ledger_sync import Found, LedgerSync, Publication
 from tidegate.core.model import LedgerRow, Tuning
+from tidegate.core.sharing import NOT_DUE, Share, ShareReply
 from tidegate.errors import DependencyError, RowsRejected
 from tidegate.ports import Ledger
 from tidegate.runtime.calls import Calls
 from tidegate.runtime.loops import Metronome, wait_for_event
+from tidegate.runtime.voice import Voice
 
 __all__ = ["PublishLoop", "Published"]
 
@@ -35,13 +36,12 @@ CONSIDERED_PER_ROW: Final = 20
 # Subjects looked at, and rows settled, between two turns of the event loop: about half a millisecond, compiled.
 SLICE_ROWS: Final = 200
 
+# Rows that an import may leave to the publish loop: what a full read finds comes in answers of 10,000 rows.
+ENTRUSTED_MAX: Final = 50_000
+
 # What a database holds. Several nodes that accept huge costs can exceed it together, and one refused row costs dozens
 # of statements.
 COUNT_MAX: Final = 2**63 - 1
-
-
-Found = tuple[LedgerRow, Subject, Cell]
-"""A row to publish, and what it comes from."""
 
 
 class Published(NamedTuple):
@@ -67,6 +67,7 @@ class PublishLoop:
         *,
         is_usable: Callable[[], bool],
         on_published: Callable[[], object],
+        voice: Voice | None = None,
     ) -> None:
         self._ledger = ledger
         self._gate = gate
@@ -75,6 +76,9 @@ class PublishLoop:
         self._random = random
         self._timeout_s = tuning.ledger_timeout_ms / 1000
         self._pressure = asyncio.Event()
+        self._voice = voice
+        # Rows of this region that the import found due, for which there is no subject in memory.
+        self._entrusted: list[LedgerRow] = []
         # Called after rows were written: cells are hot, and imports should be fast.
         self._on_published = on_published
         self.calls: Final[Calls] = Calls("ledger_publish", tuning, is_usable)
@@ -87,11 +91,31 @@ class PublishLoop:
         """A cell has grown enough not to wait for the tick."""
         self._pressure.set()
 
-    async def run_once(self, *, pressed_only: bool = False) -> Published:
-        """One turn: everything that changed and passes the filters, or only what is under pressure."""
+    def entrust(self, rows: Sequence[LedgerRow]) -> None:
+        """The origin has made this node responsible for these rows, which it imports."""
+        if len(self._entrusted) < ENTRUSTED_MAX:
+            self._entrusted += rows
+        self._pressure.set()
+
+    @property
+    def is_shared(self) -> bool:
+        """The origin says who publishes."""
+        return self._voice is not None and self._voice.is_shared
+
+    async def run_once(self, *, pressed_only: bool = False, is_tick: bool = True) -> Published:
+        """One turn: everything that changed and passes the filters, or only what is under pressure.
+
+        While the origin answers: what it has made this node responsible for, and on the tick also what no node has
+        published yet.
+        """
         self.turns += 1
         await self._sweep()
-        chunks = await self._plan(pressed_only)
+        if self.is_shared:
+            chunks = await self._plan_shared(pressed_only, is_tick)
+        else:
+            with self._gate:
+                self._sync.forget_due()
+            chunks = await self._plan(pressed_only)
         done: list[LedgerRow] = []
         sizes: list[int] = []
         ok = True
@@ -149,6 +173,88 @@ class PublishLoop:
             raise
         return chunks
 
+    async def _plan_shared(self, pressed_only: bool, is_tick: bool) -> list[Publication]:
+        """What the origin leaves to this node, in chunks."""
+        now_ms = self._gate.now_ms()
+        found: list[Found] = [(row, None, None) for row in self._entrusted if now_ms < row.expires_at_ms]
+        self._entrusted.clear()
+        pending = self._sync.pending
+        pending.has_pressed_due = False
+        kept: list[Publication] = []
+        chunks: list[Publication] = []
+        try:
+            waiting = len(pending.due)
+            for start in range(0, waiting, SLICE_ROWS):
+                with self._gate:
+                    count = min(SLICE_ROWS, waiting - start)
+                    self._sync.collect_due(found, self._gate.now_ms(), count, pressed_only=pressed_only)
+                await asyncio.sleep(0)
+            waiting = self._sync.subjects_waiting() if is_tick and not pressed_only else 0
+            for start in range(0, waiting, SLICE_ROWS):
+                with self._gate:
+                    count = min(SLICE_ROWS, waiting - start)
+                    self._sync.collect_publish(found, self._gate.now_ms(), count, is_shared=True)
+                await asyncio.sleep(0)
+            size = self._tuning.publish_rows_max
+            chunks = [Publication(found[start : start + size]) for start in range(0, len(found), size)]
+            while chunks:
+                kept.append(await self._claim(chunks[0]))
+                del chunks[0]
+        except DependencyError:
+            self._give_back_all(chunks)
+        except BaseException:
+            self._give_back_all(chunks or [Publication(found)])
+            self._give_back_all(kept)
+            raise
+        return [chunk for chunk in kept if chunk.rows]
+
+    async def _claim(self, chunk: Publication) -> Publication:
+        """The rows of the chunk that this node has to publish, as the origin counts them."""
+        left: list[Found] = []
+        for start in range(0, len(chunk.rows), SLICE_ROWS):
+            end = min(start + SLICE_ROWS, len(chunk.rows))
+            replies = await self._share(chunk, start, end, is_published=False)
+            with self._gate:
+                for i, reply in enumerate(replies, start):
+                    if self._sync.apply_claim(chunk, i, reply.total, reply.published, reply.due):
+                        left.append((chunk.rows[i], chunk.subjects[i], chunk.cells[i]))
+        return Publication(left)
+
+    async def _confirm(self, chunk: Publication, start: int, end: int) -> None:
+        """Tell the origin what is in the ledger now, and hear what has been counted since."""
+        for first in range(start, end, SLICE_ROWS):
+            last = min(first + SLICE_ROWS, end)
+            try:
+                replies = await self._share(chunk, first, last, is_published=True)
+            except DependencyError:
+                return  # this node's responsibility ends by itself, and the import finds the rows
+            again: list[LedgerRow] = []
+            with self._gate:
+                for i, reply in enumerate(replies, first):
+                    self._sync.apply_published(chunk, i, reply.published, reply.due)
+                    if chunk.cells[i] is None and reply.due != NOT_DUE:
+                        again.append(chunk.rows[i]._replace(regional=reply.total))
+            if again:
+                self.entrust(again)
+
+    async def _share(
+        self, chunk: Publication, start: int, end: int, *, is_published: bool
+    ) -> list[ShareReply]:
+        assert self._voice is not None
+        entries = [
+            Share(
+                chunk.digest(i),
+                row.duration_ms,
+                row.sequence,
+                "",
+                row.regional if is_published else 0,
+                self._voice.node_id,
+                self._voice.epoch,
+            )
+            for i, row in enumerate(chunk.rows[start:end], start)
+        ]
+        return await self._voice.share(entries)
+
     async def _sweep(self) -> None:
         while self._sync.sweep.is_active:
             with self._gate:
@@ -184,6 +290,8 @@ class PublishLoop:
         chunks.append(len(rows))
         done.extend(rows)
         self.rows_published += len(rows)
+        if self.is_shared:
+            await self._confirm(publication, start, end)
 
     async def _bisect(
         self,
@@ -226,22 +334,34 @@ class PublishLoop:
         hot_tick_s = loop.time()
         pause_s = tuning.pressure_interval_ms / 1000
         while True:
-            is_hot = self._gate.now_ms() < self._sync.hot_until_ms
-            due_s = min(tick_s, hot_tick_s) if is_hot else tick_s
+            due_s = min(tick_s, hot_tick_s) if self._is_hot else tick_s
             pressed = await wait_for_event(self._pressure, due_s - loop.time())
             self._pressure.clear()
+            if self.is_shared:
+                with self._gate:
+                    self._sync.drop_pressed()
+                pressed = self._sync.pending.has_pressed_due or bool(self._entrusted)
+                due_s = min(tick_s, hot_tick_s) if self._is_hot else tick_s
             if not self.calls.is_usable():
                 await asyncio.sleep(pause_s)
                 continue
             if loop.time() >= due_s:
-                if loop.time() >= tick_s:
+                is_tick = loop.time() >= tick_s
+                if is_tick:
                     tick_s = ticks.next_s(loop.time())
-                considered = self._sync.subjects_waiting()
-                turn = await self.run_once()
+                considered = self._sync.subjects_waiting() if is_tick or not self.is_shared else 0
+                turn = await self.run_once(is_tick=is_tick)
                 hot_tick_s = loop.time() + self._hot_pause_s(considered, len(turn.rows))
             elif pressed:
                 await self.run_once(pressed_only=True)
             await asyncio.sleep(min(pause_s, max(0.0, tick_s - loop.time())))
+
+    @property
+    def _is_hot(self) -> bool:
+        """There is something to publish before the next tick."""
+        if self.is_shared:
+            return bool(self._sync.pending.due)
+        return self._gate.now_ms() < self._sync.hot_until_ms
 
     def _hot_pause_s(self, considered: int, written: int) -> float:
         """Until the next tick while cells are hot: the more the last one had to do, the longer."""

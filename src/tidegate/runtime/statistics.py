@@ -73,6 +73,12 @@ class Statistics:
     import_errors: int = 0
     global_lag_ms: Mapping[str, int] = field(default_factory=dict)
     regions: int = 0
+    # The node that imports for this region, "" when each imports for itself; whether it is this one; for how long; how
+    # old the region's last import is.
+    importer: str = ""
+    is_importer: bool = False
+    importer_for_s: float = 0.0
+    import_age_s: float | None = None
     # How long ago each region last wrote its heartbeat, by the clock of the ledger.
     heartbeat_age_ms: Mapping[str, int] = field(default_factory=dict)
     # Breakers by name: 0 closed, 1 half open, 2 open.

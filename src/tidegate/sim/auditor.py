@@ -297,8 +297,13 @@ class Auditor:
                 f"{process.node_id}: {cell_id} has {cell.own} + {cell.others}, its region accepted {accepted}",
             )
         components = {} if ledger is None or ledger.components is None else ledger.components
-        if cell.foreign != sum(components.values()):
-            self.fail(2, f"{process.node_id}: foreign {cell.foreign} is not the sum of {components}")
+        if cell.foreign < sum(components.values()):
+            self.fail(2, f"{process.node_id}: foreign {cell.foreign} is less than the sum of {components}")
+        accepted = sum(self.truth.by_region(cell_id, one) for one in self.truth.regions_but(process.region))
+        if cell.foreign > (accepted if self._tuning.credit else sum(components.values())):
+            self.fail(
+                5, f"{process.node_id}: {cell_id} has {cell.foreign} of others, who accepted {accepted}"
+            )
         for region, count in components.items():
             accepted = self.truth.by_region(cell_id, region)
             if region == process.region or count > accepted:

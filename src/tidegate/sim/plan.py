@@ -301,6 +301,10 @@ def _request(random: Random, plan: Plan, who: str) -> tuple[str, str, dict[str, 
     return "limit", who, what
 
 
+# Faults of a region, besides those of its origin, its importer and its lease.
+REGION_FAULTS: Final = frozenset({"cut_region", "region_deploy", "cut_half"})
+
+
 def _faults(random: Random, plan: Plan) -> list[Event]:
     """Faults, each with a duration that ends within the fault phase."""
     if random.random() < 0.05:
@@ -310,6 +314,7 @@ def _faults(random: Random, plan: Plan) -> list[Event]:
         *("ledger_down", "ledger_freeze", "ledger_chunk", "ledger_rejects", "node_crash", "node_crash"),
         *("node_stop", "node_pause", "clock_step", "clock_step"),
         *("region_deploy", "ledger_wipe", "origin_readonly", "origin_evicts"),
+        *("importer_pause", "importer_crash", "cut_half", "lease_lost"),
     )
     events: list[Event] = []
     for _ in range(random.randrange(1, 2 + max(4, plan.trouble_ms // 2_500))):
@@ -321,7 +326,7 @@ def _faults(random: Random, plan: Plan) -> list[Event]:
         who = name
         if kind.startswith("ledger"):
             who = ""
-        elif kind.startswith("origin") or kind in {"cut_region", "region_deploy"}:
+        elif kind.startswith(("origin", "importer", "lease")) or kind in REGION_FAULTS:
             who = region
         if kind == "origin_crash":
             what["comes_back"] = random.choice(("whole", "wiped"))

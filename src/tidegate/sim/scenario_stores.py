@@ -84,10 +84,16 @@ class ScenarioOrigin:
         return self._memory.claim_nowait(claims)
 
     async def lease(
-        self, node_id: str, *, life_ms: int, state: ImportState | None = None, timeout_s: float
+        self,
+        node_id: str,
+        *,
+        life_ms: int,
+        state: ImportState | None = None,
+        has_lost: bool = False,
+        timeout_s: float,
     ) -> Lease:
         self._region.use()
-        return self._memory.lease_nowait(node_id, life_ms, state)
+        return self._memory.lease_nowait(node_id, life_ms, state, has_lost=has_lost)
 
     async def listen(self, node_id: str, on_recall: Callable[[bytes, str], None]) -> None:
         await self._memory.listen(node_id, on_recall)

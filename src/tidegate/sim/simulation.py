@@ -233,6 +233,32 @@ class Simulation:
         self._cut(links, True)
         self._after(event, lambda: self._cut(links, False))
 
+    def _cut_half(self, event: Event) -> None:
+        """The origin of a region is partitioned from half of its nodes."""
+        names = [name for name, region in self.plan.nodes if region == event.who]
+        links = [self.processes[name].origin_link for name in names[: (len(names) + 1) // 2]]
+        self._cut(links, True)
+        self._after(event, lambda: self._cut(links, False))
+
+    def _importer(self, region: str) -> NodeProcess | None:
+        lease = self.origins[region].memory.lease_nowait("", 0, None)
+        return next((one for one in self.processes.values() if one.node_id == lease.holder), None)
+
+    def _importer_pause(self, event: Event) -> None:
+        """The node that imports for a region freezes, and comes back when another has taken over, or before."""
+        process = self._importer(event.who)
+        if process is not None:
+            self._node_pause(Event(event.at_ms, "node_pause", process.name, event.what))
+
+    def _importer_crash(self, event: Event) -> None:
+        process = self._importer(event.who)
+        if process is not None:
+            self._node_crash(Event(event.at_ms, "node_crash", process.name, event.what))
+
+    def _lease_lost(self, event: Event) -> None:
+        """The origin loses who imports: another node takes the lease while the holder goes on."""
+        self.origins[event.who].memory.drop_lease()
+
     def _mark_region_disturbed(self, region: str) -> None:
         for process in self.processes.values():
             if process.region == region:

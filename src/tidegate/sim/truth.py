@@ -90,6 +90,10 @@ class Truth:
         history = self.accepted.get(cell_id, {}).get(node_id)
         return 0 if history is None else history.last
 
+    def regions_but(self, region: str) -> list[str]:
+        """All other regions that have had a node."""
+        return sorted(set(self.regions.values()) - {region})
+
     def by_region(self, cell_id: CellId, region: str, at_us: int | None = None) -> int:
         """What all processes of a region had accepted at a time, by default until now."""
         return sum(

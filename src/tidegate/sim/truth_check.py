@@ -15,8 +15,10 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from tidegate.core.cells import Subject
+from tidegate.core.grants import GrantRules
 from tidegate.core.model import Component, Decision, LedgerRow, Limit, subject_digest
 from tidegate.core.windows import publish_threshold
+from tidegate.runtime.importer import LOSS_INTERVALS
 from tidegate.sim.answer_check import is_guess, used_at
 from tidegate.sim.truth import CellId, CellKey, Knowledge, Truth, key_of
 
@@ -113,6 +115,17 @@ class TruthCheck:
         disturbed_s = max(link.disturbed_s, process.started_s, process.resumed_s, process.stepped_s)
         return self._simulation.loop.time() - max(disturbed_s, self._simulation.ledger_disturbed_s)
 
+    def _shared_calm_s(self, process: NodeProcess) -> float:
+        """The same for all that a node needs to know other regions: with credit, another node may import for it."""
+        if not self._tuning.credit:
+            return self._ledger_calm_s(process)
+        region = self._region(process.region)
+        calm_s = min(min(self._ledger_calm_s(one), self._calm_s(one)) for one in region)
+        if self.losses[process.region]:
+            # What the origin has lost comes back with a full read, and those are not frequent.
+            calm_s -= (LOSS_INTERVALS + 1) * self._tuning.import_interval_ms / 1000
+        return calm_s
+
     def _ledger_recovery_s(self) -> float:
         tuning = self._tuning
         return (tuning.ledger_timeout_ms * 2 + tuning.breaker_open_ms + tuning.backoff_last_ms) / 1000 + 1
@@ -185,7 +198,7 @@ class TruthCheck:
             self._answers[process.region] += 1
             for one in (cell_id, cell_id._replace(sequence=cell_id.sequence - 1)):
                 self._check_counts(process, knowledge, decision.source, allowed, one, subject)
-                self._check_foreign(process, knowledge, one, subject)
+                self._check_foreign(process, knowledge, one, subject, allowed)
             if is_guess(decision):
                 self._check_guess(process, decision, cell_id)
             elif not decision.allowed:
@@ -253,7 +266,7 @@ class TruthCheck:
         return known_subject is subject and replied_us >= since_s * 1e6
 
     def _check_foreign(
-        self, process: NodeProcess, knowledge: Knowledge, cell_id: CellId, subject: Subject
+        self, process: NodeProcess, knowledge: Knowledge, cell_id: CellId, subject: Subject, allowed: bool
     ) -> None:
         """The node counts what other regions had published an import ago (8)."""
         tuning = self._tuning
@@ -267,9 +280,27 @@ class TruthCheck:
             return
         interval_s = tuning.import_interval_ms / 1000 * (1 + tuning.jitter_percent / 100)
         age_s = interval_s + 3 * self._round_trip_s() + 0.1
-        if self._ledger_calm_s(process) < age_s + self._ledger_recovery_s():
+        if tuning.credit:
+            # A node that has credit need not ask before its life is over.
+            age_s += GrantRules().life_ms / 1000 * (1 + DRIFT_PERCENT / 100)
+        if self._shared_calm_s(process) < age_s + self._ledger_recovery_s():
             return
         if knowledge.clock_max_ms + age_s * 1_000 >= (cell_id.sequence + 2) * cell_id.key[2]:
+            return
+        if tuning.credit and not allowed:
+            return  # to deny, nothing more need be known
+        if tuning.credit:
+            # One node imports for all, and the origin knows the sum.
+            published = sum(
+                self.truth.row(cell_id, region).at(self._now_us() - int(age_s * 1e6))
+                for region in self._simulation.plan.regions
+                if region != process.region
+            )
+            known = 0 if cell is None else cell.foreign
+            if known < published:
+                self._fail(
+                    8, f"{process.node_id} counts {known} of others in {cell_id}, published {published}"
+                )
             return
         components = None if cell is None or cell.ledger is None else cell.ledger.components
         is_small = "subjects_max" in self._simulation.plan.tuning
@@ -561,8 +592,11 @@ class TruthCheck:
         tick_s = tuning.publish_interval_ms / 1000 * (1 + tuning.jitter_percent / 100)
         chunks = 1 + len(self._simulation.plan.subjects) * 2 / tuning.publish_rows_max
         due_s = tick_s + (1 + chunks) * self._round_trip_s() + self._simulation.ledger.lag_ms / 1000 + 0.1
+        if tuning.credit:
+            # Another node was responsible, and is not waited for any longer; and two more round trips to the origin.
+            due_s += tick_s + GrantRules().publish_ms / 1000 + 2 * self._round_trip_s()
         now_us = self._now_us()
-        calm = self._ledger_calm_s(process) >= due_s + self._ledger_recovery_s()
+        calm = self._shared_calm_s(process) >= due_s + self._ledger_recovery_s()
         waiting: list[tuple[int, CellId, int, Subject]] = []
         for at_us, cell_id, regional, subject in knowledge.publishable:
             if subject.table < 0:
@@ -571,8 +605,13 @@ class TruthCheck:
                 waiting.append((at_us, cell_id, regional, subject))
             elif calm and knowledge.clock_max_ms < (cell_id.sequence + 2) * cell_id.key[2]:
                 published = self.truth.row(cell_id, process.region).last
-                if published < regional:
-                    self._fail(8, f"{process.node_id} had {regional} of {cell_id}, the ledger {published}")
+                due = regional
+                if tuning.credit:
+                    # A region publishes what its origin has.
+                    held = self.truth.held(process.region, (self._digest(cell_id), cell_id.sequence))
+                    due = min(regional, sum(history.last for history in held.values()))
+                if published < due:
+                    self._fail(8, f"{process.node_id} had {due} of {cell_id}, the ledger {published}")
         knowledge.publishable = waiting
         if "ledger_rejects" in self._simulation.fault_kinds:
             return

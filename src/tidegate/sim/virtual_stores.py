@@ -147,11 +147,17 @@ class OriginPort:
         return await self._link.call(apply, timeout_s)
 
     async def lease(
-        self, node_id: str, *, life_ms: int, state: ImportState | None = None, timeout_s: float
+        self,
+        node_id: str,
+        *,
+        life_ms: int,
+        state: ImportState | None = None,
+        has_lost: bool = False,
+        timeout_s: float,
     ) -> Lease:
         def apply() -> Lease:
             self._origin.check_writable()
-            return self._memory.lease_nowait(node_id, life_ms, state)
+            return self._memory.lease_nowait(node_id, life_ms, state, has_lost=has_lost)
 
         return await self._link.call(apply, timeout_s)
 

@@ -63,6 +63,9 @@ def snapshot_of(statistics: Statistics) -> Snapshot:
         ("global_import_rows_last", ()): statistics.import_rows_last,
         ("global_import_rows_unreadable_total", ()): statistics.import_rows_unreadable,
         ("regions", ()): statistics.regions,
+        ("importer", ()): int(statistics.is_importer),
+        ("importer_seconds", ()): statistics.importer_for_s,
+        ("import_age_seconds", ()): statistics.import_age_s or 0.0,
     }
     for reason, count in statistics.subjects_evicted.items():
         values["subjects_evicted_total", (reason,)] = count

@@ -278,6 +278,26 @@ METRICS: Final[tuple[Metric, ...]] = (
         across="max",
     ),
     Metric(
+        "importer",
+        "gauge",
+        "1 on the node that imports for its region; 0 on the others, and while every node imports for itself.",
+        "The sum over a region is not 1 for more than a few seconds: its Redis or the database does not answer.",
+    ),
+    Metric(
+        "importer_seconds",
+        "gauge",
+        "For how long the region's importer has been the same node; 0 while every node imports for itself.",
+        "It starts again and again: the importer loses its connection to the database, or its event loop stalls.",
+        across="max",
+    ),
+    Metric(
+        "import_age_seconds",
+        "gauge",
+        "Age of the region's last complete import.",
+        "Above 3 s: the region does not see the others, see global_import_errors_total.",
+        across="max",
+    ),
+    Metric(
         "breaker_state",
         "gauge",
         "State of a circuit breaker: 0 closed, 1 half open, 2 open.",

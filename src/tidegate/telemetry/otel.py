@@ -75,10 +75,18 @@ class _TracedOrigin:
             return await self._inner.claim(claims, timeout_s=timeout_s)
 
     async def lease(
-        self, node_id: str, *, life_ms: int, state: ImportState | None = None, timeout_s: float
+        self,
+        node_id: str,
+        *,
+        life_ms: int,
+        state: ImportState | None = None,
+        has_lost: bool = False,
+        timeout_s: float,
     ) -> Lease:
         # No span, as with the pulse.
-        return await self._inner.lease(node_id, life_ms=life_ms, state=state, timeout_s=timeout_s)
+        return await self._inner.lease(
+            node_id, life_ms=life_ms, state=state, has_lost=has_lost, timeout_s=timeout_s
+        )
 
     async def listen(self, node_id: str, on_recall: Callable[[bytes, str], None]) -> None:
         await self._inner.listen(node_id, on_recall)

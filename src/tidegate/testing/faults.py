@@ -129,11 +129,19 @@ class FailingOrigin:
         return await self.faults.around("claim", lambda: self.inner.claim(claims, timeout_s=timeout_s))
 
     async def lease(
-        self, node_id: str, *, life_ms: int, state: ImportState | None = None, timeout_s: float
+        self,
+        node_id: str,
+        *,
+        life_ms: int,
+        state: ImportState | None = None,
+        has_lost: bool = False,
+        timeout_s: float,
     ) -> Lease:
         return await self.faults.around(
             "lease",
-            lambda: self.inner.lease(node_id, life_ms=life_ms, state=state, timeout_s=timeout_s),
+            lambda: self.inner.lease(
+                node_id, life_ms=life_ms, state=state, has_lost=has_lost, timeout_s=timeout_s
+            ),
         )
 
     async def listen(self, node_id: str, on_recall: Callable[[bytes, str], None]) -> None:
@@ -280,10 +288,18 @@ class TrackingOrigin(_Tracking[Origin]):
             return await self.inner.claim(claims, timeout_s=timeout_s)
 
     async def lease(
-        self, node_id: str, *, life_ms: int, state: ImportState | None = None, timeout_s: float
+        self,
+        node_id: str,
+        *,
+        life_ms: int,
+        state: ImportState | None = None,
+        has_lost: bool = False,
+        timeout_s: float,
     ) -> Lease:
         with self.tracked("lease", (node_id, life_ms, state)):
-            return await self.inner.lease(node_id, life_ms=life_ms, state=state, timeout_s=timeout_s)
+            return await self.inner.lease(
+                node_id, life_ms=life_ms, state=state, has_lost=has_lost, timeout_s=timeout_s
+            )
 
     async def listen(self, node_id: str, on_recall: Callable[[bytes, str], None]) -> None:
         await self.inner.listen(node_id, on_recall)

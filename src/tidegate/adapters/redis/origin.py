@@ -144,9 +144,15 @@ class RedisOrigin:
         return [claim_reply(answer) for answer in await self._run_scripts(commands, timeout_s)]
 
     async def lease(
-        self, node_id: str, *, life_ms: int, state: ImportState | None = None, timeout_s: float
+        self,
+        node_id: str,
+        *,
+        life_ms: int,
+        state: ImportState | None = None,
+        has_lost: bool = False,
+        timeout_s: float,
     ) -> Lease:
-        command = lease_command(self._layout.lease_key(), node_id, life_ms, state)
+        command = lease_command(self._layout.lease_key(), node_id, life_ms, state, has_lost=has_lost)
         (answer,) = await self._run_scripts([(0, command)], timeout_s)
         return lease_of(answer)
 

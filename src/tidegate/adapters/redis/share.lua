@@ -109,6 +109,7 @@ for i = 1, #KEYS / 4 do
     published, assigned, until_ms, mark_epoch, regions = unpack(MARK, found[3])
     owner = string.sub(found[3], MARK_BYTES + 1)
   end
+  if epoch > mark_epoch then published, assigned, until_ms, mark_epoch, owner = 0, 0, 0, epoch, '' end
   local has_grown = false
   if region ~= '' then
     local known = number(found[4]) or 0
@@ -119,7 +120,6 @@ for i = 1, #KEYS / 4 do
       has_grown = true
     end
   else
-    if epoch > mark_epoch then published, assigned, until_ms, mark_epoch, owner = 0, 0, 0, epoch, '' end
     if epoch == mark_epoch then published = max(published, count) end
     if count > 0 and owner == caller then until_ms = 0 end
   end

@@ -22,7 +22,7 @@ __all__ = ["ShareCommand", "lease_command", "lease_of", "replies_of_shares", "sh
 # A script holds up every other client of its server while it runs: 100 shares take it about a millisecond.
 SHARES_PER_COMMAND_MAX: Final = 100
 REPLY_NUMBERS: Final = 4
-LEASE_VALUES: Final = 9
+LEASE_VALUES: Final = 10
 
 
 class ShareCommand(NamedTuple):
@@ -74,13 +74,17 @@ def replies_of_shares(
     return found
 
 
-def lease_command(key: bytes, node_id: str, life_ms: int, state: ImportState | None) -> bytes:
-    words: list[bytes | str | int] = [b"EVALSHA", LEASE_SHA, 1, key, node_id, life_ms]
+def lease_command(
+    key: bytes, node_id: str, life_ms: int, state: ImportState | None, *, has_lost: bool
+) -> bytes:
+    words: list[bytes | str | int] = [b"EVALSHA", LEASE_SHA, 1, key, node_id, life_ms, int(has_lost)]
     return pack((*words, *(() if state is None else state)))
 
 
 def lease_of(answer: Reply) -> Lease:
     if not isinstance(answer, list) or len(answer) != LEASE_VALUES:
         raise DependencyUnavailable(f"the lease script answered {answer!r:.80}")
-    holder, since_ms, until_ms, time_ms, cursor, *numbers = answer
-    return Lease(holder.decode(), since_ms, until_ms, time_ms, ImportState(cursor.decode(), *numbers))
+    holder, since_ms, until_ms, time_ms, lost_at_ms, cursor, *numbers = answer
+    return Lease(
+        holder.decode(), since_ms, until_ms, time_ms, lost_at_ms, ImportState(cursor.decode(), *numbers)
+    )

@@ -331,13 +331,19 @@ class SQLiteOrigin:
         return await self._file.run(work, timeout_s=timeout_s)
 
     async def lease(
-        self, node_id: str, *, life_ms: int, state: ImportState | None = None, timeout_s: float
+        self,
+        node_id: str,
+        *,
+        life_ms: int,
+        state: ImportState | None = None,
+        has_lost: bool = False,
+        timeout_s: float,
     ) -> Lease:
         now_ms = self._clock.now_ms()
 
         def work(connection: sqlite3.Connection) -> Lease:
             with transaction(connection):
-                return answer_lease(connection, node_id, life_ms, state, now_ms)
+                return answer_lease(connection, node_id, life_ms, state, has_lost, now_ms)
 
         return await self._file.run(work, timeout_s=timeout_s)
 

@@ -45,7 +45,7 @@ SHARING_SCHEMA: Final = (
     """
     CREATE TABLE IF NOT EXISTS origin_lease (
         only INTEGER PRIMARY KEY CHECK (only = 1), holder TEXT NOT NULL, since_ms INTEGER NOT NULL,
-        until_ms INTEGER NOT NULL, cursor TEXT NOT NULL, imported_at_ms INTEGER NOT NULL,
+        until_ms INTEGER NOT NULL, lost_at_ms INTEGER NOT NULL, cursor TEXT NOT NULL, imported_at_ms INTEGER NOT NULL,
         full_at_ms INTEGER NOT NULL, regions INTEGER NOT NULL, epoch INTEGER NOT NULL
     )
     """,
@@ -121,17 +121,23 @@ def delete_expired(connection: sqlite3.Connection, now_ms: int, rows_max: int) -
 
 
 def answer_lease(
-    connection: sqlite3.Connection, node_id: str, life_ms: int, state: ImportState | None, now_ms: int
+    connection: sqlite3.Connection,
+    node_id: str,
+    life_ms: int,
+    state: ImportState | None,
+    has_lost: bool,
+    now_ms: int,
 ) -> Lease:
     """Inside the caller's transaction."""
     row = connection.execute(
-        "SELECT holder, since_ms, until_ms, cursor, imported_at_ms, full_at_ms, regions, epoch FROM origin_lease"
+        "SELECT holder, since_ms, until_ms, lost_at_ms, cursor, imported_at_ms, full_at_ms, regions, epoch "
+        "FROM origin_lease"
     ).fetchone()
-    held = None if row is None else Lease(row[0], row[1], row[2], now_ms, ImportState(*row[3:]))
-    lease = take_lease(held, node_id, life_ms, state, now_ms)
+    held = None if row is None else Lease(row[0], row[1], row[2], now_ms, row[3], ImportState(*row[4:]))
+    lease = take_lease(held, node_id, life_ms, state, has_lost, now_ms)
     if lease != held:
         connection.execute(
-            "INSERT OR REPLACE INTO origin_lease VALUES (1, ?, ?, ?, ?, ?, ?, ?, ?)",
-            (*lease[:3], *lease.state),
+            "INSERT OR REPLACE INTO origin_lease VALUES (1, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            (*lease[:3], lease.lost_at_ms, *lease.state),
         )
     return lease

@@ -208,11 +208,14 @@ class SharingContract:
         renewed = await nodes[holder].lease(f"n{holder}", life_ms=60_000, state=state, timeout_s=TIMEOUT_S)
         assert (renewed.holder, renewed.since_ms) == (f"n{holder}", leases[holder].since_ms)
         other = (holder + 1) % 4
-        # Only the holder says how far the import has come.
+        # Only the holder says how far the import has come; any node, that the origin has lost counts.
         seen = await nodes[other].lease(
             f"n{other}", life_ms=60_000, state=ImportState("no", 9, 9, 9, 9), timeout_s=TIMEOUT_S
         )
-        assert (seen.holder, seen.state) == (f"n{holder}", state)
+        assert (seen.holder, seen.state, seen.lost_at_ms) == (f"n{holder}", state, -1)
+        lost = await nodes[other].lease(f"n{other}", life_ms=60_000, has_lost=True, timeout_s=TIMEOUT_S)
+        renewed = await nodes[holder].lease(f"n{holder}", life_ms=60_000, timeout_s=TIMEOUT_S)
+        assert seen.time_ms <= renewed.lost_at_ms == lost.lost_at_ms <= renewed.time_ms
 
     async def test_a_lease_that_is_given_back_is_free_at_once(self, open_node: OpenNode) -> None:
         first, second = await open_node(), await open_node()

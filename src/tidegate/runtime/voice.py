@@ -1,0 +1,216 @@
+"""Which node imports for the region, and what the nodes of a region share about the database (the ledger).
+
+One node holds a lease at Redis (the origin), imports for all, and writes what other regions have published to the
+origin. The others do not ask the ledger while the origin answers. Every node asks for the lease a few times a second:
+a holder that stops, dies or hangs is replaced within two seconds, and the next one goes on from its cursor. Two holders
+are harmless. If the origin does not answer, every node imports and publishes for itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from random import Random
+from typing import Final
+
+from tidegate.core.gate import Gate
+from tidegate.core.ledger_sync import LedgerSync
+from tidegate.core.model import Tuning
+from tidegate.core.sharing import ImportState, Lease, Share, ShareReply
+from tidegate.core.sweep import Sweep
+from tidegate.errors import DependencyError
+from tidegate.ports import Origin
+from tidegate.runtime.calls import Calls
+
+__all__ = ["Voice"]
+
+logger: Final = logging.getLogger(__name__)
+
+# A holder whose import has not moved for so long gives the lease back: its connection to the ledger hangs.
+HANGS_S: Final = 1.5
+# After a failed import another node is given the chance, for a random time from here to twice that.
+STANDS_BACK_S: Final = 1.0
+
+
+class Voice:
+    """One node's part in its region's import."""
+
+    def __init__(
+        self,
+        origin: Origin,
+        node_id: str,
+        gate: Gate,
+        sync: LedgerSync,
+        sweep: Sweep,
+        tuning: Tuning,
+        random: Random,
+        *,
+        is_usable: Callable[[], bool],
+        can_import: Callable[[], bool],
+        can_publish: Callable[[], bool],
+        on_change: Callable[[], object],
+    ) -> None:
+        self._origin = origin
+        self.node_id: Final[str] = node_id
+        self._gate = gate
+        self._sync = sync
+        self._sweep = sweep
+        self._random = random
+        self._life_ms = tuning.import_lease_ms
+        self._interval_s = tuning.import_lease_interval_ms / 1000
+        self._jitter = tuning.jitter_percent / 100
+        self._timeout_s = tuning.read_timeout_ms / 1000
+        self._share_timeout_s = tuning.replay_timeout_ms / 1000
+        self._is_usable = is_usable
+        self._can_import = can_import
+        self._can_publish = can_publish
+        # Called when this node begins or ceases to import for its region, or for itself.
+        self._on_change = on_change
+        self.calls: Final[Calls] = Calls("origin_share", tuning, is_usable)
+        self.lease: Lease | None = None
+        # Loop times: of the last answer; until when the lease is this node's; of the last progress of its import; until
+        # when it leaves the lease to others.
+        self._answered_s = float("-inf")
+        self._held_until_s = float("-inf")
+        self._moved_s = 0.0
+        self._stands_back_until_s = float("-inf")
+        # How far the import has come; kept at the origin with the lease.
+        self.state: ImportState = ImportState()
+        self._epoch = 0
+        self._losses = 0
+        self._was = (False, False)
+
+    # -- what this node does
+
+    @property
+    def is_shared(self) -> bool:
+        """The origin answers: one node imports for all, and the origin says who publishes."""
+        return self._is_shared_at(asyncio.get_running_loop().time())
+
+    def _is_shared_at(self, now_s: float) -> bool:
+        return self._is_usable() and now_s - self._answered_s <= 2 * self._life_ms / 1000
+
+    @property
+    def is_holder(self) -> bool:
+        """This node imports for its region."""
+        return self.is_shared and asyncio.get_running_loop().time() < self._held_until_s
+
+    @property
+    def epoch(self) -> int:
+        """When the ledger last lost rows."""
+        return self._epoch
+
+    def origin_ms(self) -> int:
+        """The origin's time."""
+        assert self.lease is not None
+        return self.lease.time_ms + int((asyncio.get_running_loop().time() - self._answered_s) * 1000)
+
+    def moved(self) -> None:
+        """The import has come a step further."""
+        self._moved_s = asyncio.get_running_loop().time()
+
+    def stand_back(self) -> None:
+        """The ledger does not answer this node: leave the import to another for a moment."""
+        now_s = asyncio.get_running_loop().time()
+        self._stands_back_until_s = now_s + STANDS_BACK_S * (1 + self._random.random())
+        self._held_until_s = now_s
+
+    async def share(self, shares: Sequence[Share]) -> list[ShareReply]:
+        """Tell the origin what the ledger holds. Raises a `DependencyError`."""
+        return await self.calls.call(
+            ["share"],
+            lambda timeout_s: self._origin.share(shares, timeout_s=timeout_s),
+            self._share_timeout_s,
+        )
+
+    # -- the lease
+
+    async def run_once(self) -> bool:
+        """Ask for the lease, or renew it. False when the origin does not answer."""
+        if not self._is_usable():
+            self._note_change()
+            return False
+        loop = asyncio.get_running_loop()
+        asked_s = loop.time()
+        was_holder = self.is_holder
+        if was_holder and asked_s - self._moved_s > HANGS_S:
+            self.stand_back()
+        wants = self._can_import() and asked_s >= self._stands_back_until_s
+        losses = self._sweep.losses
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                lease = await self._origin.lease(
+                    self.node_id,
+                    life_ms=self._life_ms if wants else 0,
+                    state=self.state if was_holder else None,
+                    has_lost=losses > self._losses,
+                    timeout_s=self._timeout_s,
+                )
+        except (DependencyError, TimeoutError):
+            self._note_change()
+            return False
+        self._losses = losses
+        self._apply(lease, asked_s, wants)
+        return True
+
+    def _apply(self, lease: Lease, asked_s: float, wants: bool) -> None:
+        loop = asyncio.get_running_loop()
+        self.lease = lease
+        self._answered_s = loop.time()
+        is_mine = lease.holder == self.node_id and wants
+        if is_mine and asked_s >= self._held_until_s:
+            self.state = lease.state
+            self._moved_s = loop.time()
+        # From before the message was sent: the origin counts from later.
+        self._held_until_s = asked_s + self._life_ms / 1000 if is_mine else asked_s
+        state = lease.state
+        if is_mine and self.state.epoch > state.epoch:
+            state = self.state
+        with self._gate:
+            self._sync.can_publish = self._can_publish()
+            if state.imported_at_ms >= 0:
+                age_ms = max(0, lease.time_ms - state.imported_at_ms)
+                self._sync.apply_lease(age_ms, state.regions, self._gate.now_ms())
+            if state.epoch > self._epoch:
+                self._epoch = state.epoch
+                self._sweep.start_take_back()
+        self._note_change()
+
+    def _note_change(self) -> None:
+        now = (self.is_shared, self.is_holder)
+        if now != self._was:
+            if now[1] != self._was[1]:
+                logger.info("this node %s for its region", "imports" if now[1] else "no longer imports")
+            self._was = now
+            self._on_change()
+
+    async def run(self) -> None:
+        """The loop, until cancelled."""
+        while True:
+            await self.run_once()
+            await asyncio.sleep(self._interval_s * (1 + self._jitter * (self._random.random() - 0.5)))
+
+    async def release(self) -> None:
+        """Give the lease back: the node stops. Another one takes it at its next question."""
+        if self.is_holder:
+            self._held_until_s = float("-inf")
+            try:
+                await self._origin.lease(self.node_id, life_ms=0, state=self.state, timeout_s=self._timeout_s)
+            except DependencyError:
+                logger.debug("the lease of the import was not given back; it ends by itself")
+
+    def statistics(self, now_s: float) -> dict[str, object]:
+        """What it knows, as fields of `Statistics`."""
+        lease = self.lease
+        if lease is None or not self._is_shared_at(now_s):
+            return {}
+        is_importer = now_s < self._held_until_s
+        imported_at_ms = self.state.imported_at_ms if is_importer else lease.state.imported_at_ms
+        origin_ms = lease.time_ms + (now_s - self._answered_s) * 1000
+        return {
+            "importer": lease.holder,
+            "is_importer": is_importer,
+            "importer_for_s": max(0.0, (origin_ms - lease.since_ms) / 1000),
+            "import_age_s": None if imported_at_ms < 0 else max(0.0, (origin_ms - imported_at_ms) / 1000),
+        }

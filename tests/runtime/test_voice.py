@@ -1,0 +1,286 @@
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from tests.runtime.world import EPOCH_MS, Member, Region, clock, on_virtual_time
+from tidegate import Limit
+from tidegate.adapters.memory import MemoryLedger
+from tidegate.core.model import LedgerRow
+from tidegate.core.sharing import ImportState
+
+THOUSAND = Limit("1000/minute", namespace="tests")
+HUNDRED = Limit("100/minute", namespace="tests")
+SEQUENCE = EPOCH_MS // 60_000
+
+
+def row(identifier: str, regional: int, region: str = "ams") -> LedgerRow:
+    return LedgerRow(
+        "default", "tests", identifier, 60_000, SEQUENCE, region, regional, (SEQUENCE + 2) * 60_000
+    )
+
+
+async def fleet(count: int, **tuning: Any) -> tuple[MemoryLedger, Region, list[Member]]:
+    ledger = MemoryLedger(clock=clock())
+    region = Region(ledger=ledger, credit=True, **tuning)
+    nodes = [region.node() for _ in range(count)]
+    for node in nodes:
+        await node.limiter.start()
+    await asyncio.sleep(1)
+    return ledger, region, nodes
+
+
+def importers(nodes: list[Member]) -> list[Member]:
+    return [node for node in nodes if node.limiter.statistics().is_importer]
+
+
+def imports(node: Member) -> int:
+    assert node.ledger is not None
+    return sum(call.operation == "changes" for call in node.ledger.calls)
+
+
+def published(node: Member) -> list[LedgerRow]:
+    assert node.ledger is not None
+    return [
+        one
+        for call in node.ledger.calls
+        if call.operation == "publish" and isinstance(call.argument, list)
+        for one in call.argument
+    ]
+
+
+@on_virtual_time
+async def test_one_node_imports_for_all_and_the_others_never_ask_the_ledger() -> None:
+    ledger, region, nodes = await fleet(5)
+    (holder,) = importers(nodes)
+    before = [imports(node) for node in nodes]
+    await asyncio.sleep(10)
+    asked = [imports(node) - known for node, known in zip(nodes, before, strict=True)]
+    # Four times a second, whether anything happens or not.
+    assert 36 <= asked[nodes.index(holder)] <= 46
+    assert sum(asked) == asked[nodes.index(holder)]
+    ledger.publish_nowait([row("x", 400), row("x", 100, "nyc")])
+    await asyncio.sleep(0.3)
+    # A subject that no node of the region has ever used.
+    for node in nodes:
+        assert await node.seen("x", THOUSAND) == 500
+    names = {node.limiter.statistics().importer for node in nodes}
+    assert names == {holder.limiter.statistics().node_id}
+    assert all((node.limiter.statistics().import_age_s or 9) < 1 for node in nodes)
+    await region.stop()
+
+
+@on_virtual_time
+async def test_a_holder_that_dies_is_replaced_within_two_seconds_and_the_import_goes_on_from_its_cursor() -> (
+    None
+):
+    ledger, region, nodes = await fleet(3)
+    (holder,) = importers(nodes)
+    ledger.publish_nowait([row(f"user {n}", 5) for n in range(50)])
+    await asyncio.sleep(1)
+    # It is stopped without a word: no call of its reaches anything any more.
+    holder.faults.fail()
+    assert holder.failing_ledger is not None
+    holder.failing_ledger.faults.fail()
+    ledger.publish_nowait([row("x", 700)])
+    rows_before = sum(node.limiter.statistics().import_rows for node in nodes if node is not holder)
+    began_s = asyncio.get_running_loop().time()
+    rest = [node for node in nodes if node is not holder]
+    while not importers(rest):  # noqa: ASYNC110 - another's state
+        await asyncio.sleep(0.01)
+    assert asyncio.get_running_loop().time() - began_s <= 2.0
+    await asyncio.sleep(0.3)
+    assert await rest[0].seen("x", THOUSAND) == 700
+    rows = sum(node.limiter.statistics().import_rows for node in rest) - rows_before
+    assert rows == 1  # no full read
+    await region.stop()
+
+
+@on_virtual_time
+async def test_a_holder_that_stops_hands_over_at_once() -> None:
+    _, _, nodes = await fleet(3)
+    (holder,) = importers(nodes)
+    await holder.limiter.stop()
+    await asyncio.sleep(0.5)
+    rest = [node for node in nodes if node is not holder]
+    assert len(importers(rest)) == 1
+    for node in rest:
+        await node.limiter.stop()
+
+
+@on_virtual_time
+async def test_a_holder_that_cannot_reach_the_ledger_leaves_the_import_to_another() -> None:
+    _, region, nodes = await fleet(3)
+    (holder,) = importers(nodes)
+    assert holder.failing_ledger is not None
+    holder.failing_ledger.faults.fail()
+    await asyncio.sleep(2)
+    rest = [node for node in nodes if node is not holder]
+    assert len(importers(rest)) == 1
+    await region.stop()
+
+
+@on_virtual_time
+async def test_two_holders_are_harmless() -> None:
+    ledger, region, nodes = await fleet(2)
+    (holder,) = importers(nodes)
+    region.store.drop_lease()
+    other = next(node for node in nodes if node is not holder)
+    voice = other.limiter._parts.node.voice  # type: ignore[union-attr]
+    assert voice is not None
+    await voice.run_once()
+    assert len(importers(nodes)) == 2  # until the first one asks again
+    ledger.publish_nowait([row("x", 400), row("x", 100, "nyc")])
+    await asyncio.sleep(2)
+    assert len(importers(nodes)) == 1
+    for node in nodes:
+        assert await node.seen("x", THOUSAND) == 500
+    await region.stop()
+
+
+@on_virtual_time
+async def test_without_its_origin_every_node_imports_and_publishes_for_itself() -> None:
+    ledger, region, nodes = await fleet(3)
+    for node in nodes:
+        node.faults.fail()
+    await asyncio.sleep(4)
+    ledger.publish_nowait([row("x", 300)])
+    before = [imports(node) for node in nodes]
+    await asyncio.sleep(12)
+    assert all(imports(node) > known for node, known in zip(nodes, before, strict=True))
+    for node in nodes:
+        assert await node.seen("x", THOUSAND) == 300
+    assert await nodes[0].accept("y", 60, HUNDRED) == 60
+    await asyncio.sleep(6)
+    assert [one.regional for one in ledger.rows() if one.identifier == "y"] == [60]
+    for node in nodes:
+        node.faults.heal()
+    await asyncio.sleep(15)
+    assert len(importers(nodes)) == 1
+    await region.stop()
+
+
+@on_virtual_time
+async def test_each_change_is_published_by_one_node() -> None:
+    ledger, region, nodes = await fleet(4)
+    for _ in range(12):
+        for node in nodes:
+            assert await node.accept("x", 1, HUNDRED) == 1
+        await asyncio.sleep(1)
+    await asyncio.sleep(6)
+    counts = [one.regional for node in nodes for one in published(node) if one.identifier == "x"]
+    assert max(counts) == 48
+    assert len(counts) == len(set(counts))  # no count was published twice
+    assert len(counts) <= 14
+    (written,) = [one for one in ledger.rows() if one.identifier == "x"]
+    assert (written.region, written.regional) == ("fra", 48)
+    await region.stop()
+
+
+@on_virtual_time
+async def test_a_node_that_dies_before_it_publishes_is_replaced() -> None:
+    ledger, region, nodes = await fleet(3)
+    assert await nodes[0].accept("x", 30, HUNDRED) == 30
+    await asyncio.sleep(2)
+    assert nodes[1].failing_ledger is not None
+    nodes[1].failing_ledger.faults.fail("publish")
+    # Its counts are with the origin, and its row never leaves.
+    assert await nodes[1].accept("x", 40, HUNDRED) == 40
+    assert await nodes[0].accept("x", 1, HUNDRED) == 1
+    await asyncio.sleep(15)
+    (written,) = [one for one in ledger.rows() if one.identifier == "x"]
+    assert written.regional == 71
+    await region.stop()
+
+
+@on_virtual_time
+async def test_what_was_below_the_threshold_is_published_when_another_region_publishes() -> None:
+    ledger, region, nodes = await fleet(2)
+    assert await nodes[0].accept("x", 3, HUNDRED) == 3
+    await asyncio.sleep(6)
+    assert not [one for one in ledger.rows() if one.identifier == "x"]
+    ledger.publish_nowait([row("x", 60)])
+    await asyncio.sleep(1)
+    assert {one.region: one.regional for one in ledger.rows() if one.identifier == "x"} == {
+        "ams": 60,
+        "fra": 3,
+    }
+    await region.stop()
+
+
+@on_virtual_time
+async def test_credit_is_recalled_when_an_import_leaves_less_room() -> None:
+    ledger, region, nodes = await fleet(2)
+    # The first node asks often, and holds credit for the rest of the window.
+    for _ in range(20):
+        await nodes[0].accept("x", 1, HUNDRED)
+        await asyncio.sleep(0.05)
+    ledger.publish_nowait([row("x", 75)])
+    await asyncio.sleep(0.4)
+    assert await nodes[0].accept("x", 100, HUNDRED) + await nodes[1].accept("x", 100, HUNDRED) == 5
+    await region.stop()
+
+
+@on_virtual_time
+async def test_a_wiped_origin_gets_the_counts_of_other_regions_again() -> None:
+    ledger, region, nodes = await fleet(2)
+    ledger.publish_nowait([row("x", 400)])
+    await asyncio.sleep(1)
+    region.store.wipe()
+    await asyncio.sleep(4)
+    assert await nodes[0].seen("x", THOUSAND) == 400
+    assert await nodes[1].seen("x", THOUSAND) == 400
+    await region.stop()
+
+
+@on_virtual_time
+async def test_a_ledger_that_lost_its_rows_gets_them_again() -> None:
+    ledger, region, nodes = await fleet(3)
+    for node in nodes:
+        await node.accept("x", 10, HUNDRED)
+    await asyncio.sleep(2)
+    ledger.wipe()
+    await asyncio.sleep(45)
+    assert [one.regional for one in ledger.rows() if one.identifier == "x"] == [30]
+    await region.stop()
+
+
+@on_virtual_time
+async def test_the_next_holder_finds_a_loss_that_the_last_one_did_not_repair() -> None:
+    ledger, _, nodes = await fleet(3)
+    for node in nodes:
+        await node.accept("x", 10, HUNDRED)
+    await asyncio.sleep(2)
+    ledger.wipe()
+    await asyncio.sleep(1)  # the loss is seen, and the full read not due yet
+    (holder,) = importers(nodes)
+    await holder.limiter.stop()
+    await asyncio.sleep(45)
+    assert [one.regional for one in ledger.rows() if one.identifier == "x"] == [30]
+    for node in nodes:
+        if node is not holder:
+            await node.limiter.stop()
+
+
+@on_virtual_time
+async def test_a_node_without_an_origin_imports_for_itself() -> None:
+    ledger = MemoryLedger(clock=clock())
+    region = Region(ledger=ledger, credit=True)
+    node = region.node(with_origin=False)
+    await node.limiter.start()
+    ledger.publish_nowait([row("x", 300)])
+    await asyncio.sleep(6)
+    assert await node.seen("x", THOUSAND) == 300
+    assert node.limiter.statistics().importer == ""
+    await region.stop()
+
+
+@on_virtual_time
+async def test_only_asking_who_imports_takes_and_changes_nothing() -> None:
+    _, region, nodes = await fleet(1)
+    held = region.store.lease_nowait("", 0, ImportState("wrong", 1, 1, 1, 1))
+    assert held.holder == nodes[0].limiter.statistics().node_id
+    assert held.state.cursor != "wrong"
+    await region.stop()
+    gone = region.store.lease_nowait("", 0, None)
+    assert gone.holder == ""
