@@ -284,6 +284,25 @@ async def test_regions_are_those_with_a_recent_heartbeat() -> None:
     await region.stop()
 
 
+@means("importer", "importer_seconds", "import_age_seconds")
+async def test_one_node_of_a_region_is_its_importer_and_all_know_for_how_long() -> None:
+    region = Region(ledger=MemoryLedger(clock=clock()), credit=True)
+    nodes = [region.node() for _ in range(3)]
+    for node in nodes:
+        await node.limiter.start()
+    await asyncio.sleep(20)
+    assert sum(value(node, "importer") for node in nodes) == 1
+    assert all(19 <= value(node, "importer_seconds") <= 21 for node in nodes)
+    assert all(value(node, "import_age_seconds") < 1 for node in nodes)
+    for node in nodes:
+        node.faults.fail()
+    await asyncio.sleep(10)
+    assert sum(value(node, "importer") for node in nodes) == 0
+    for node in nodes:
+        node.faults.heal()
+    await region.stop()
+
+
 @means("breaker_state")
 async def test_a_breaker_is_2_while_it_is_open_and_0_when_it_is_closed() -> None:
     region = Region()

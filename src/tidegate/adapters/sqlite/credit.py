@@ -194,7 +194,8 @@ def answer_shares(
         if entry.region and entry.counted:
             store_foreign(connection, record, entry)
         store_mark(connection, record, digest, sequence, entry.duration_ms)
-        _store_holds(connection, record, digest, recalled)
+        # Any row holds the time of the subject's last recall, also if no holder had something to give back.
+        _store_holds(connection, record, digest, recalled or list(record.holds)[:1])
         recalls += [(digest, writer) for writer in recalled]
     return replies, recalls
 
