@@ -39,8 +39,6 @@ SUBJECTS = 1_000_000
 START_TIMEOUT_S = 30.0
 WARM_S = 2.0
 STEADY_PER_S = 5_000
-# Each takes seven seconds.
-LATENCY_ROUNDS = 3
 PATH = "/v2/ratelimit.limit"
 MULTI_PATH = "/v2/ratelimit.multiLimit"
 CHECK_PATH = "/v1/check"
@@ -164,10 +162,10 @@ class Contestant:
             ).encode()
         return self.post(path, line)
 
-    def post(self, path: str, body: str) -> bytes:
+    def post(self, path: str, body: str, method: str = "POST") -> bytes:
         """The bytes of one request with a body."""
         head = (
-            f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1:{self.address[1]}\r\nAuthorization: Bearer {self.key}\r\n"
+            f"{method} {path} HTTP/1.1\r\nHost: 127.0.0.1:{self.address[1]}\r\nAuthorization: Bearer {self.key}\r\n"
             f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
         )
         return (head + body).encode()
@@ -224,11 +222,11 @@ def multi_bodies(prefix: str, count: int, size: int, *, namespace: str = "bench"
 class Turns:
     """What the turns of one contestant found."""
 
-    def __init__(self, loads: Sequence[Load]) -> None:
+    def __init__(self, loads: Sequence[Load | loadgen.Latencies]) -> None:
         self._loads = loads
 
     def middle(self, figure: str) -> float:
-        """The median of a field of `Load`."""
+        """The median of a field."""
         return float(median(getattr(load, figure) for load in self._loads))
 
     def shown(self, figure: str, digits: int) -> str:
@@ -256,9 +254,11 @@ class Ratios:
         return f"{self.middle:.2f} ({min(self._each):.2f} to {max(self._each):.2f})"
 
 
-def turns(seconds: float, rounds: int, loads: Mapping[str, Callable[[float], Load]]) -> dict[str, Turns]:
+def turns(
+    seconds: float, rounds: int, loads: Mapping[str, Callable[[float], Load | loadgen.Latencies]]
+) -> dict[str, Turns]:
     """Each load once in every round; every other round in reverse order, so that none profits from its place."""
-    found: dict[str, list[Load]] = {name: [] for name in loads}
+    found: dict[str, list[Load | loadgen.Latencies]] = {name: [] for name in loads}
     for load in loads.values():
         load(min(2.0, seconds))  # warm: connections, caches, branch predictors
     for number in range(rounds):
@@ -415,50 +415,61 @@ def shared(bench: Bench, out: Printer) -> None:
 
 
 def latency(bench: Bench, out: Printer) -> None:
-    """At half of the maximum rate, open loop; and a peer that does nothing else at the same rate, for the machine's
-    own share. Of several rounds the quietest: what the host adds to all of them belongs to none."""
+    """At half of the maximum rate, open loop.
+
+    Beside each server, at the same rate and with bodies of the same size: `GET /livez` of the same process, which is
+    what loop, sockets and machine take by themselves; and Go. Rounds alternate, and a ratio is that of one round.
+    """
     servers = (bench.embedded, bench.fleet)
     rates = bench.rates or {each.name: each.load(PATH, bench.bodies, bench.seconds).rate for each in servers}
-    contestants = [(each, rates[each.name] / 2) for each in servers]
+    bodies = bench.bodies.read_text().splitlines()
+    loads: dict[str, Callable[[float], loadgen.Latencies]] = {}
+
+    def add(name: str, server: Contestant, rate_per_s: float, method: str, path: str) -> None:
+        requests = [server.post(path, body, method) for body in bodies]
+        run = partial(
+            bench.generator.run,
+            server.address[1],
+            bench.generator.requests(str(len(loads)), requests),
+            rate_per_s=rate_per_s,
+            connections=CONNECTIONS,
+        )
+
+        def load(seconds: float) -> loadgen.Latencies:
+            run(seconds=WARM_S)  # while others had their turn, what was read of the origin has become stale
+            found = run(seconds=max(5.0, seconds))
+            if found.errors:
+                raise SystemExit(f"{name}: {found.errors} of {found.sent} requests failed")
+            return found
+
+        loads[name] = load
+
+    for server in servers:
+        add(server.name, server, rates[server.name] / 2, "POST", PATH)
+        add(f"{server.name}, GET /livez", server, rates[server.name] / 2, "GET", "/livez")
     if isinstance(bench.go, Contestant):
-        contestants.append((bench.go, rates[bench.fleet.name] / 2))
+        add(bench.go.name, bench.go, rates[bench.fleet.name] / 2, "POST", PATH)
+    found = turns(bench.seconds, bench.rounds, loads)
     out.figures()
-    files = {
-        server.name: bench.generator.requests(
-            str(number), [server.post(PATH, body) for body in bench.bodies.read_text().splitlines()]
+    for server in servers:
+        what = f"{server.name}, {rates[server.name] / 2:,.0f}/s open loop"
+        ours, trivial = found[server.name], found[f"{server.name}, GET /livez"]
+        ratio = ours.over(trivial, "p99_ms")
+        late = f"generator late {ours.middle('sent_late'):.2%}"
+        out.figure(
+            f"p99 / that of GET /livez, {what}", f"{ratio}; {late}", "≤ 1.2", is_met=ratio.middle <= 1.2
         )
-        for number, (server, _) in enumerate(contestants)
-    }
-    found: dict[str, list[loadgen.Latencies]] = {server.name: [] for server, _ in contestants}
-    for _ in range(min(LATENCY_ROUNDS, bench.rounds)):
-        for server, rate in contestants:
-            load = partial(
-                bench.generator.run,
-                server.address[1],
-                files[server.name],
-                rate_per_s=rate,
-                connections=CONNECTIONS,
-            )
-            load(seconds=WARM_S)  # while others had their turn, what was read of the origin has become stale
-            each = load(seconds=max(5.0, bench.seconds))
-            if each.errors:
-                raise SystemExit(f"{server.name}: {each.errors} of {each.sent} requests failed")
-            found[server.name].append(each)
-    for server, rate in contestants:
-        rounds = found[server.name]
-        best = min(rounds, key=lambda each: each.p99_ms)
-        all_p99 = ", ".join(f"{each.p99_ms:.2f}" for each in rounds)
-        late = f"generator late {best.sent_late:.2%}" + ("" if best.is_real_time else ", not in real time")
-        shown = (
-            f"{best.p99_ms:.2f} ms (p50 {best.p50_ms:.2f}, max {best.max_ms:.1f}; rounds {all_p99}; {late})"
+        out.row(f"p99, {what}", f"{ours.shown('p99_ms', 2)} ms", "", "")
+        out.row(f"p99.9, {what}", f"{ours.shown('p999_ms', 2)} ms", "", "")
+        out.row(f"p99 of GET /livez, {what}", f"{trivial.shown('p99_ms', 2)} ms", "", "")
+    if isinstance(bench.go, Contestant):
+        ratio = found[bench.fleet.name].over(found[bench.go.name], "p99_ms")
+        out.row(
+            f"p99 of {bench.go.name}",
+            f"{found[bench.go.name].shown('p99_ms', 2)} ms",
+            f"ours / it: {ratio}",
+            "",
         )
-        what = f"{server.name}, {rate:,.0f}/s open loop"
-        if server is bench.go:
-            out.row(f"p99, {what}", shown, "the machine's own share", "")
-            out.row(f"p99.9, {what}", f"{best.p999_ms:.2f} ms", "", "")
-        else:
-            out.figure(f"p99, {what}", shown, "≤ 2 ms", is_met=best.p99_ms <= 2)
-            out.figure(f"p99.9, {what}", f"{best.p999_ms:.2f} ms", "≤ 10 ms", is_met=best.p999_ms <= 10)
 
 
 def memory_and_start(bench: Bench, out: Printer) -> None:
