@@ -214,8 +214,8 @@ SERVICE_UNAVAILABLE: Final = Problem(
     "Internal Server Error",
     "unkey/application/service_unavailable",
     "The database is down, and this call needs it: it changes an override, creates a namespace when thousands of new "
-    "ones are waiting already, brings a key that is new to the server, or comes before the server has read its keys for "
-    "the first time. All other checks work.",
+    "ones are waiting already, brings a key that is new to the server, or comes before the server has read its keys "
+    "for the first time. All other checks work.",
     "Try again. `/readyz` shows what is down, `tidegate doctor` why.",
 )
 OVERLOADED: Final = Problem(
