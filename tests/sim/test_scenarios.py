@@ -105,6 +105,8 @@ LIMIT = {"t_ms": T_MS, "node": "a1", "op": "limit", **REQUEST}
         ({key: value for key, value in LIMIT.items() if key != "limit"}, "needs limit"),
         ({"op": "batch", "node": "a1", "requests": [{}]}, "requests[0] needs duration_ms"),
         ({"op": "batch_end", "handle": "h"}, "no batch_begin has the handle 'h'"),
+        ({"op": "settle", "node": "a1", "handle": "h", "costs": [1]}, "no reserve has the handle 'h'"),
+        ({"op": "settle", "node": "a1", "handle": "h", "costs": [-1]}, "costs must be a list of integers"),
         ({"op": "store_put", "rows": [3]}, "rows[0] must be an object"),
         ({"op": "peek_origin", "region": 5, **REQUEST, "sequence": 1}, "region must be a string"),
     ],

@@ -37,6 +37,9 @@ OPERATIONS: Final[Mapping[str, tuple[frozenset[str], frozenset[str]]]] = {
     "batch": (frozenset({"node", "requests"}), _LIMIT_EXPECTS),
     "batch_begin": (frozenset({"node", "requests", "handle"}), _LIMIT_EXPECTS),
     "batch_end": (frozenset({"handle"}), _LIMIT_EXPECTS),
+    "reserve": (frozenset({"node", "requests", "handle"}), frozenset({"expect", "expect_successes"})),
+    "settle": (frozenset({"node", "handle", "costs"}), frozenset({"expect"})),
+    "usage": (frozenset({"node", *_REQUEST}) - {"cost"}, frozenset({"expect"})),
     "replay": (frozenset({"node"}), frozenset({"expect_ok"})),
     "publish": (frozenset({"node"}), _ROW_EXPECTS),
     "import": (frozenset({"node"}), frozenset({"expect_ok"})),
@@ -62,12 +65,22 @@ OPERATIONS: Final[Mapping[str, tuple[frozenset[str], frozenset[str]]]] = {
 
 # The fields that any step may have besides its expectations.
 _KNOWN: Final = frozenset(
-    {"t_ms", "op", "why", "note", "count", "identifier_pattern", "time_ms", *_CELL, *_REQUEST}.union(
-        *(required for required, _ in OPERATIONS.values())
-    )
+    {
+        "t_ms",
+        "op",
+        "why",
+        "note",
+        "count",
+        "identifier_pattern",
+        "time_ms",
+        "life_ms",
+        "shadow",
+        *_CELL,
+        *_REQUEST,
+    }.union(*(required for required, _ in OPERATIONS.values()))
 )
 # Fields of the format that must be integers. The limiter itself checks the values of a request.
-_NUMBERS: Final = frozenset({"t_ms", "amount", "count", "index", "cutoff_ms", "sequence"})
+_NUMBERS: Final = frozenset({"t_ms", "amount", "count", "index", "cutoff_ms", "sequence", "life_ms"})
 
 
 class MalformedScenario(TidegateError):
@@ -300,7 +313,10 @@ def _step(place: str, number: int, raw: object) -> Step:
     if op in {"limit", "concurrent"} and "identifier" not in raw and "identifier_pattern" not in raw:
         raise MalformedScenario(f"{place}: needs identifier, or identifier_pattern")
     if "requests" in raw:
-        _check_items(place, "requests", raw["requests"], _REQUEST - {"cost"}, _REQUEST)
+        _check_items(place, "requests", raw["requests"], _REQUEST - {"cost"}, _REQUEST | {"shadow"})
+    costs = raw.get("costs", [])
+    if not isinstance(costs, list) or not all(type(cost) is int and cost >= 0 for cost in costs):
+        raise MalformedScenario(f"{place}: costs must be a list of integers, 0 or more, not {costs!r}")
     if "rows" in raw:
         _check_items(place, "rows", raw["rows"], _ROW, _ROW | {"updated_at"})
     return Step(number, op, raw.get("t_ms"), raw, place)
@@ -328,7 +344,9 @@ def _check_references(nodes: tuple[NodeSpec, ...], steps: tuple[Step, ...]) -> N
             raise MalformedScenario(f"{step.place}: there is no node {step.text('node')!r}")
         if "region" in step.fields:
             step.text("region")
-        if step.op == "batch_begin":
+        if step.op in {"batch_begin", "reserve"}:
             handles.add(step.text("handle"))
+        elif step.op == "settle" and step.text("handle") not in handles:
+            raise MalformedScenario(f"{step.place}: no reserve has the handle {step.text('handle')!r}")
         elif step.op == "batch_end" and step.text("handle") not in handles:
             raise MalformedScenario(f"{step.place}: no batch_begin has the handle {step.text('handle')!r}")

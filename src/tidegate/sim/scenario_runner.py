@@ -17,6 +17,7 @@ from tidegate.core.windows import publish_threshold
 from tidegate.errors import DependencyError, InvalidInput
 from tidegate.runtime.async_limiter import AsyncLimiter
 from tidegate.runtime.node import Node
+from tidegate.runtime.reservation import Taken
 from tidegate.sim.expectations import Difference, differences, matches
 from tidegate.sim.node_process import parts_of
 from tidegate.sim.scenario_files import Load, MalformedScenario, NodeSpec, Scenario, Step
@@ -80,6 +81,7 @@ class ScenarioRun:
         self._origins: dict[str, RegionOrigin] = {}
         self._members: dict[str, ScenarioNode] = {}
         self._open_batches: dict[str, Answers] = {}
+        self._reservations: dict[str, Taken] = {}
         self.found: list[Difference] = []
 
     # -- nodes and time
@@ -156,6 +158,7 @@ class ScenarioRun:
             duration_ms=fields["duration_ms"],
             namespace=fields["namespace"],
             workspace=fields["workspace"],
+            shadow=fields.get("shadow", False),
         )
         pattern = fields.get("identifier_pattern")
         identifier = fields["identifier"] if pattern is None else pattern.replace("{i}", str(index))
@@ -215,6 +218,33 @@ class ScenarioRun:
     def _do_batch_end(self, step: Step) -> None:
         answers = self._open_batches[step.text("handle")]
         self._compare(step, answers, [_answer(decision) for decision in answers.decisions])
+
+    def _do_reserve(self, step: Step) -> None:
+        requests = [self._request(one) for one in step.fields["requests"]]
+        life_ms = step.get("life_ms", min(request.limit.duration_ms for request in requests))
+        taken = self._await(self._member(step).limiter.take(requests, life_ms))
+        self._reservations[step.text("handle")] = taken
+        self._differ(step, "", [_answer(decision) for decision in taken.decisions])
+        successes = sum(decision.allowed for decision in taken.decisions)
+        self._differ(step, "successes", successes, "expect_successes")
+
+    def _do_settle(self, step: Step) -> None:
+        """On any node of the region, as often as the scenario likes: `costs` are those of the counters, in order."""
+        taken = self._reservations[step.text("handle")]
+        costs = step.fields["costs"]
+        if len(costs) != len(taken.items):
+            raise MalformedScenario(f"{step.place}: {len(taken.items)} counters were reserved")
+        items = [(limit, who, cost) for (limit, who, _), cost in zip(taken.items, costs, strict=True)]
+        ending = self._await(self._member(step).limiter.end(taken.name, items))
+        self._differ(step, "", {"known": ending.is_known, "repeated": ending.is_repeated})
+
+    def _do_usage(self, step: Step) -> None:
+        request = self._request(step.fields)
+        limiter = self._member(step).limiter
+        usage = self._await(limiter.usage(request.limit, request.identifier, now_ms=step.get("time_ms")))
+        shown = usage._asdict()
+        names = ("own", "regional", "foreign", "carried", "used", "remaining", "regions")
+        self._differ(step, "", {name: shown[name] for name in names})
 
     def _compare(self, step: Step, answers: Answers, got: object) -> None:
         if step.get("expect_error", False):

@@ -38,7 +38,7 @@ from tidegate.server.catalog.view import Caller, NamespaceView
 from tidegate.server.messages import Answer, Head, Route
 from tidegate.telemetry.topk import SpaceSaving, Thinning
 
-__all__ = ["LimitOperations", "Plan"]
+__all__ = ["LimitOperations", "MultiLimitItem", "Plan", "item_answer"]
 
 # Plans and matches that are kept, in two generations of this many: a client that sends random limits fills no memory.
 PLANS_MAX: Final = 16_384
@@ -198,6 +198,20 @@ class MultiLimitItem(msgspec.Struct, gc=False, rename={"override_id": "overrideI
     exceeded: bool | UnsetType = UNSET
 
 
+def item_answer(item: LimitBody, plan: Plan, decision: Decision) -> MultiLimitItem:
+    """What a batch answers for one item."""
+    return MultiLimitItem(
+        item.namespace,
+        item.identifier,
+        decision.limit.quota,
+        decision.remaining,
+        decision.reset_at_ms,
+        decision.allowed,
+        UNSET if plan.override is None else plan.override.id,
+        True if decision.allowed and decision.exceeded else UNSET,
+    )
+
+
 class MultiLimitData(msgspec.Struct):
     passed: bool
     limits: list[MultiLimitItem]
@@ -340,19 +354,7 @@ class LimitOperations:
         if decisions is None:
             batch = [Request(*request) for request in requests]
             decisions = yield from wait(self._limiter.limit_many, batch, now_ms=test_time_ms)
-        limits = [
-            MultiLimitItem(
-                item.namespace,
-                item.identifier,
-                decision.limit.quota,
-                decision.remaining,
-                decision.reset_at_ms,
-                decision.allowed,
-                UNSET if plan.override is None else plan.override.id,
-                True if decision.allowed and decision.exceeded else UNSET,
-            )
-            for item, plan, decision in zip(items, plans, decisions, strict=True)
-        ]
+        limits = list(map(item_answer, items, plans, decisions))
         passed = False not in [each.passed for each in limits]
         if not call.head.metrics_off:
             self.decisions[caller.workspace.id] += len(limits)

@@ -19,7 +19,7 @@ from tidegate.errors import DependencyError
 from tidegate.runtime.async_limiter import AsyncLimiter
 from tidegate.runtime.reservation import Ending, Item, merged
 from tidegate.server.api.admission import Admission, Call, Steps, missing_permission, wait
-from tidegate.server.api.operations import LimitOperations, MultiLimitItem, Plan
+from tidegate.server.api.operations import LimitOperations, MultiLimitItem, Plan, item_answer
 from tidegate.server.api.problems import (
     INVALID_INPUT,
     JSON_LINE,
@@ -112,19 +112,7 @@ class ReservationOperations:
         if life_ms is UNSET:
             life_ms = min(LIFE_MS_MAX, *(plan.limit.duration_ms for plan in plans))
         taken = yield from wait(self._limiter.take, requests, life_ms)
-        limits = [
-            MultiLimitItem(
-                item.namespace,
-                item.identifier,
-                decision.limit.quota,
-                decision.remaining,
-                decision.reset_at_ms,
-                decision.allowed,
-                UNSET if plan.override is None else plan.override.id,
-                True if decision.allowed and decision.exceeded else UNSET,
-            )
-            for item, plan, decision in zip(wanted.limits, plans, taken.decisions, strict=True)
-        ]
+        limits = list(map(item_answer, wanted.limits, plans, taken.decisions))
         data = ReserveData(all(taken.decisions), limits)
         if data.passed:
             data.reservation_id = _encoded(taken.name, requests)
