@@ -22,6 +22,7 @@ from typing import Any, NamedTuple, Self
 
 from tidegate.adapters.catalogs import open_catalog
 from tidegate.ports import Catalog, KeyRow, WorkspaceRow
+from tidegate.server.asgi import Application
 from tidegate.server.catalog.keys import ALL, digest_of, hint_of, new_key
 
 TIMEOUT_S = 30.0
@@ -302,3 +303,12 @@ class Workspace:
     def namespace_ids(self, name: str) -> list[str]:
         changes = self.server.with_catalog(lambda catalog: catalog.changes(0, timeout_s=TIMEOUT_S))
         return [row.id for row in changes.namespaces if (row.workspace_id, row.name) == (self.id, name)]
+
+
+# The largest body that a `Hosted` application takes.
+HOSTED_BODY_BYTES_MAX = 4_096
+
+
+class Hosted(NamedTuple):
+    app: Application
+    key: str

@@ -9,7 +9,7 @@ import logging
 import socket
 from collections.abc import AsyncIterator, Callable, MutableMapping
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 import httpx
 import pytest
@@ -17,38 +17,13 @@ import uvicorn
 from starlette.applications import Starlette
 from starlette.routing import Mount
 
-from tests.server.harness import TidegateServer
+from tests.server.harness import HOSTED_BODY_BYTES_MAX as BODY_BYTES_MAX
+from tests.server.harness import Hosted, TidegateServer
 from tidegate import AsyncLimiter, Limit
-from tidegate.adapters.catalogs import open_catalog
-from tidegate.adapters.migrations import migrate
 from tidegate.errors import ConfigurationError
-from tidegate.ports import KeyRow, WorkspaceRow
 from tidegate.server.asgi import Application, create_app
-from tidegate.server.catalog.keys import ALL, digest_of, new_key
 
 BODY: dict[str, Any] = {"namespace": "api", "identifier": "user", "limit": 3, "duration": 2_592_000_000}
-BODY_BYTES_MAX = 4_096
-
-
-class Hosted(NamedTuple):
-    app: Application
-    key: str
-
-
-@pytest.fixture
-async def hosted(tmp_path: Path) -> Hosted:
-    """An application that is not started yet, and a key for it."""
-    url = f"sqlite:///{tmp_path}/tidegate.db"
-    await migrate(url, timeout_s=10.0)
-    catalog = open_catalog(url)
-    key = new_key()
-    await catalog.open(timeout_s=10.0)
-    await catalog.put_workspace(WorkspaceRow("w", "w", True, None, None), timeout_s=10.0)
-    row = KeyRow("key_1", "w", digest_of(key), "", "", ALL, 1, None, True, None)
-    await catalog.put_key(row, timeout_s=10.0)
-    await catalog.close()
-    app = create_app(data_dir=str(tmp_path), http={"body_bytes_max": BODY_BYTES_MAX})
-    return Hosted(app, key)
 
 
 def client_of(hosted: Hosted, app: Any = None, prefix: str = "") -> httpx.AsyncClient:
