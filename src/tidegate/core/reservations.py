@@ -11,7 +11,7 @@ At the node, `Reservations` is what decisions add to the counts. It survives the
 
 from __future__ import annotations
 
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 from typing import Final, NamedTuple, final
 
 from tidegate.core.grants import NEVER, Hold, SubjectRecord, drop_expired
@@ -25,6 +25,7 @@ __all__ = [
     "GONE",
     "HELD",
     "HOLDS_MAX",
+    "RESERVATIONS_MAX",
     "SETTLED_WRITER",
     "Claim",
     "ClaimReply",
@@ -42,6 +43,10 @@ ENDED_BEFORE: Final = 3  # an earlier claim has ended it: nothing was counted no
 ENDED_MS: Final = 600_000
 # Holds of one subject. Each message about the subject reads them all, about 0.7 µs each in Redis.
 HOLDS_MAX: Final = 1_000
+# Live reservations of one node, about 500 bytes each: a client that reserves for many identifiers fills no memory.
+RESERVATIONS_MAX: Final = 100_000
+# Ended ones that may wait in the queue of those that are due.
+ENDED_DUE_MAX: Final = 1_000
 # The writer of what reservations have counted: one component for all of them in a cell.
 SETTLED_WRITER: Final = "+"
 # The quota of a reservation's hold: it is taken already, whatever quota others have.
@@ -107,26 +112,36 @@ class Reservations:
 
     def __init__(self, subjects: Subjects) -> None:
         self._subjects: Final[Subjects] = subjects
-        self._live: dict[str, list[tuple[Limit, str, int]]] = {}
+        # By name: until when, and what.
+        self._live: dict[str, tuple[int, list[tuple[Limit, str, int]]]] = {}
         # A heap of (until_ms, name). A name that is not in `_live` any more has ended before.
         self._due: list[tuple[int, str]] = []
+
+    @property
+    def is_full(self) -> bool:
+        """There are as many as there may be."""
+        return len(self._live) >= RESERVATIONS_MAX
 
     def __contains__(self, name: str) -> bool:
         return name in self._live
 
     def add(self, name: str, requests: list[tuple[Limit, str, int]], until_ms: int) -> None:
         """Count these until they are dropped, and no longer than `until_ms`."""
-        self._live[name] = requests
+        self._live[name] = (until_ms, requests)
         heappush(self._due, (until_ms, name))
+        if len(self._due) > 2 * len(self._live) + ENDED_DUE_MAX:
+            # Most of them have ended long before their time.
+            self._due = [(held[0], live) for live, held in self._live.items()]
+            heapify(self._due)
         for limit, identifier, cost in requests:
             self._subjects.reserve(limit.key, identifier, cost)
 
     def drop(self, name: str) -> bool:
         """Count them no more; False if they are not live."""
-        requests = self._live.pop(name, None)
-        if requests is None:
+        held = self._live.pop(name, None)
+        if held is None:
             return False
-        for limit, identifier, cost in requests:
+        for limit, identifier, cost in held[1]:
             self._subjects.reserve(limit.key, identifier, -cost)
         return True
 

@@ -1,4 +1,4 @@
--- Keep or end reservations. The rule is `claim` in tidegate/core/reservations.py; a property test holds the two equal.
+-- Keep or end reservations. The rule is `claim` in tidegate/core/reservations.py; the contract suite of origins runs on both.
 --
 -- KEYS: for each claim the subject's holds, the cell, and the mark that the reservation has ended.
 -- ARGV: holds_max; then for each claim holder, amount, life_ms, 1 if it is the end, expires_at_ms of the cell.
