@@ -116,6 +116,8 @@ async def throughput(url: str, scale: Scale) -> list[Figure]:
     async with AsyncLimiter(region=REGION, origin=url) as limiter:
         await asyncio.gather(*(limiter.limit(FREE, name) for name in SUBJECTS))
         await asyncio.gather(*(embedded.limit(FREE, name) for name in SUBJECTS))
+        # Until the traffic of the last seconds is known, and credit is asked for accordingly.
+        await rate_of(lambda name: limiter.limit(FREE, name), scale.seconds, yields=True)
         for _ in range(7):
             shared_rates.append(
                 await rate_of(lambda name: limiter.limit(FREE, name), scale.seconds / 4, yields=True)
