@@ -287,8 +287,9 @@ async def test_a_schema_that_is_missing_when_the_ledger_comes_up_late_is_told_an
     server = server_of(world).server
     url = server.create_database()
     server.kill()
-    fra = await world.region("fra", origin=None).start(url, **IMPATIENT)
-    iad = await world.region("iad", origin=None).start(url, **IMPATIENT)
+    # A server that has just started, on a busy machine, needs its time.
+    fra = await world.region("fra", origin=None).start(url, ledger_timeout_ms=5_000)
+    iad = await world.region("iad", origin=None).start(url, ledger_timeout_ms=5_000)
     await accept(fra, "ada", 40)
     with caplog.at_level(logging.WARNING):
         server.start()
