@@ -99,14 +99,14 @@ class Regions:
     def __init__(self, life: Callable[..., Any], arguments: Sequence[tuple[Any, ...]]) -> None:
         context = multiprocessing.get_context("spawn")
         self.pipes: list[Connection] = []
-        self._processes = []
+        self.processes = []
         for values in arguments:
             ours, theirs = context.Pipe()
             process = context.Process(target=_live, args=(life, theirs, *values), daemon=True)
             process.start()
             theirs.close()
             self.pipes.append(ours)
-            self._processes.append(process)
+            self.processes.append(process)
 
     def send(self, message: object) -> None:
         for pipe in self.pipes:
@@ -122,7 +122,7 @@ class Regions:
         return received
 
     def end(self) -> None:
-        for process in self._processes:
+        for process in self.processes:
             process.join(10)
             if process.is_alive():
                 process.kill()

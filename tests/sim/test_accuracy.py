@@ -9,7 +9,7 @@ from click.testing import CliRunner
 
 from tidegate.sim.accuracy import GROUPS, Case, cases, measure, table
 from tidegate.sim.baselines import admitted_by_log, admitted_by_perfect_counter
-from tidegate.sim.capacity import FleetCost, extrapolated, measure_fleet
+from tidegate.sim.capacity import FleetCost, measure_fleet
 from tidegate.sim.capacity import table as fleet_table
 from tidegate.sim.commands import simulate
 from tidegate.sim.fleet import Offer
@@ -123,20 +123,15 @@ def test_the_reference_fleet_is_run_and_costs_something(reference: FleetCost) ->
 
 
 @pytest.mark.slow
-def test_a_fleet_too_large_to_run_is_computed_by_the_growth_between_two(
-    reference: FleetCost, tmp_path: Path
-) -> None:
-    tenfold = replace(reference, scale=10, nodes=330, requests_per_s=10 * reference.requests_per_s)
-    computed = extrapolated(reference, tenfold, 100)
-    assert not computed.measured
-    assert computed.nodes == 3_300
-    assert computed.requests_per_s == pytest.approx(100 * reference.requests_per_s, rel=0.01)
-    assert computed.origin_commands_per_s == reference.origin_commands_per_s, (
-        "a rate that did not grow stays the same"
-    )
-    assert list(fleet_table([reference, computed]))[-1].split() == ["measured", "computed"]
+def test_more_nodes_with_the_same_windows_read_no_more_rows(reference: FleetCost, tmp_path: Path) -> None:
+    wider = measure_fleet(4, 1.0, windows_scale=1)
+    assert (wider.nodes, wider.windows) == (132, 24_000)
+    # One node of each region imports, however many there are.
+    assert wider.ledger_reads_per_s <= 1.5 * reference.ledger_reads_per_s
+    assert wider.ledger_rows_read_per_s <= 2 * reference.ledger_rows_read_per_s + 100
+    assert list(fleet_table([reference, wider]))[1].split() == ["nodes", "33", "132"]
     pytest.importorskip("matplotlib", reason="plots need the extra `plot`")
-    assert [path.name for path in plot_fleet([reference, computed], tmp_path)] == ["fleet.png", "fleet.svg"]
+    assert [path.name for path in plot_fleet([reference, wider], tmp_path)] == ["fleet.png", "fleet.svg"]
 
 
 def test_accuracy_is_a_command_with_a_table_and_json() -> None:

@@ -2,7 +2,8 @@
 
 The reference fleet has 33 nodes in 10 regions and 24,000 active windows, 5 % of them in several regions; 3 % of the
 requests are denied, 25 % in bursts. It runs with real nodes in virtual time. Ten times the fleet means ten times the
-nodes, windows and requests for the same time. A hundred times is computed from the growth between these two.
+nodes, windows and requests for the same time. A hundred times has as many nodes, and ten times the windows: a tenth of
+the windows and of the requests for each node, so that it can be run.
 """
 
 from __future__ import annotations
@@ -10,9 +11,8 @@ from __future__ import annotations
 import tracemalloc
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
-from math import log
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
 from random import Random
 from typing import Final
 
@@ -21,7 +21,7 @@ from tidegate.core.model import Decision, Limit, Tuning
 from tidegate.sim.fleet import Fleet, Offer
 from tidegate.sim.node_process import parts_of
 
-__all__ = ["FleetCost", "extrapolated", "measure_fleet", "table"]
+__all__ = ["FleetCost", "measure_fleet", "measure_fleets", "table"]
 
 REGIONS: Final = 10
 NODES: Final = 33
@@ -67,7 +67,8 @@ class FleetCost:
     view_age_ms_p50: float
     view_age_ms_p90: float
     view_age_ms_p99: float
-    measured: bool
+    measured: bool = True
+    """False in data of older versions, which computed the largest fleet."""
 
     def document(self) -> dict[str, object]:
         return asdict(self)
@@ -96,21 +97,20 @@ class _Views:
             for identifier in self._identifiers:
                 subject = engine.subjects.find(self._key, identifier)
                 cell = None if subject is None else subject.cell(sequence)
-                if cell is None or cell.ledger is None or not cell.ledger.components:
+                if cell is None or cell.foreign == 0:
                     continue
-                for other in range(REGIONS):
-                    rises = self.rises[identifier, other]
-                    begin = bisect_right(rises, first_s)
-                    known = cell.ledger.components.get(f"region-{other}", 0)
-                    if other == region or known == 0 or begin + known > len(rises):
-                        continue
+                others = [self.rises[identifier, other] for other in range(REGIONS) if other != region]
+                rises = sorted(at_s for one in others for at_s in one[bisect_right(one, first_s) :])
+                if cell.foreign <= len(rises):
                     # Age 0 if nothing is missing, otherwise the age of the oldest missing count.
-                    missed = begin + known < len(rises)
-                    self.ages_ms.append((now_s - rises[begin + known]) * 1000 if missed else 0.0)
+                    missed = cell.foreign < len(rises)
+                    self.ages_ms.append((now_s - rises[cell.foreign]) * 1000 if missed else 0.0)
 
 
-def measure_fleet(scale: int, seconds: float, seed: int = 1, tuning: Tuning | None = None) -> FleetCost:
-    """Run the fleet for `seconds` of virtual time, after a warm-up of six."""
+def measure_fleet(
+    scale: int, seconds: float, seed: int = 1, tuning: Tuning | None = None, windows_scale: int | None = None
+) -> FleetCost:
+    """Run the fleet for `seconds` of virtual time, after a warm-up of six; `windows_scale` for fewer windows."""
     random = Random(f"fleet {seed} {scale}")
     members = NODES * scale
     nodes = [members // REGIONS + (region < members % REGIONS) for region in range(REGIONS)]
@@ -118,7 +118,7 @@ def measure_fleet(scale: int, seconds: float, seed: int = 1, tuning: Tuning | No
     by_region: list[list[int]] = [[] for _ in range(REGIONS)]
     for node, region in enumerate(fleet.regions):
         by_region[region].append(node)
-    windows = WINDOWS * scale
+    windows = WINDOWS * (windows_scale or scale)
     homes = _homes(random, windows)
     warm_s = 6.0
     limit = Limit(LIMIT, duration_ms=DURATION_MS, namespace="fleet")
@@ -165,7 +165,6 @@ def measure_fleet(scale: int, seconds: float, seed: int = 1, tuning: Tuning | No
         view_age_ms_p50=round(ages[len(ages) // 2], 1),
         view_age_ms_p90=round(ages[len(ages) * 9 // 10], 1),
         view_age_ms_p99=round(ages[len(ages) * 99 // 100], 1),
-        measured=True,
     )
 
 
@@ -237,30 +236,13 @@ def subject_bytes() -> float:
     return (after - before) / count
 
 
-def extrapolated(small: FleetCost, large: FleetCost, scale: int) -> FleetCost:
-    """The cost of a fleet that is too large to run: each rate continues the power law between two measured fleets."""
-    factor = scale / large.scale
-    step = large.scale / small.scale
-
-    def grown(name: str) -> float:
-        low, high = float(getattr(small, name)), float(getattr(large, name))
-        if low <= 0 or high <= 0:
-            return high
-        # high / low = step ** power; high * factor ** power continues the same growth.
-        return float(high * factor ** (log(high / low) / log(step)))
-
-    rates = (
-        *("requests_per_s", "origin_commands_per_s", "origin_cells_per_s", "ledger_rows_written_per_s"),
-        *("ledger_reads_per_s", "ledger_rows_read_per_s", "bytes_per_s"),
-    )
-    return replace(
-        large,
-        scale=scale,
-        nodes=NODES * scale,
-        windows=WINDOWS * scale,
-        measured=False,
-        **{name: round(grown(name)) for name in rates},
-    )
+def measure_fleets(seconds: float, seed: int, say: Callable[[str], object]) -> list[FleetCost]:
+    """The reference, ten times, and a hundred times its nodes."""
+    costs = []
+    for scale, windows_scale in ((1, 1), (10, 10), (100, 10)):
+        say(f"{scale} times the nodes, {windows_scale} times the windows of the reference fleet")
+        costs.append(measure_fleet(scale, seconds, seed, windows_scale=windows_scale))
+    return costs
 
 
 def table(costs: Sequence[FleetCost]) -> Iterator[str]:
@@ -268,4 +250,3 @@ def table(costs: Sequence[FleetCost]) -> Iterator[str]:
     names = [name for name in costs[0].document() if name != "measured"]
     for name in names:
         yield f"{name:<28}" + "".join(f"{getattr(one, name):>16,}" for one in costs)
-    yield f"{'':<28}" + "".join(f"{'measured' if one.measured else 'computed':>16}" for one in costs)

@@ -19,7 +19,7 @@ from tidegate.sim import scenario_report
 from tidegate.sim.accuracy import GROUPS as ACCURACY_GROUPS
 from tidegate.sim.accuracy import cases, measure_all
 from tidegate.sim.accuracy import table as accuracy_table
-from tidegate.sim.capacity import extrapolated, measure_fleet
+from tidegate.sim.capacity import measure_fleets
 from tidegate.sim.capacity import table as fleet_table
 from tidegate.sim.plan import TRAFFIC, Options, draw_plan
 from tidegate.sim.plots import plot_accuracy, plot_fleet, plot_replay
@@ -271,13 +271,9 @@ def accuracy(seed: int, groups: tuple[str, ...], jobs: int, plot_to: Path | None
 @_plot_option
 @_json_option
 def fleet(seed: int, seconds: float, plot_to: Path | None, as_json: bool) -> None:
-    """Measure the cost of the reference fleet and of one ten times as large; compute a hundred times."""
+    """Measure the cost of the reference fleet, of one ten times as large, and of one with a hundred times its nodes."""
     progress = _Progress(as_json)
-    progress.say("measuring the reference fleet", always=True)
-    reference = measure_fleet(1, seconds, seed)
-    progress.say("measuring a fleet ten times as large (minutes)", always=True)
-    tenfold = measure_fleet(10, seconds, seed)
-    costs = [reference, tenfold, extrapolated(reference, tenfold, 100)]
+    costs = measure_fleets(seconds, seed, lambda text: progress.say(f"measuring {text}", always=True))
     if plot_to is not None:
         plot_fleet(costs, plot_to)
     _print_result(as_json, {"fleets": [one.document() for one in costs]}, "\n".join(fleet_table(costs)))
