@@ -18,12 +18,13 @@ from tidegate.adapters import memory as memory_module
 from tidegate.adapters.memory import MemoryLedger, MemoryOrigin
 from tidegate.core import credit_sync as credit_sync_module
 from tidegate.core import engine as engine_module
+from tidegate.core import grants as grants_module
 from tidegate.core import ledger_sync, pending, windows
 from tidegate.core.cells import PINNED, Subject
 from tidegate.core.credit import Credit
 from tidegate.core.credit_sync import CreditSync
 from tidegate.core.engine import FITS, UNLIKELY, Engine
-from tidegate.core.grants import CreditRequest, SubjectRecord
+from tidegate.core.grants import CellPart, CellRecord, CreditRequest, SubjectRecord
 from tidegate.core.ledger_sync import LedgerSync, Publication
 from tidegate.core.model import Component, Decision, LedgerRow, Limit, OriginReply
 from tidegate.core.origin_sync import OriginSync
@@ -944,6 +945,42 @@ def an_answer_brings_no_counts_of_others() -> None:
         return merge_others
 
     replace(OriginSync, "_merge_others", make)
+
+
+# -- the base
+
+
+@credit_mutant
+def what_survivors_knew_before_a_wipe_is_not_restored() -> None:
+    replace(grants_module, "claim", lambda _original: lambda _cell, _known: None)
+
+    def make(original: Any) -> Any:
+        def merge_part(cell: CellRecord, part: CellPart, writer: str) -> int:
+            before: int = original(cell, part._replace(known=part.own), writer)
+            return before
+
+        return merge_part
+
+    replace(grants_module, "merge_part", make)
+
+
+@credit_mutant
+def what_is_reported_again_after_a_wipe_is_counted_twice() -> None:
+    replace(grants_module, "give_back", lambda _original: lambda _cell, _count: None)
+
+
+@credit_mutant
+def a_life_that_was_evicted_takes_its_counts_with_it() -> None:
+    def make(original: Any) -> Any:
+        def adopt(cell: CellRecord, writer: str) -> int:
+            held = sum(cell.components.values())
+            before: int = original(cell, writer)
+            cell.total -= held - sum(cell.components.values())
+            return before
+
+        return adopt
+
+    replace(grants_module, "adopt", make)
 
 
 # -- the search

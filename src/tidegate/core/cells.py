@@ -55,7 +55,7 @@ class Cell:
     def is_unreplayed(self) -> bool:
         """Whether it holds counts that the origin has not acknowledged; without one, that wait for the ledger."""
         if self.origin is not None:
-            return self.own > self.origin.acked
+            return self.own > self.origin.acked or self.origin.is_lost
         ledger = self.ledger
         return ledger is not None and ledger.is_changed and self.own > ledger.published
 

@@ -349,10 +349,12 @@ def merge_part(cell: CellRecord, part: CellPart, writer: str) -> int:
         # The record that the writer knew is gone. What it reports again is a part of what was known then.
         claim(cell, part.total)
         give_back(cell, min(heard, part.own) - before)
+    elif before < part.acked:
+        # The record is an older copy.
+        give_back(cell, min(heard, part.own) - before)
     else:
-        # The record is an older copy; or another node has claimed this from the ledger.
-        heard = min(heard if before < part.acked else part.published, part.own)
-        give_back(cell, min(heard - before, cell.base))
+        # Another node may have claimed this from the ledger.
+        give_back(cell, min(min(part.published, part.own) - before, cell.base))
     if part.own > before:
         cell.components[writer] = part.own
         cell.total += part.own - before

@@ -149,6 +149,7 @@ class OriginSync:
         self._restore_own(subject, cell, component)
         self._detect_loss(subject, cell, acked, component, now_ms)
         origin.acked = max(origin.acked, sent)
+        origin.is_lost = False
         self._merge_others(subject, cell, total - max(component, sent), now_ms)
 
     def fail_replay(self, replay: Replay) -> None:

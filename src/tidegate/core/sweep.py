@@ -145,11 +145,12 @@ class Sweep:
         for cell in subject.cells():
             origin = cell.origin
             if self._replays_all and origin is not None and cell.regional() > 0:
-                origin.acked = 0
                 self.heals += 1
-                if subject.credit is not None:
-                    # Also what this node only knows of others: they may have ended.
-                    subject.credit.is_dirty = True
+                if subject.credit is None:
+                    origin.acked = 0
+                else:
+                    # Also what is known of others: they may have ended. A message says what was acknowledged.
+                    origin.is_lost = True
                 self._pending.queue_replay(subject, subject.touched_ms)
             ledger = cell.ledger
             if ledger is None:

@@ -26,6 +26,7 @@ class OriginView:
         "failed_until_ms",
         "fresh_until_ms",
         "id",
+        "is_lost",
         "previous_until_ms",
         "published",
         "sent",
@@ -52,6 +53,8 @@ class OriginView:
         # Only with credit.
         self.id: int = 0
         self.total: int = 0
+        # The origin may have lost the cell: report it again. Written by sweeps, cleared by the next answer.
+        self.is_lost: bool = False
 
     def is_stale(self, clock_ms: int, fresh_ms: int, retry_ms: int) -> bool:
         """A read of both cells is needed. Also if a deadline lies further ahead than an answer or a failed read sets

@@ -1,8 +1,9 @@
 """Checks at the end of a simulation: which counts may be lost, and whether all nodes agree on the rest.
 
 Counts may be lost in two ways only. A node that crashes loses what it accepted in its last round trip. And an origin
-that is wiped, or fails over to an older copy, loses the components of nodes that no longer run and cannot send them
-again: such a cell is incomplete. All other counts must be known to every node at the end.
+that is wiped, or fails over to an older copy, loses what no running node knew of, and what was on its way when it did:
+so much may be missing from that cell. All other counts must be known to every node at the end. Without credit, and in a
+memory that is too small, what ended processes had counted may be missing too: such a cell is incomplete.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from tidegate.core.cells import Cell
-from tidegate.core.grants import GrantRules
+from tidegate.core.grants import CreditRequest, GrantRules
 from tidegate.core.model import Component, Limit, subject_digest
 from tidegate.core.windows import publish_threshold
 from tidegate.sim.auditor import WORKSPACE
@@ -33,6 +34,11 @@ class ConvergenceCheck:
         self._simulation = simulation
         # (region, digest, sequence) of cells of which the origin lost components of ended processes.
         self._incomplete: set[tuple[str, bytes, int]] = set()
+        # By the same: how much may be missing, because no running node knew of it when it was lost.
+        self._missing: dict[tuple[str, bytes, int], int] = {}
+        # How much may be counted twice: a message from before a loss arrived after it, and after later ones.
+        self._excess: dict[tuple[str, bytes, int], int] = {}
+        self._is_restored = simulation.tuning.credit and "subjects_max" not in simulation.plan.tuning
         # By how much the fastest clock was ahead when all clocks were corrected.
         self.ahead_ms = 0
         self._compared = 0
@@ -51,11 +57,24 @@ class ConvergenceCheck:
 
     @property
     def excused(self) -> int:
-        """Cells of which counts are lost because an origin lost them after their writer had ended."""
-        return len(self._incomplete)
+        """Cells of which counts may be lost because an origin lost them after their writer had ended."""
+        return len(self._incomplete | self._missing.keys())
 
     def is_incomplete(self, region: str, digest: bytes, sequence: int) -> bool:
         return (region, digest, sequence) in self._incomplete
+
+    def missing(self, region: str, digest: bytes, sequence: int) -> int:
+        """How much of what was accepted may be missing from the cell."""
+        return self._missing.get((region, digest, sequence), 0)
+
+    def excess(self, region: str, digest: bytes, sequence: int) -> int:
+        """How much more than was accepted may be counted."""
+        return self._excess.get((region, digest, sequence), 0)
+
+    def _miss(self, region: str, digest: bytes, sequence: int, count: int) -> None:
+        if count > 0:
+            place = (region, digest, sequence)
+            self._missing[place] = self._missing.get(place, 0) + count
 
     # -- losses
 
@@ -67,11 +86,19 @@ class ConvergenceCheck:
         after = memory.snapshot()
         self._simulation.truth_check.origin_lost(region)
         running = {process.node_id for process in self._simulation.processes.values() if process.is_running}
-        if "subjects_max" in self._simulation.plan.tuning:
+        is_small = "subjects_max" in self._simulation.plan.tuning
+        if is_small:
             # A node that evicted a subject cannot send its component again either.
             running = set()
         for (digest, sequence), cell in before.cells.items():
             left = after.cells.get((digest, sequence))
+            if is_small and (left is None or left.total < cell.total):
+                self._incomplete.add((region, digest, sequence))
+            if self._is_restored:
+                # Of an older copy it is not known which of its counts are old and which are new.
+                known = self._known(region, digest, sequence) if left is None else left.total
+                self._miss(region, digest, sequence, cell.total - known)
+                continue
             for writer, count in cell.components.items():
                 kept = 0 if left is None else left.components.get(writer, 0)
                 if kept < count and (writer not in running):
@@ -79,9 +106,52 @@ class ConvergenceCheck:
 
     def record_end(self, process: NodeProcess) -> None:
         """A process ended: record what the origin had already lost of its counts, because it cannot send them again."""
+        if self._is_restored:
+            for (digest, sequence), count in process.acknowledged.items():
+                held = self.held(process.region, digest, sequence)
+                left = max(held, self._known(process.region, digest, sequence))
+                alone = _known_to(process, self._id(digest, sequence)) - left
+                unreported = count - self._component(process, digest, sequence)
+                self._miss(process.region, digest, sequence, max(alone, unreported))
+            return
         for (digest, sequence), count in process.acknowledged.items():
             if self._component(process, digest, sequence) < count:
                 self._incomplete.add((process.region, digest, sequence))
+
+    def record_repeat(self, process: NodeProcess, request: CreditRequest) -> None:
+        """What a message reports again after a loss may have arrived before it or not: it counts as arrived."""
+        for part in request.cells:
+            place = (request.digest, part.sequence)
+            if (process.region, place) not in self._simulation.truth_check.lost:
+                continue
+            heard = min(part.own, max(part.sent, part.published))
+            cell_id = self._id(*place)
+            subject = process.engine.subjects.find(cell_id.key, cell_id.identifier)
+            cell = None if subject is None else subject.cell(part.sequence)
+            if cell is None or cell.origin is None or cell.origin.sent > part.own:
+                late = (process.region, *place)
+                self._excess[late] = self._excess.get(late, 0) + part.own - heard
+            if self._is_restored:
+                before = self._component(process, *place)
+                self._miss(process.region, *place, heard - max(before, part.acked))
+
+    def _id(self, digest: bytes, sequence: int) -> CellId:
+        return self._simulation.auditor.cell_of(digest, sequence)
+
+    def _known(self, region: str, digest: bytes, sequence: int) -> int:
+        """The most that a running node of the region knows to have been reported."""
+        cell_id = self._id(digest, sequence)
+        running = [
+            one for one in self._simulation.processes.values() if one.is_running and one.region == region
+        ]
+        return max((_known_to(process, cell_id) for process in running), default=0)
+
+    def held(self, region: str, digest: bytes, sequence: int) -> int:
+        return (
+            self._simulation.origins[region]
+            .memory.read_nowait([Component(digest, sequence, "", 0, 0)])[0]
+            .total
+        )
 
     def _component(self, process: NodeProcess, digest: bytes, sequence: int) -> int:
         wanted = Component(digest, sequence, process.node_id, 0, 0)
@@ -220,7 +290,8 @@ class ConvergenceCheck:
             for process in processes
             if not process.engine.subjects.evicted_unreplayed
         )
-        held = self._held(region, cell_id)
+        lowest -= self.missing(region, *place)
+        held = self.held(region, *place)
         incomplete = (region, *place) in self._incomplete
         if incomplete:
             lowest = sum(accepted.get(node_id, 0) for node_id in running)
@@ -228,6 +299,7 @@ class ConvergenceCheck:
         self._compared += 1
         self._agreed_total += held
         self._lost_total += highest - held
+        highest += self.excess(region, *place)
         if not incomplete and not lowest <= held <= highest:
             simulation.auditor.fail(
                 8, f"region {region} holds {held} of {cell_id}: not {lowest} to {highest}"
@@ -242,12 +314,6 @@ class ConvergenceCheck:
             is_hidden = simulation.tuning.credit and held < known <= view <= highest
             if view != known and not is_hidden and not (incomplete and cell.own <= view <= highest):
                 simulation.auditor.fail(8, f"{node_id} counts {view} of {cell_id}, its region {known}")
-
-    def _held(self, region: str, cell_id: CellId) -> int:
-        """The count of a cell at the origin of a region."""
-        digest = subject_digest(*cell_id.key[:2], cell_id.identifier, cell_id.key[2])
-        wanted = Component(digest, cell_id.sequence, "", 0, 0)
-        return self._simulation.origins[region].memory.read_nowait([wanted])[0].total
 
     def _rows(self, cell_id: CellId) -> dict[str, int]:
         """The counts of a cell in the ledger, by region."""
@@ -274,7 +340,14 @@ class ConvergenceCheck:
             )
             if simulation.tuning.credit:
                 # A region publishes what its origin has. Nodes may remember more: of a node that ended, or of its row.
-                known = max(self._held(region, cell_id), published if published <= known else 0)
+                known = max(
+                    self.held(
+                        region,
+                        subject_digest(*cell_id.key[:2], cell_id.identifier, cell_id.key[2]),
+                        cell_id.sequence,
+                    ),
+                    published if published <= known else 0,
+                )
             should = bool(rows.keys() - {region}) or (limit and known >= publish_threshold(limit, regions))
             if should and known > 0 and published != known:
                 simulation.auditor.fail(
@@ -349,6 +422,15 @@ class ConvergenceCheck:
             subjects.expire(process.clock.now_ms() + 10**9, 1 << 60)
             if subjects.count:
                 self._simulation.auditor.fail(10, f"{process.node_id} still holds {subjects.count} subjects")
+
+
+def _known_to(process: NodeProcess, cell_id: CellId) -> int:
+    """What a node knows to have been reported to its origin."""
+    subject = process.engine.subjects.find(cell_id.key, cell_id.identifier)
+    cell = None if subject is None else subject.cell(cell_id.sequence)
+    if cell is None or cell.origin is None:
+        return 0
+    return min(cell.own, cell.origin.acked) + cell.others
 
 
 def _counts(process: NodeProcess) -> dict[tuple[int, int], int]:

@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from random import Random
 from typing import Final, NamedTuple
 
+from tidegate.core.grants import CreditRequest
 from tidegate.core.model import Component, Decision, LedgerRow, Limit, OriginReply, Tuning
 from tidegate.runtime.async_limiter import AsyncLimiter
 from tidegate.sim.network import Link, Network
@@ -46,6 +47,9 @@ class TrafficCounts:
     def on_merge_sent(self, components: Sequence[Component]) -> None:
         self.merges += 1
         self.cells_merged += len(components)
+
+    def on_exchange(self, request: CreditRequest) -> None:
+        """Counted when it was sent."""
 
     def on_merge_applied(
         self, components: Sequence[Component], before: Sequence[OriginReply], after: Sequence[OriginReply]

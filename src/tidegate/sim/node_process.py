@@ -10,6 +10,7 @@ from contextvars import ContextVar
 
 from tidegate.core.credit_sync import Served
 from tidegate.core.engine import Engine
+from tidegate.core.grants import CreditRequest
 from tidegate.core.model import Component, Decision, LedgerRow, OriginReply
 from tidegate.core.tickets import Ticket
 from tidegate.runtime.async_limiter import AsyncLimiter
@@ -128,6 +129,9 @@ class NodeProcess:
 
     def on_merge_sent(self, components: Sequence[Component]) -> None:
         self._auditor.sent(self, components)
+
+    def on_exchange(self, request: CreditRequest) -> None:
+        self._auditor.truth_check.repeated(self, request)
 
     def on_merge_applied(
         self, components: Sequence[Component], before: Sequence[OriginReply], after: Sequence[OriginReply]

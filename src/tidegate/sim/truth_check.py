@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from tidegate.core.cells import Subject
-from tidegate.core.grants import GrantRules
+from tidegate.core.grants import CreditRequest, GrantRules
 from tidegate.core.model import Component, Decision, LedgerRow, Limit, subject_digest
 from tidegate.core.windows import publish_threshold
 from tidegate.runtime.importer import LOSS_INTERVALS
@@ -59,7 +59,7 @@ class TruthCheck:
         self._degraded_s: dict[str, float] = {}
         # How often an origin lost counts, by region; of which cells; and whose loss shows only when they are read.
         self.losses: Counter[str] = Counter()
-        self._lost: set[tuple[str, CellKey]] = set()
+        self.lost: set[tuple[str, CellKey]] = set()
         self._silent_losses: dict[tuple[str, CellKey], int] = {}
         # Answers compared with the truth, answers that were not, by reason, and cells that exceeded their limit.
         self.judged = 0
@@ -159,6 +159,14 @@ class TruthCheck:
             if one.own <= knowledge.acknowledged.get((one.digest, one.sequence), -1):
                 knowledge.repeats += 1
 
+    def excess(self, cell_id: CellId, region: str) -> int:
+        """How much more than was accepted a region may count."""
+        return self._simulation.convergence.excess(region, self._digest(cell_id), cell_id.sequence)
+
+    def repeated(self, process: NodeProcess, request: CreditRequest) -> None:
+        """A message arrives at the origin."""
+        self._simulation.convergence.record_repeat(process, request)
+
     def origin_lost(self, region: str) -> None:
         """The origin lost counts: read what is left."""
         self.losses[region] += 1
@@ -166,7 +174,7 @@ class TruthCheck:
         snapshot = memory.snapshot()
         components = {cell: copy.components for cell, copy in snapshot.cells.items()}
         lost = self.truth.origin_replaced(region, components, self._now_us())
-        self._lost.update((region, cell) for cell in lost)
+        self.lost.update((region, cell) for cell in lost)
         if snapshot.region is not None:
             self._silent_losses.update(((region, cell), self._now_us()) for cell in lost)
 
@@ -238,7 +246,9 @@ class TruthCheck:
             return
         if self._simulation.convergence.is_incomplete(process.region, digest, cell_id.sequence):
             self.excused["an origin lost counts of a node that had ended"] += 1
-        elif (process.region, (digest, cell_id.sequence)) in self._lost:
+        elif view + self._simulation.convergence.missing(process.region, digest, cell_id.sequence) >= must:
+            self.excused["an origin lost counts that no running node knew of"] += 1
+        elif not self._tuning.credit and (process.region, (digest, cell_id.sequence)) in self.lost:
             # What a node knew of the others before is one number: it hides what they count until all have sent again.
             self.excused["an origin lost counts"] += 1
         elif process.engine.subjects.evicted_unreplayed:
@@ -366,7 +376,7 @@ class TruthCheck:
     ) -> None:
         """It is denied because of what was accepted, and of nothing else (7)."""
         totals = {
-            sequence: self.truth.total(cell_id._replace(sequence=sequence))
+            sequence: self._countable(cell_id._replace(sequence=sequence))
             for sequence in (cell_id.sequence - 1, cell_id.sequence)
         }
         known = subject.cell(cell_id.sequence)
@@ -382,6 +392,10 @@ class TruthCheck:
         demand = decision.effective - used
         if used_at(totals, at_ms, limit.duration_ms) + demand <= limit.quota:
             self._fail(7, f"{process.node_id}: {cell_id} denied with {decision!r}, accepted in all: {totals}")
+
+    def _countable(self, cell_id: CellId) -> int:
+        excess = sum(self.excess(cell_id, region) for region in self._simulation.plan.regions)
+        return self.truth.total(cell_id) + excess
 
     def note_denials(
         self,
@@ -573,6 +587,9 @@ class TruthCheck:
                 for writer, history in self.truth.held(process.region, (digest, sequence)).items()
                 if writer.partition("~")[0] == process.node_id
             )
+            if process.evictions:
+                # What a life counted that was evicted is in the total only.
+                held = max(held, self._simulation.convergence.held(process.region, digest, sequence))
             if held >= count:
                 continue
             cell = (digest, sequence)

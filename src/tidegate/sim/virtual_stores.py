@@ -30,6 +30,9 @@ class Observer(Protocol):
     def on_merge_sent(self, components: Sequence[Component]) -> None:
         """The node sends these to the origin, to be merged."""
 
+    def on_exchange(self, request: CreditRequest) -> None:
+        """The origin is about to answer this message."""
+
     def on_merge_applied(
         self, components: Sequence[Component], before: Sequence[OriginReply], after: Sequence[OriginReply]
     ) -> None:
@@ -120,6 +123,8 @@ class OriginPort:
         def apply() -> list[CreditReply]:
             self._origin.check_writable()
             before = self._memory.read_nowait(components)
+            for request in requests:
+                self._observer.on_exchange(request)
             replies, recalls = self._memory.exchange_nowait(requests)
             self._observer.on_merge_applied(components, before, self._memory.read_nowait(components))
             self._origin.ask_back(recalls)

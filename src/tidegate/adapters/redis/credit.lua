@@ -110,7 +110,8 @@ while key_at < #KEYS do
         if missing > 0 then base, total = base + missing, total + missing end
         lost = min(max(sent, told), own) - before
       else
-        lost = min(min(before < acked and max(sent, told) or told, own) - before, base)
+        lost = min(before < acked and max(sent, told) or told, own) - before
+        if before >= acked then lost = min(lost, base) end
       end
       if lost > 0 then
         local part = min(lost, base)
