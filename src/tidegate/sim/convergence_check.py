@@ -127,8 +127,8 @@ class ConvergenceCheck:
             heard = min(part.own, max(part.sent, part.published))
             cell_id = self._id(*place)
             subject = process.engine.subjects.find(cell_id.key, cell_id.identifier)
-            cell = None if subject is None else subject.cell(part.sequence)
-            if cell is None or cell.origin is None or cell.origin.sent > part.own:
+            credit = None if subject is None else subject.credit
+            if credit is None or credit.number > request.number:
                 late = (process.region, *place)
                 self._excess[late] = self._excess.get(late, 0) + part.own - heard
             if self._is_restored:
