@@ -9,6 +9,7 @@
     ├── Closed                         the limiter was stopped
     ├── ReentrantCall (RuntimeError)   a signal handler or finalizer called in the middle of a decision
     ├── LimitExceeded                  raised by a function that `limited` decorates; carries the decisions
+    ├── TooManyReservations            the workspace holds as many reservations as it may; nothing was reserved
     └── DependencyError                an origin or a ledger failed; decisions went on without it
         ├── DependencyTimeout          no answer in time (it may have been applied all the same)
         ├── DependencyUnavailable      not reachable, or refused while loading, failing over, shutting down
@@ -42,6 +43,7 @@ __all__ = [
     "RowsRejected",
     "SchemaMissing",
     "TidegateError",
+    "TooManyReservations",
 ]
 
 
@@ -136,6 +138,22 @@ class LimitExceeded(TidegateError):
 
 def _retry_order(denial: Decision) -> float:
     return inf if denial.retry_after_ms is None else denial.retry_after_ms
+
+
+class TooManyReservations(TidegateError):
+    """The workspace holds as many reservations in the memory of this process as it may. Nothing was reserved."""
+
+    transient = True
+
+    def __init__(self, workspace: str) -> None:
+        super().__init__(
+            f"workspace {workspace!r} holds as many reservations as it may in the memory of this process; "
+            "settle or release some, or give them a shorter life"
+        )
+        self.workspace = workspace
+
+    def __reduce__(self) -> tuple[type[TooManyReservations], tuple[str]]:
+        return TooManyReservations, (self.workspace,)
 
 
 class DependencyError(TidegateError):

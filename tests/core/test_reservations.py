@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import gc
+import tracemalloc
+
 import pytest
 
-from tidegate import Limit, LimitExceeded
+from tidegate import Limit, Limiter, Request
 from tidegate.core import reservations
 from tidegate.core.grants import Hold, SubjectRecord
-from tidegate.core.reservations import GONE, HELD, HOLDS_MAX, Claim, claim
+from tidegate.core.reservations import GONE, HELD, HOLDS_MAX, RESERVED_BYTES_MAX, Claim, claim
+from tidegate.errors import TooManyReservations
 from tidegate.testing import ManualClock
 from tidegate.testing.limiters import make_limiter
 
@@ -45,13 +49,62 @@ def test_reservations_that_have_ended_leave_nothing_behind() -> None:
     assert not engine.reservations._live and not engine.subjects.reserved
 
 
-def test_a_node_has_a_bounded_number_of_reservations() -> None:
+def limit_of(workspace: str) -> Limit:
+    return Limit(10**9, duration_ms=60_000, namespace="tests", workspace=workspace)
+
+
+def fill(limiter: Limiter, workspace: str) -> int:
+    """Reserve for large batches until the workspace may hold no more; how much it holds then."""
+    held = limiter._parts.engine.reservations
+    before = held.bytes
+    batch = [Request(limit_of(workspace), "\N{WATER WAVE}" * 500 + str(n), 1) for n in range(20)]
+    while held.has_room([(each.limit, each.identifier, each.cost) for each in batch]):
+        limiter.reserve_many(batch).__enter__()
+    reservation = limiter.reserve_many(batch)
+    with pytest.raises(TooManyReservations, match=f"{workspace}.* settle or release some"):
+        reservation.__enter__()
+    return held.bytes - before
+
+
+def test_a_tenant_that_reserves_all_it_can_leaves_room_for_the_others() -> None:
     limiter = make_limiter(clock=ManualClock(NOW_MS))
+    shares = [fill(limiter, f"hostile {number}") for number in range(9)]
+    assert shares[0] > 0.49 * RESERVED_BYTES_MAX
+    assert sum(shares) == limiter._parts.engine.reservations.bytes < RESERVED_BYTES_MAX
+    with limiter.reserve(limit_of("honest"), "bob", 1):
+        pass
+    assert fill(limiter, "honest") > 50_000
+    assert limiter._parts.engine.reservations.bytes < RESERVED_BYTES_MAX
+
+
+def test_what_has_ended_gives_its_room_back() -> None:
+    clock = ManualClock(NOW_MS)
+    limiter = make_limiter(clock=clock)
+    share = fill(limiter, "tenant")
     engine = limiter._parts.engine
-    for number in range(reservations.RESERVATIONS_MAX):
-        engine.reservations.add(f"node+{number}", [(LIMIT, "ann", 1)], NOW_MS + 60_000)
-    with pytest.raises(LimitExceeded, match="retry in 1 s"), limiter.reserve(LIMIT, "bob", 1):
-        pass
-    engine.reservations.drop("node+7")
-    with limiter.reserve(LIMIT, "bob", 1):
-        pass
+    engine.reservations.drop(next(iter(engine.reservations._live)))
+    assert 0 < fill(limiter, "tenant") < share / 100
+    clock.advance(60_000)
+    assert fill(limiter, "tenant") == 0, "what it could take anew was due"
+    assert engine.reservations.bytes == share
+    clock.advance(60_000)
+    engine.reservations.expire(clock.now_ms())
+    assert engine.reservations.bytes == 0 and not engine.reservations._by_workspace
+
+
+@pytest.mark.parametrize("limits", [1, 5, 20])
+@pytest.mark.parametrize("character", ["x", "\N{WATER WAVE}"])
+def test_reservations_take_no_more_memory_than_is_estimated(limits: int, character: str) -> None:
+    engine = make_limiter(clock=ManualClock(NOW_MS))._parts.engine
+    limit = limit_of("tenant")
+    gc.collect()
+    tracemalloc.start()
+    try:
+        before, _ = tracemalloc.get_traced_memory()
+        for number in range(2_000):
+            items = [(limit, f"{character * 40} {number} {n}", 1) for n in range(limits)]
+            engine.reservations.add(f"node+{number}", items, NOW_MS + 60_000 + number)
+        after, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert after - before < engine.reservations.bytes

@@ -11,7 +11,9 @@ from tests.runtime.world import on_virtual_time
 from tidegate import InvalidInput, Limit, Limiter, LimitExceeded, Request
 from tidegate.adapters import memory
 from tidegate.core.grants import SubjectRecord
-from tidegate.core.reservations import ENDED, HELD, Claim, ClaimReply, claim
+from tidegate.core.reservations import ENDED, HELD, Claim, ClaimReply, claim, reserved_bytes
+from tidegate.errors import DependencyError
+from tidegate.runtime.reserving import WAITING_BYTES_MAX
 from tidegate.testing import ManualClock
 from tidegate.testing.limiters import make_async_limiter, make_limiter
 
@@ -258,6 +260,55 @@ async def test_without_an_answer_of_the_origin_a_reservation_is_held_in_memory_a
     fleet.origins[0].is_down = False
     await asyncio.sleep(10)
     assert (await fleet.limiters[1].usage(rule, "x")).regional == 30
+    await fleet.stop()
+
+
+@on_virtual_time
+async def test_ends_that_wait_for_the_origin_have_a_bounded_size_and_all_are_counted() -> None:
+    """A tenant with long names, windows that are over soon, and an origin that stays away."""
+    fleet = CreditFleet(1)
+    await fleet.start()
+    fleet.origins[0].is_down = True
+    (limiter,) = fleet.limiters
+    rule = Limit(10**9, duration_ms=86_400_000, namespace="day")
+    requests = [Request(rule, "\N{WATER WAVE}" * 500 + f"{n}", 1) for n in range(20)]
+    size = reserved_bytes([(each.limit, each.identifier, each.cost) for each in requests])
+    ends = WAITING_BYTES_MAX // size + 5
+    for _ in range(ends):
+        async with limiter.reserve_many(requests):
+            pass
+    assert limiter._parts.node is not None
+    reserving = limiter._parts.node.reserving
+    assert reserving is not None
+    assert (
+        WAITING_BYTES_MAX - size
+        < len(reserving._waiting) * size
+        == reserving._waiting_bytes
+        <= WAITING_BYTES_MAX
+    )
+    assert rule.quota - (await limiter.peek(rule, requests[0].identifier)).remaining == ends
+    fleet.origins[0].is_down = False
+    await asyncio.sleep(10)
+    assert (len(reserving._waiting), reserving._waiting_bytes) == (0, 0)
+    assert (await limiter.usage(rule, requests[0].identifier)).regional == ends
+    await fleet.stop()
+
+
+@on_virtual_time
+async def test_an_end_that_waits_for_the_origin_is_not_taken_for_one_of_other_counters() -> None:
+    fleet = CreditFleet(1)
+    await fleet.start()
+    (limiter,) = fleet.limiters
+    rule = fleet.limit_of(100)
+    taken = await limiter.take([Request(rule, "ann", 60)], 3_600_000)
+    fleet.origins[0].is_down = True
+    assert await limiter.end(taken.name, [(rule, "ann", 25)]) == (True, False)
+    assert await limiter.end(taken.name, [(rule, "ann", 25)]) == (True, True)
+    with pytest.raises(DependencyError):
+        await limiter.end(taken.name, [(rule, "eve", 25)])
+    fleet.origins[0].is_down = False
+    await asyncio.sleep(10)
+    assert await limiter.end(taken.name, [(rule, "eve", 25)]) == (False, False)
     await fleet.stop()
 
 

@@ -1,15 +1,18 @@
 from __future__ import annotations
 
-from base64 import urlsafe_b64encode
+import itertools
+from base64 import urlsafe_b64decode, urlsafe_b64encode
 from pathlib import Path
 from typing import Any
 
+import httpx
 import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.server.harness import MONTH_MS, Reply, TidegateServer, Workspace
+from tests.server.harness import MONTH_MS, Hosted, Reply, TidegateServer, Workspace
+from tidegate import Limit
 from tidegate.server.api.problems import Refusal
 from tidegate.server.api.reservations import _decoded
 
@@ -121,6 +124,64 @@ def test_an_id_that_was_made_up_ends_nothing(workspace: Workspace) -> None:
     assert settle(workspace, forged("node+1"), 5).status == 400
     assert settle(workspace, forged("node+1", *[counter] * 21), 5).status == 400
     assert remaining(workspace) == 40
+
+
+def name_of(reservation_id: str) -> str:
+    packed = reservation_id.removeprefix("rlrs_").encode()
+    return str(msgspec.msgpack.decode(urlsafe_b64decode(packed + b"=" * (-len(packed) % 4)))[0])
+
+
+def test_an_id_with_the_name_of_a_reservation_of_another_workspace_ends_nothing(
+    server: TidegateServer, workspace: Workspace
+) -> None:
+    """The names of a node are numbers in a row: a tenant that has one knows those of all others."""
+    hostile = server.workspace()
+    reserve(hostile, item("eve", 1))
+    counter = [hostile.namespace_id("llm"), "eve", MONTH_MS, 100, False]
+    reservation_id = reserve(workspace, item())["reservationId"]
+    assert settle(hostile, forged(name_of(reservation_id), counter), 5).problem == NOT_FOUND
+    assert remaining(workspace) == 40
+    assert remaining(hostile, "eve") == 99
+    assert settle(workspace, reservation_id, 25).data == {"repeated": False}
+
+
+def test_an_id_with_the_name_of_a_reservation_for_other_counters_ends_nothing(workspace: Workspace) -> None:
+    reservation_id = reserve(workspace, item(), item("bob"))["reservationId"]
+    counter = [workspace.namespace_id("llm"), "carl", MONTH_MS, 100, False]
+    assert settle(workspace, forged(name_of(reservation_id), counter), 5).problem == NOT_FOUND
+    assert [remaining(workspace, who) for who in ("ann", "bob", "carl")] == [40, 40, 100]
+
+
+async def test_a_tenant_that_reserves_all_it_can_gets_an_error_and_others_still_reserve(
+    hosted: Hosted,
+) -> None:
+    headers = {"Authorization": f"Bearer {hosted.key}"}
+    transport = httpx.ASGITransport(hosted.app)
+    async with hosted.app, httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+        body = {"limits": [item()]}
+        kept = (await client.post("/v2/ratelimit.reserve", json=body, headers=headers)).json()
+        service = hosted.app._service
+        assert service is not None
+        held = service._limiter._parts.engine.reservations
+        items = [(Limit(9, duration_ms=60_000, namespace="x", workspace="w"), "x" * 512, 1)] * 20
+        until_ms = kept["data"]["expires"]
+        for number in itertools.count():
+            if not held.has_room(items):
+                break
+            held.add(f"node+{number}", items, until_ms)
+        # Room for less than a large batch is left. The attack by HTTP alone takes a thousand calls like this one.
+        while held.has_room(items[:1]):
+            held.add(f"small+{len(held._live)}", items[:1], until_ms)
+        refused = await client.post("/v2/ratelimit.reserve", json=body, headers=headers)
+        assert (refused.status_code, refused.headers["retry-after"]) == (429, "1")
+        assert refused.json()["error"]["type"].endswith("user/too_many_requests/reservations")
+        assert "settle or release" in refused.json()["error"]["detail"]
+        allowed = await client.post("/v2/ratelimit.limit", json=item(cost=1), headers=headers)
+        assert allowed.json()["data"]["success"] is True
+        assert held.has_room([(Limit(9, duration_ms=60_000, namespace="x", workspace="other"), "bob", 1)])
+        done = {"reservationId": kept["data"]["reservationId"], "costs": [5]}
+        settled = await client.post("/v2/ratelimit.settle", json=done, headers=headers)
+        assert settled.json()["data"] == {"repeated": False}
 
 
 @given(st.text(max_size=60))

@@ -54,8 +54,6 @@ UNKNOWN: Final = 3  # may fit, but the origin did not answer when it should have
 UNREAD: Final = 4  # may fit, but the origin must be read first
 DENIED: Final = 5  # does not fit; cells only grow, so no read could change that
 
-# When to come back if a node has as many reservations as it may have.
-FULL_RETRY_MS: Final = 1_000
 # Cells that a subject may keep while its clock jumps. With more, the aged ones are dropped.
 CELLS_MAX: Final = 11
 
@@ -530,15 +528,15 @@ class Engine:
         until_ms: int,
         source: int,
     ) -> list[Decision]:
-        """Judge a batch, and keep its costs under `name` until `until_ms` if all fit. Counts nothing."""
+        """Judge a batch, and keep its costs under `name` until `until_ms` if all fit. Counts nothing.
+
+        No decisions: the workspace may hold no more reservations.
+        """
         self.reservations.expire(wall_ms)
+        if not self.reservations.has_room(requests):
+            return []
         items = self.evaluate(requests, now_ms, source, wall_ms)
         verdict = self.judge_all(items)
-        if verdict == FITS and self.reservations.is_full:
-            verdict = HELD
-            for item in items:
-                item.verdict = HELD
-                item.retry_ms = FULL_RETRY_MS
         if verdict == FITS:
             self.reservations.add(name, requests, until_ms)
         decisions = [self._answer(item, verdict) for item in items]

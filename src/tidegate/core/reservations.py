@@ -16,7 +16,7 @@ from typing import Final, NamedTuple, final
 
 from tidegate.core.grants import NEVER, Hold, SubjectRecord, drop_expired
 from tidegate.core.model import Limit
-from tidegate.core.subjects import Subjects
+from tidegate.core.subjects import Subjects, text_bytes
 
 __all__ = [
     "ENDED",
@@ -25,12 +25,14 @@ __all__ = [
     "GONE",
     "HELD",
     "HOLDS_MAX",
-    "RESERVATIONS_MAX",
+    "RESERVED_BYTES_MAX",
     "SETTLED_WRITER",
     "Claim",
     "ClaimReply",
     "Reservations",
+    "are_same_counters",
     "claim",
+    "reserved_bytes",
 ]
 
 # What becomes of a claim.
@@ -43,8 +45,13 @@ ENDED_BEFORE: Final = 3  # an earlier claim has ended it: nothing was counted no
 ENDED_MS: Final = 600_000
 # Holds of one subject. Each message about the subject reads them all, about 0.7 µs each in Redis.
 HOLDS_MAX: Final = 1_000
-# Live reservations of one node, about 500 bytes each: a client that reserves for many identifiers fills no memory.
-RESERVATIONS_MAX: Final = 100_000
+# What the live reservations of one node take, by estimate: about 160,000 with one limit and a short identifier. A
+# workspace may hold as much as is still free: alone, half of it; and whatever the others hold, a part is left for it.
+RESERVED_BYTES_MAX: Final = 100_000_000
+# A reservation with its places in the table and in the queue, and each of its limits, without the identifier. Measured,
+# interpreted and compiled, by tests/core/test_reservations.py.
+RESERVATION_BYTES: Final = 350
+ITEM_BYTES: Final = 250
 # Ended ones that may wait in the queue of those that are due.
 ENDED_DUE_MAX: Final = 1_000
 # The writer of what reservations have counted: one component for all of them in a cell.
@@ -104,11 +111,24 @@ def claim(record: SubjectRecord, entry: Claim, was_ended: bool, now_ms: int) -> 
     return ClaimReply(HELD, total)
 
 
+def reserved_bytes(requests: list[tuple[Limit, str, int]]) -> int:
+    """What a reservation of these takes in memory, by estimate."""
+    found = RESERVATION_BYTES
+    for _, identifier, _ in requests:
+        found += ITEM_BYTES + text_bytes(identifier)
+    return found
+
+
+def are_same_counters(some: list[tuple[Limit, str, int]], others: list[tuple[Limit, str, int]]) -> bool:
+    """Whether both name the same counters. The name of a reservation is not a secret: another tenant may send it."""
+    return {(limit.key, who) for limit, who, _ in some} == {(limit.key, who) for limit, who, _ in others}
+
+
 @final
 class Reservations:
     """The live reservations of one node. Their sum by subject is `Subjects.reserved`."""
 
-    __slots__ = ("_due", "_live", "_subjects")
+    __slots__ = ("_by_workspace", "_due", "_live", "_subjects", "bytes")
 
     def __init__(self, subjects: Subjects) -> None:
         self._subjects: Final[Subjects] = subjects
@@ -116,18 +136,25 @@ class Reservations:
         self._live: dict[str, tuple[int, list[tuple[Limit, str, int]]]] = {}
         # A heap of (until_ms, name). A name that is not in `_live` any more has ended before.
         self._due: list[tuple[int, str]] = []
+        # What they take, by estimate: all, and by the workspace of the first limit.
+        self.bytes: int = 0
+        self._by_workspace: dict[str, int] = {}
 
-    @property
-    def is_full(self) -> bool:
-        """There are as many as there may be."""
-        return len(self._live) >= RESERVATIONS_MAX
+    def has_room(self, requests: list[tuple[Limit, str, int]]) -> bool:
+        """Whether their workspace may hold these too: no more than is free then."""
+        needed = reserved_bytes(requests)
+        held = self._by_workspace.get(requests[0][0].workspace, 0)
+        return held + needed <= RESERVED_BYTES_MAX - self.bytes - needed
 
-    def __contains__(self, name: str) -> bool:
-        return name in self._live
+    def holds(self, name: str, requests: list[tuple[Limit, str, int]]) -> bool:
+        """Whether a reservation of this name, for these very counters, is live."""
+        held = self._live.get(name)
+        return held is not None and are_same_counters(held[1], requests)
 
     def add(self, name: str, requests: list[tuple[Limit, str, int]], until_ms: int) -> None:
         """Count these until they are dropped, and no longer than `until_ms`."""
         self._live[name] = (until_ms, requests)
+        self._take_room(requests[0][0].workspace, reserved_bytes(requests))
         heappush(self._due, (until_ms, name))
         if len(self._due) > 2 * len(self._live) + ENDED_DUE_MAX:
             # Most of them have ended long before their time.
@@ -141,9 +168,18 @@ class Reservations:
         held = self._live.pop(name, None)
         if held is None:
             return False
+        self._take_room(held[1][0][0].workspace, -reserved_bytes(held[1]))
         for limit, identifier, cost in held[1]:
             self._subjects.reserve(limit.key, identifier, -cost)
         return True
+
+    def _take_room(self, workspace: str, taken: int) -> None:
+        self.bytes += taken
+        left = self._by_workspace.get(workspace, 0) + taken
+        if left > 0:
+            self._by_workspace[workspace] = left
+        else:
+            self._by_workspace.pop(workspace, None)
 
     def expire(self, wall_ms: int) -> None:
         """Drop those whose time has run out."""

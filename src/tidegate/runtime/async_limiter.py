@@ -165,8 +165,10 @@ class AsyncLimiter(Driver):
         """Keep `estimate` for a block of work whose cost is known only at its end.
 
         `async with limiter.reserve(limit, identifier, estimate) as r: …; r.settle(actual)`. Raises `LimitExceeded` if
-        the estimate does not fit. It counts like cost until the end of the block, and no longer than `life` seconds
-        (default: the window). A block that ends without `settle` has used its estimate; one that fails releases it.
+        the estimate does not fit, `TooManyReservations` if the workspace holds as many as it may.
+
+        It counts like cost until the end of the block, and no longer than `life` seconds (default: the window). A block
+        that ends without `settle` has used its estimate; one that fails releases it.
         """
         return self.reserve_many([Request(limit, identifier, estimate)], life=life)
 
@@ -188,6 +190,7 @@ class AsyncLimiter(Driver):
             taken = self._reserve_here(items, life_ms, at_ms)
         else:
             taken = await reserving.take(items, self._reservation_name, life_ms, at_ms)
+        taken.check_room()
         return taken._replace(
             decisions=[
                 await self.limit(*request)
@@ -208,7 +211,7 @@ class AsyncLimiter(Driver):
         if node is not None and node.reserving is not None:
             return await node.reserving.end(name, items)
         with self._gate:
-            is_live = name in self._parts.engine.reservations
+            is_live = self._parts.engine.reservations.holds(name, items)
         return self._end_here(name, items) if is_live else Ending(False, False)
 
     async def _end_taken(self, taken: Taken, items: list[Item]) -> Ending:

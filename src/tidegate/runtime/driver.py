@@ -175,7 +175,7 @@ class Driver:
             wall_ms = self._gate.now_ms()
             until_ms = wall_ms + life_ms
             decisions = self._parts.engine.reserve(items, name, at_ms, wall_ms, until_ms, LOCAL)
-        return Taken(name if all(decisions) else "", items, decisions, until_ms)
+        return Taken(name if decisions and all(decisions) else "", items, decisions, until_ms)
 
     def _end_here(self, name: str, items: list[Item]) -> Ending:
         """End what was reserved without an origin, and count what was used."""

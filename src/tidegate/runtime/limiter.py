@@ -147,8 +147,10 @@ class Limiter(Driver, LimitMethod):
         """Keep `estimate` for a block of work whose cost is known only at its end.
 
         `with limiter.reserve(limit, identifier, estimate) as r: …; r.settle(actual)`. Raises `LimitExceeded` if
-        the estimate does not fit. It counts like cost until the end of the block, and no longer than `life` seconds
-        (default: the window). A block that ends without `settle` has used its estimate; one that fails releases it.
+        the estimate does not fit, `TooManyReservations` if the workspace holds as many as it may.
+
+        It counts like cost until the end of the block, and no longer than `life` seconds (default: the window). A block
+        that ends without `settle` has used its estimate; one that fails releases it.
         """
         return self.reserve_many([Request(limit, identifier, estimate)], life=life)
 
@@ -169,6 +171,7 @@ class Limiter(Driver, LimitMethod):
             taken = self._reserve_here(items, life_ms, at_ms)
         else:
             taken = thread.run(reserving.take(items, self._reservation_name, life_ms, at_ms))
+        taken.check_room()
         return taken._replace(
             decisions=[
                 self.limit(*request)

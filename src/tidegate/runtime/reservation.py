@@ -12,7 +12,7 @@ from typing import Any, Final, NamedTuple, Self
 
 from tidegate.core.gate import checked_requests
 from tidegate.core.model import Decision, Limit, Request, checked_int
-from tidegate.errors import InvalidInput
+from tidegate.errors import InvalidInput, TooManyReservations
 from tidegate.runtime.limited import check_decisions
 
 __all__ = ["AsyncReservation", "Item", "Reservation", "Taken", "checked_life_ms", "merged"]
@@ -32,8 +32,13 @@ class Taken(NamedTuple):
     items: list[Item]
     """One for each counter: limits with the same counter are one item."""
     decisions: list[Decision]
-    """In the order of the requests."""
+    """In the order of the requests. None of items that there are: the workspace may hold no more reservations."""
     until_ms: int
+
+    def check_room(self) -> None:
+        """Raise `TooManyReservations` if that is why it was refused."""
+        if self.items and not self.decisions:
+            raise TooManyReservations(self.items[0][0].workspace)
 
     def decision_for(self, limit: Limit, identifier: str) -> Decision:
         """The decision on the counter of a request."""

@@ -18,7 +18,17 @@ from tidegate.core.engine import Engine
 from tidegate.core.gate import Gate
 from tidegate.core.grants import CellPart, CreditReply, CreditRequest, Run
 from tidegate.core.model import DEGRADED, ORIGIN, Decision, Tuning, subject_digest
-from tidegate.core.reservations import ENDED, ENDED_BEFORE, ENDED_MS, GONE, HELD, Claim, ClaimReply
+from tidegate.core.reservations import (
+    ENDED,
+    ENDED_BEFORE,
+    ENDED_MS,
+    GONE,
+    HELD,
+    Claim,
+    ClaimReply,
+    are_same_counters,
+    reserved_bytes,
+)
 from tidegate.errors import DependencyError
 from tidegate.ports import Origin
 from tidegate.runtime.calls import Calls
@@ -33,9 +43,10 @@ PAUSE_S: Final = 0.005
 RETRY_S: Final = 1.0
 # What a refusal names that no count explains: others have given back by then, or are known not to.
 RETRY_HELD_MS: Final = 100
-# Ends that wait for the origin. Further ones are counted in memory at once: if the origin has not lost the reservation,
-# it holds it for the rest of its life too.
+# Ends that wait for the origin, and their memory, by estimate. Further ones are counted in memory at once: if the
+# origin has not lost the reservation, it holds it for the rest of its life too.
 WAITING_MAX: Final = 10_000
+WAITING_BYTES_MAX: Final = 10_000_000
 
 
 class Reserving:
@@ -60,11 +71,17 @@ class Reserving:
         self.calls: Final[Calls] = Calls("origin_reserve", tuning, is_usable, carries="ends of reservations")
         # Ends that got no answer: what was used, and when.
         self._waiting: dict[str, tuple[list[Item], int]] = {}
+        self._waiting_bytes = 0
 
     # -- taking
 
     async def take(self, items: list[Item], new_name: Callable[[], str], life_ms: int, at_ms: int) -> Taken:
         """Reserve all or nothing."""
+        with self._gate:
+            self._engine.reservations.expire(self._gate.now_ms())
+            if not self._engine.reservations.has_room(items):
+                # Looked at again when it is taken; here, so that a refusal costs the origin nothing.
+                return Taken("", items, [], 0)
         loop = asyncio.get_running_loop()
         deadline_s = loop.time() + PATIENCE_S
         while True:
@@ -79,9 +96,9 @@ class Reserving:
                 await self._claim(items, name, at_ms, is_final=True, life_ms=1, amount=0)
             except DependencyError:
                 taken = self._take_here(items, name, life_ms, at_ms, DEGRADED)
-                if not taken.name and len(self._waiting) < WAITING_MAX:
+                if not taken.name:
                     # The origin may hold it all the same: it is told that nothing was used.
-                    self._waiting[name] = ([(limit, who, 0) for limit, who, _ in items], at_ms)
+                    self._wait(name, [(limit, who, 0) for limit, who, _ in items], at_ms)
                 return taken
             can_fit = all(replies[i].spare > replies[i].firm + replies[i].stuck for i in missing)
             if not can_fit or loop.time() >= deadline_s:
@@ -141,7 +158,7 @@ class Reserving:
             wall_ms = self._gate.now_ms()
             until_ms = wall_ms + life_ms
             decisions = self._engine.reserve(items, name, at_ms, wall_ms, until_ms, source)
-        return Taken(name if all(decisions) else "", items, decisions, until_ms)
+        return Taken(name if decisions and all(decisions) else "", items, decisions, until_ms)
 
     def _refuse(self, items: list[Item], beside: list[int], at_ms: int) -> Taken:
         with self._gate:
@@ -159,17 +176,18 @@ class Reserving:
         one it raises a `DependencyError` when the origin does not answer.
         """
         at_ms = self._gate.now_ms()
-        if name in self._waiting:
+        waiting = self._waiting.get(name)
+        if waiting is not None and are_same_counters(waiting[0], items):
             return Ending(True, True)
         with self._gate:
-            is_ours = self._engine.reservations.drop(name) or is_first
-            if is_ours and len(self._waiting) >= WAITING_MAX:
-                self._engine.count_spent(items, at_ms, self._gate.clock_ms(), at_ms)
-                return Ending(True, False)
+            is_ours = is_first or self._engine.reservations.holds(name, items)
             if is_ours:
+                self._engine.reservations.drop(name)
+                if not self._wait(name, items, at_ms):
+                    self._engine.count_spent(items, at_ms, self._gate.clock_ms(), at_ms)
+                    return Ending(True, False)
                 # Until the origin has counted it, it is counted here.
                 self._engine.reservations.add(_spent(name), items, at_ms + max(_durations(items)))
-                self._waiting[name] = (items, at_ms)
         if is_ours:
             try:
                 return await self._finish(name)
@@ -180,12 +198,22 @@ class Reserving:
         states = {reply.state for reply in replies}
         return Ending(states != {GONE}, ENDED not in states and ENDED_BEFORE in states)
 
+    def _wait(self, name: str, items: list[Item], at_ms: int) -> bool:
+        """Remember an end until the origin knows of it; False if too many wait."""
+        needed = reserved_bytes(items)
+        if len(self._waiting) >= WAITING_MAX or self._waiting_bytes + needed > WAITING_BYTES_MAX:
+            return False
+        self._waiting[name] = (items, at_ms)
+        self._waiting_bytes += needed
+        return True
+
     async def _finish(self, name: str) -> Ending:
         """End one of ours. Only the first answer counts what the origin does not know."""
         items, at_ms = self._waiting[name]
         replies = await self._claim(items, name, at_ms, is_final=True, life_ms=ENDED_MS)
         if self._waiting.pop(name, None) is None:
             return Ending(True, True)
+        self._waiting_bytes -= reserved_bytes(items)
         lost = [item for item, reply in zip(items, replies, strict=True) if reply.state == GONE]
         self._learn(items, replies, at_ms)
         with self._gate:

@@ -179,7 +179,7 @@ STATUS_TEXT: Final = {
     413: "The body is too large.",
     414: "The request target is too long.",
     417: "The `Expect` header has something other than `100-continue`.",
-    429: "The workspace has used its quota of API calls.",
+    429: "The workspace has used its quota of API calls; or, for `reserve`, holds as many reservations as it may.",
     431: "The headers are too large.",
     500: "A fault of the server. Calls may be repeated.",
     503: "The server is receiving too many large bodies at once.",

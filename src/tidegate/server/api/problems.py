@@ -194,6 +194,15 @@ WORKSPACE_RATE_LIMITED: Final = Problem(
     "Wait for as long as `Retry-After` says. `tidegate workspaces set WORKSPACE --quota 1000/minute` changes the "
     "quota, `--quota none` removes it.",
 )
+TOO_MANY_RESERVATIONS: Final = Problem(
+    429,
+    "Too Many Requests",
+    "user/too_many_requests/reservations",
+    "The workspace holds as many live reservations in the memory of this node as it may. Nothing was reserved. Other "
+    "workspaces are not affected.",
+    "Settle or release reservations that are done, and give new ones a shorter `life`. An estimate that does not fit "
+    "its limit is not this error, but a 200 with `passed: false`.",
+)
 HEADERS_TOO_LARGE: Final = Problem(
     431,
     "Request Header Fields Too Large",

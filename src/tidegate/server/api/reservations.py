@@ -15,9 +15,9 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from tidegate.core.model import DURATION_MS_MAX, NAME_LENGTH_MAX, Limit, Request, make_limit
-from tidegate.errors import DependencyError
+from tidegate.errors import DependencyError, TooManyReservations
 from tidegate.runtime.async_limiter import AsyncLimiter
-from tidegate.runtime.reservation import Ending, Item, merged
+from tidegate.runtime.reservation import Ending, Item, Taken, merged
 from tidegate.server.api.admission import Admission, Call, Steps, missing_permission, wait
 from tidegate.server.api.operations import LimitOperations, MultiLimitItem, Plan, item_answer
 from tidegate.server.api.problems import (
@@ -25,6 +25,7 @@ from tidegate.server.api.problems import (
     JSON_LINE,
     RESERVATION_NOT_FOUND,
     SERVICE_UNAVAILABLE,
+    TOO_MANY_RESERVATIONS,
     FieldError,
     Meta,
     Refusal,
@@ -111,7 +112,7 @@ class ReservationOperations:
         life_ms = wanted.life
         if life_ms is UNSET:
             life_ms = min(LIFE_MS_MAX, *(plan.limit.duration_ms for plan in plans))
-        taken = yield from wait(self._limiter.take, requests, life_ms)
+        taken = yield from wait(self._take_now, requests, life_ms)
         limits = list(map(item_answer, wanted.limits, plans, taken.decisions))
         data = ReserveData(all(taken.decisions), limits)
         if data.passed:
@@ -150,6 +151,15 @@ class ReservationOperations:
                 RESERVATION_NOT_FOUND, "There is no such reservation any more. Nothing was counted."
             )
         _answer(call, SettleData(ending.is_repeated))
+
+    async def _take_now(self, requests: list[Request], life_ms: int) -> Taken:
+        try:
+            return await self._limiter.take(requests, life_ms)
+        except TooManyReservations as error:
+            detail = (
+                "The workspace holds as many live reservations as it may: settle or release some of them."
+            )
+            raise Refusal(TOO_MANY_RESERVATIONS, detail, headers=b"retry-after: 1\r\n") from error
 
     async def _end_now(self, name: str, items: list[Item]) -> Ending:
         try:
