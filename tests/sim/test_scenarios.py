@@ -138,6 +138,15 @@ def test_a_malformed_step_is_an_error_that_names_file_scenario_and_step(
         ('{"schema": 1, "scenarios": [{"name": "x", "nodes": [{"id": "a"}], "steps": []}]}', "a node is"),
         ('{"schema": 1, "scenarios": [{"name": "x", "kind": "load"}]}', "a load needs nodes_count"),
         (
+            '{"schema": 1, "scenarios": [{"name": "x", "kind": "load", "total_request": 5}]}',
+            r"bad\.json: scenario 1 \('x'\): unknown field 'total_request'; use .*total_requests",
+        ),
+        (
+            '{"schema": 1, "scenarios": [{"name": "x", "nodes": [], "steps": [], "options": {}}]}',
+            r"bad\.json: scenario 1 \('x'\): unknown field 'options'",
+        ),
+        ('{"schema": 1, "scenarios": [{"name": "x", "kind": "world", "seed": 1}]}', "unknown field 'seed'"),
+        (
             '{"schema": 1, "scenarios": [{"name": "x", "nodes": [{"id": "a", "region": ""}], "steps": []}]}',
             r"bad\.json: scenario 1 \('x'\): node 'a': region: got ''",
         ),

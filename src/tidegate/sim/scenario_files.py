@@ -154,6 +154,14 @@ class Load:
     expect_successes: object
 
 
+# What a scenario of each kind may have beside its name.
+_FIELDS: Final = {
+    "load": frozenset(field.name for field in fields(Load)),
+    "steps": frozenset({"nodes", "steps"}),
+    "world": frozenset({"plan"}),
+}
+
+
 @dataclass(frozen=True)
 class Scenario:
     """Nodes with timed steps and expected results; or a load; or the plan of a simulation."""
@@ -204,12 +212,11 @@ def _scenario(file: str, number: int, raw: object) -> Scenario:
     tuning = _tuning(place, raw.get("tuning", {}))
     kind = raw.get("kind", "steps")
     why = str(raw.get("why", ""))
+    _check_fields(place, kind, raw)
     if kind == "load":
         return Scenario(file, name, why, (), tuning, (), _load(place, raw))
     if kind == "world":
         return Scenario(file, name, why, (), tuning, (), plan=_plan(place, raw.get("plan")))
-    if kind != "steps":
-        raise MalformedScenario(f"{place}: kind {kind!r} is unknown; leave it out, or use 'load' or 'world'")
     nodes = tuple(_nodes(place, raw.get("nodes")))
     steps = raw.get("steps")
     if not isinstance(steps, list):
@@ -217,6 +224,14 @@ def _scenario(file: str, number: int, raw: object) -> Scenario:
     checked = tuple(_step(f"{place}, step {index}", index, one) for index, one in enumerate(steps, 1))
     _check_references(nodes, checked)
     return Scenario(file, name, why, nodes, tuning, checked)
+
+
+def _check_fields(place: str, kind: object, raw: Mapping[str, Any]) -> None:
+    if not isinstance(kind, str) or kind not in _FIELDS:
+        raise MalformedScenario(f"{place}: kind {kind!r} is unknown; leave it out, or use 'load' or 'world'")
+    known = _FIELDS[kind] | {"kind", "name", "tuning", "why"}
+    for unknown in sorted(raw.keys() - known):
+        raise MalformedScenario(f"{place}: unknown field {unknown!r}; use {', '.join(sorted(known))}")
 
 
 def _tuning(place: str, raw: object) -> Tuning:
