@@ -82,6 +82,44 @@ async def test_rows_whose_names_are_not_utf_8_are_skipped_and_counted_and_all_ot
     await ledger.close()
 
 
+@pytest.mark.parametrize(
+    ("column", "value", "unreadable"),
+    [
+        ("identifier", "'abc'", 0),
+        ("identifier", "CAST(x'ff' AS TEXT)", 1),
+        ("region", "'abc'", 0),
+        ("region", "CAST(x'fffe' AS TEXT)", 1),
+        ("updated_at", "'abc'", 0),
+        ("updated_at", "x'00'", 0),
+    ],
+)
+async def test_values_of_a_type_that_tidegate_never_writes_stop_no_import(
+    tmp_path: Path, column: str, value: str, unreadable: int
+) -> None:
+    path = tmp_path / "ledger.db"
+    await migrate(f"sqlite:///{path}")
+    ledger = SQLiteLedger(path, cleans_itself=False)
+    await ledger.open(timeout_s=TIMEOUT_S)
+    await publish(ledger, rows_of(10))
+    with closing(sqlite3.connect(path, isolation_level=None)) as other:
+        columns = [each[1] for each in other.execute("PRAGMA table_info(ratelimit_window_counts)")]
+        chosen = [{"subject": f"x'{7:032x}'", column: value}.get(each, each) for each in columns]
+        other.execute(
+            f"INSERT INTO ratelimit_window_counts SELECT {','.join(chosen)} FROM ratelimit_window_counts LIMIT 1"
+        )
+        for table in ("ratelimit_publishes", "ratelimit_regions"):
+            other.execute(f"INSERT INTO {table} VALUES ('abc', 'abc'), (CAST(x'ff' AS TEXT), x'00')")
+    changes = await ledger.changes(None, now_ms=0, timeout_s=TIMEOUT_S)
+    assert (len(changes.rows), changes.unreadable) == (11 - unreadable, unreadable)
+    await publish(ledger, rows_of(10, regional=99))
+    later = await ledger.changes(changes.cursor, now_ms=0, timeout_s=TIMEOUT_S)
+    assert {each.regional for each in later.rows} >= {99}
+    assert "fra" in {beat.region for beat in await ledger.heartbeat("fra", timeout_s=TIMEOUT_S)}
+    overview = await ledger.overview(now_ms=0, hottest_max=50, timeout_s=TIMEOUT_S)
+    assert sum(overview.rows.values()) == 11
+    await ledger.close()
+
+
 class SQLitePlace(LedgerPlace):
     def __init__(self, path: Path) -> None:
         self.path = path

@@ -168,6 +168,16 @@ def test_a_batch_uses_as_much_of_the_quota_as_it_has_items(server: TidegateServe
     assert workspace.limit().status == 429
 
 
+def test_the_end_of_a_reservation_uses_as_much_of_the_quota_as_it_has_limits(server: TidegateServer) -> None:
+    workspace = server.workspace(quota=100, quota_duration_ms=3_600_000)
+    item = {"namespace": "api", "limit": 100, "duration": 3_600_000}
+    body = {"limits": [{**item, "identifier": f"id_{n}"} for n in range(20)]}
+    reserved = workspace.call("reserve", body)
+    assert reserved.headers["ratelimit-remaining"] == "80"
+    ended = workspace.call("release", {"reservationId": reserved.data["reservationId"]})
+    assert ended.headers["ratelimit-remaining"] == "60"
+
+
 def test_a_refused_call_checks_nothing_and_an_invalid_one_uses_no_quota(server: TidegateServer) -> None:
     workspace = server.workspace(quota=2, quota_duration_ms=3_600_000)
     assert workspace.limit(limit=0).status == 400

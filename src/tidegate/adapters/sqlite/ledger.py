@@ -71,10 +71,11 @@ PUBLISH: Final = """
            SET count = excluded.count, updated_at = excluded.updated_at WHERE held.count < excluded.count
 """
 
+# SQLite keeps a value of any type in any column: what another program has written as a text is read all the same.
 AS_JSON: Final = """
     SELECT json_group_array(json_array(
                hex(subject), sequence, hex(region), hex(workspace_id), hex(namespace), hex(identifier),
-               duration_ms, count, expires_at, updated_at)) FROM
+               duration_ms, count, expires_at, CAST(updated_at AS INTEGER))) FROM
 """
 LIVE: Final = f"""
     {AS_JSON} (SELECT * FROM ratelimit_window_counts
@@ -97,7 +98,7 @@ DELETE: Final = """
         SELECT subject, sequence, region FROM ratelimit_window_counts
          WHERE expires_at < :cutoff_ms ORDER BY expires_at LIMIT :limit)
 """
-BEATS: Final = "SELECT region, beat_at FROM ratelimit_regions"
+BEATS: Final = "SELECT CAST(region AS BLOB), CAST(beat_at AS INTEGER) FROM ratelimit_regions"
 HEARTBEAT: Final = """
     INSERT INTO ratelimit_regions (region, beat_at) VALUES (:region, :now_ms)
         ON CONFLICT (region) DO UPDATE SET beat_at = max(beat_at, excluded.beat_at)
@@ -179,7 +180,9 @@ class _Reader:
         return await self._file.run(work, timeout_s=self._deadline.remaining(loop_time()))
 
     def _heads(self, connection: sqlite3.Connection) -> Heads:
-        records = connection.execute("SELECT region, published_at FROM ratelimit_publishes").fetchall()
+        records = connection.execute(
+            "SELECT CAST(region AS BLOB), CAST(published_at AS INTEGER) FROM ratelimit_publishes"
+        ).fetchall()
         return Heads(dict(records), self._clock.now_ms())
 
     async def heads(self) -> Heads:
@@ -286,7 +289,7 @@ class SQLiteLedger:
     async def overview(self, *, now_ms: int, hottest_max: int, timeout_s: float) -> LedgerOverview:
         def work(connection: sqlite3.Connection) -> LedgerOverview:
             live = connection.execute(
-                "SELECT region, count(*) FROM ratelimit_window_counts WHERE expires_at > ? GROUP BY region",
+                "SELECT CAST(region AS BLOB), count(*) FROM ratelimit_window_counts WHERE expires_at > ? GROUP BY 1",
                 (now_ms,),
             ).fetchall()
             (expired,) = connection.execute(

@@ -132,7 +132,7 @@ class ReservationOperations:
         named = _decoded(reservation_id)
         if len(costs) not in (1, len(named.counters)):
             raise _invalid("costs", f"must have one item, or {len(named.counters)}: one for each limit")
-        caller = yield from self._admission.admit(call)
+        caller = yield from self._admission.admit(call, len(named.counters))
         items: list[Item] = []
         for index, counter in enumerate(named.counters):
             namespace = yield from self._admission.namespace(caller, counter.namespace_id)

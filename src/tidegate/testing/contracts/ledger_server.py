@@ -219,6 +219,32 @@ class ServerLedgerContract(LedgerContract):
 
     # ---- a killed server
 
+    async def test_rows_whose_names_are_not_utf_8_are_skipped_and_counted_and_all_others_read(
+        self, ledger: Ledger, place: ServerLedgerPlace
+    ) -> None:
+        await publish(ledger, rows_of(10))
+        columns = (
+            "subject, sequence, region, workspace_id, namespace, identifier, duration_ms, count, expires_at, "
+            "updated_at"
+        )
+        bad = {"region": "fffe", "workspace_id": "c3", "namespace": "80", "identifier": "636166e9"}
+        for number, (column, name) in enumerate(bad.items()):
+            changed = {column: binary(place, name), "subject": binary(place, f"{number:032x}")}
+            chosen = ", ".join(changed.get(each, each) for each in columns.split(", "))
+            copied = f"SELECT {chosen} FROM ratelimit_window_counts ORDER BY subject DESC LIMIT 1"  # noqa: S608 - ours
+            place.sql(f"INSERT INTO ratelimit_window_counts ({columns}) {copied}")
+        values = f"VALUES ({binary(place, 'fffe')}, 1)"
+        place.sql(f"INSERT INTO ratelimit_publishes (region, published_at) {values}")
+        place.sql(f"INSERT INTO ratelimit_regions (region, beat_at) {values}")
+        changes = await ledger.changes(None, now_ms=0, timeout_s=TIMEOUT_S)
+        assert (len(changes.rows), changes.unreadable) == (10, len(bad))
+        await publish(ledger, rows_of(10, regional=99))
+        later = await ledger.changes(changes.cursor, now_ms=0, timeout_s=TIMEOUT_S)
+        assert [each.regional for each in later.rows] == [99] * 10, "and the cursor has moved past them"
+        assert [beat.region for beat in await ledger.heartbeat("fra", timeout_s=TIMEOUT_S)] == ["fra"]
+        overview = await ledger.overview(now_ms=0, hottest_max=50, timeout_s=TIMEOUT_S)
+        assert "\\xff\\xfe" in overview.rows
+
     async def test_a_dead_server_is_unavailable_and_found_again(
         self, ledger: Ledger, place: ServerLedgerPlace
     ) -> None:
@@ -484,6 +510,11 @@ class ServerLedgerContract(LedgerContract):
 
 
 # ---- helpers
+
+
+def binary(place: ServerLedgerPlace, digits: str) -> str:
+    """How the dialect writes these bytes, given in hexadecimal digits."""
+    return f"x'{digits}'" if place.dialect == "mysql" else f"'\\x{digits}'::bytea"
 
 
 async def until(condition: Callable[[], bool], what: str) -> None:
