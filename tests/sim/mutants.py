@@ -28,9 +28,11 @@ from tidegate.core.grants import CellPart, CellRecord, CreditRequest, SubjectRec
 from tidegate.core.ledger_sync import LedgerSync, Publication
 from tidegate.core.model import Component, Decision, LedgerRow, Limit, OriginReply
 from tidegate.core.origin_sync import OriginSync
+from tidegate.core.sharing import Lease, Mark
 from tidegate.core.subjects import Subjects
 from tidegate.core.sweep import Sweep
 from tidegate.core.views import GlobalView, Growth, OriginView
+from tidegate.ports import Changes
 from tidegate.runtime.async_limiter import AsyncLimiter
 from tidegate.runtime.exchange import Exchanges
 from tidegate.runtime.importer import ImportLoop
@@ -51,7 +53,6 @@ FIRST_SEED: Final = {
     "an_origin_that_refuses_counts_looks_healthy": 55,
     "evicted_foreign_counts_do_not_come_back": 17,
     "every_loss_merges_everything_again": 116,
-    "rows_are_imported_after_they_expired": 80,
     "unreplayed_subjects_are_evicted_first": 175,
 }
 
@@ -981,6 +982,62 @@ def a_life_that_was_evicted_takes_its_counts_with_it() -> None:
         return adopt
 
     replace(grants_module, "adopt", make)
+
+
+# -- one voice for a region
+
+
+@credit_mutant
+def an_importer_that_is_gone_is_not_replaced() -> None:
+    def make(original: Any) -> Any:
+        def take_lease(lease: Lease | None, node_id: str, *rest: Any) -> Lease:
+            if lease is not None and lease.holder not in ("", node_id):
+                now_ms = rest[-1]
+                lease = lease._replace(until_ms=now_ms + 1)
+            result: Lease = original(lease, node_id, *rest)
+            return result
+
+        return take_lease
+
+    replace(memory_module, "take_lease", make)
+
+
+@credit_mutant
+def a_node_that_should_publish_is_waited_for_forever() -> None:
+    def make(original: Any) -> Any:
+        def assign(self: Mark, total: int, _step: int, owner: str, now_ms: int, life_ms: int) -> int:
+            if self.until_ms > 0:
+                self.until_ms = now_ms + life_ms
+            result: int = original(self, total, 0, owner, now_ms, life_ms)
+            return result
+
+        return assign
+
+    replace(Mark, "assign", make)
+
+
+@credit_mutant
+def an_importer_keeps_what_other_regions_counted_to_itself() -> None:
+    def make(original: Any) -> Any:
+        async def share(self: ImportLoop, changes: Changes, start: int, now_ms: int) -> None:
+            rows = [row for row in changes.rows if row.region == self._region]
+            await original(self, changes._replace(rows=rows), start, now_ms)
+
+        return share
+
+    replace(ImportLoop, "_share", make)
+
+
+@credit_mutant
+def an_importer_takes_its_own_row_for_that_of_another_region() -> None:
+    def make(original: Any) -> Any:
+        async def share(self: ImportLoop, changes: Changes, start: int, now_ms: int) -> None:
+            rows = [row._replace(region=f"{row.region}.") for row in changes.rows]
+            await original(self, changes._replace(rows=rows), start, now_ms)
+
+        return share
+
+    replace(ImportLoop, "_share", make)
 
 
 # -- the search

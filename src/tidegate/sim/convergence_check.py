@@ -416,12 +416,19 @@ class ConvergenceCheck:
                 simulation.auditor.fail(5, f"{process.node_id} changed when all rows were imported again")
 
     def _expire_all(self) -> None:
-        """Long after the end no subject is left (10)."""
+        """Long after the end no subject is left, and a full read of the ledger brings none back (10)."""
+        rows = self._simulation.ledger.memory.rows()
         for process in self._simulation.processes.values():
             subjects = process.engine.subjects
-            subjects.expire(process.clock.now_ms() + 10**9, 1 << 60)
+            later_ms = process.clock.now_ms() + 10**9
+            subjects.expire(later_ms, 1 << 60)
             if subjects.count:
                 self._simulation.auditor.fail(10, f"{process.node_id} still holds {subjects.count} subjects")
+            process.node.ledger_sync.apply_import(rows, later_ms, full=True)
+            if subjects.count:
+                self._simulation.auditor.fail(
+                    10, f"{process.node_id} imported rows that had expired: {subjects.count} subjects"
+                )
 
 
 def _known_to(process: NodeProcess, cell_id: CellId) -> int:
