@@ -222,6 +222,40 @@ async def test_credit_is_recalled_when_an_import_leaves_less_room() -> None:
 
 
 @on_virtual_time
+async def test_a_denial_that_only_anticipation_caused_is_over_soon_after_other_regions_stopped() -> None:
+    ledger, region, nodes = await fleet(2)
+    for count in range(10, 90, 10):
+        ledger.publish_nowait([row("x", count)])
+        await asyncio.sleep(0.3)
+        assert await nodes[0].accept("x", 1, HUNDRED)
+    # 80 there and 8 here: 12 more fit, if nobody goes on.
+    denial = await nodes[0].limiter.limit(HUNDRED, "x", 12)
+    assert not denial and denial.effective <= 100
+    assert denial.retry_after_ms is not None and denial.retry_after_ms <= 250
+    before = len(nodes[0].origin.calls)
+    began_s = asyncio.get_running_loop().time()
+    assert await nodes[0].limiter.wait(HUNDRED, "x", 12, timeout=30)
+    assert asyncio.get_running_loop().time() - began_s <= 1.25
+    assert len(nodes[0].origin.calls) - before < 20
+    await region.stop()
+
+
+@on_virtual_time
+async def test_a_client_that_hammers_a_guess_costs_a_message_for_each_import() -> None:
+    ledger, region, nodes = await fleet(1)
+    for count in range(10, 90, 10):
+        ledger.publish_nowait([row("x", count)])
+        await asyncio.sleep(0.3)
+        assert await nodes[0].accept("x", 1, HUNDRED)
+    before = sum(call.operation == "exchange" for call in nodes[0].origin.calls)
+    for _ in range(200):
+        assert not await nodes[0].limiter.limit(HUNDRED, "x", 12)
+        await asyncio.sleep(0.001)
+    assert sum(call.operation == "exchange" for call in nodes[0].origin.calls) - before <= 3
+    await region.stop()
+
+
+@on_virtual_time
 async def test_a_wiped_origin_gets_the_counts_of_other_regions_again() -> None:
     ledger, region, nodes = await fleet(2)
     ledger.publish_nowait([row("x", 400)])

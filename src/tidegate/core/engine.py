@@ -754,10 +754,23 @@ class Engine:
             self.denied_from_origin += 1
         self._count_source(source)
         self.pending.note(subject, item.cell, limit, now_ms, False)
+        if item.verdict == UNLIKELY and self.has_credit:
+            self._check_guess(subject, item.cell, wall_ms)
         global_age_ms = self.global_view.age_ms(wall_ms)
         return Decision(
             False, limit, 0, now_ms, needed, retry_after_ms, source, regional_age_ms, global_age_ms
         )
+
+    def _check_guess(self, subject: Subject, cell: Cell, wall_ms: int) -> None:
+        """Ask the origin how far other regions have come, once for each import: where one node imports for all, only an
+        answer shows that they have stopped, and a subject that denies has nothing else to ask."""
+        ledger = cell.ledger
+        if ledger is None or ledger.growth is None:
+            return
+        growth = ledger.growth
+        if not 0 <= wall_ms - growth.asked_at_ms < self.global_view.anticipation_ms_max // 2:
+            growth.asked_at_ms = wall_ms
+            self.pending.queue_ask(subject)
 
     def _retry_after_ms(self, item: Evaluation, room: int, duration_ms: int) -> int:
         """How long until no more than `room` is used if no other request comes, -1 if `room` is negative."""

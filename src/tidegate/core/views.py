@@ -138,7 +138,7 @@ class OriginView:
 class Growth:
     """How fast the counts of other regions grow in a cell, as the last two imports that saw a change measured it."""
 
-    __slots__ = ("amount", "lag", "measured_at_ms", "over_ms")
+    __slots__ = ("amount", "asked_at_ms", "lag", "measured_at_ms", "over_ms")
 
     def __init__(self, now_ms: int) -> None:
         # When the last import that saw a change began.
@@ -148,6 +148,8 @@ class Growth:
         self.over_ms: int = 0
         # `amount` weighted with how old, in ms, the rows were when that import read them.
         self.lag: int = 0
+        # When the origin was last asked because of a denial that only this caused. Written by `Engine`.
+        self.asked_at_ms: int = -1
 
     def start(self, now_ms: int, over_ms_max: int) -> None:
         """A change was seen by the import that began at `now_ms`. Too long after the one before gives no rate."""
