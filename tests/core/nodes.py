@@ -91,7 +91,12 @@ class Node:
         has_ledger: bool = False,
     ) -> None:
         self.engine = Engine(tuning, node_id=node_id, has_origin=has_origin, has_ledger=has_ledger)
-        self.sweep = Sweep(self.engine.subjects, self.engine.pending, self.engine.global_view)
+        self.sweep = Sweep(
+            self.engine.subjects,
+            self.engine.pending,
+            self.engine.global_view,
+            has_credit=self.engine.has_credit,
+        )
         self.origin_sync = OriginSync(self.engine, self.sweep, tuning)
         self.ledger_sync = LedgerSync(self.engine, self.sweep, tuning, region)
         self.region = region

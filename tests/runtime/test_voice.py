@@ -268,6 +268,46 @@ async def test_a_wiped_origin_gets_the_counts_of_other_regions_again() -> None:
 
 
 @on_virtual_time
+async def test_what_a_node_knows_of_its_region_from_the_ledger_only_is_reported_after_a_wipe() -> None:
+    ledger = MemoryLedger(clock=clock())
+    ledger.publish_nowait([row("x", 54, "fra")])
+    region = Region(ledger=ledger, credit=True)
+    first = region.node()
+    await first.limiter.start()
+    await asyncio.sleep(1)
+    await first.limiter.stop()
+    node = region.node()
+    node.faults.fail()
+    await node.limiter.start()
+    await asyncio.sleep(6)  # it imports for itself
+    node.faults.heal()
+    await asyncio.sleep(12)
+    region.store.wipe()
+    await asyncio.sleep(3)
+    assert [cell.total for cell in region.store.snapshot().cells.values()] == [54]
+    await region.stop()
+
+
+@on_virtual_time
+async def test_a_holder_that_stops_before_it_knows_of_a_wipe_leaves_no_cursor_behind() -> None:
+    ledger, region, nodes = await fleet(2)
+    ledger.publish_nowait([row("x", 400)])
+    await asyncio.sleep(1)
+    (holder,) = importers(nodes)
+    (other,) = [node for node in nodes if node is not holder]
+    await other.limiter.stop()  # nobody is left who might notice it
+    region.store.wipe()
+    while region.store.lease_nowait("", 0, None).holder == "":  # noqa: ASYNC110 - another's state
+        await asyncio.sleep(0.01)
+    await holder.limiter.stop()
+    after = region.node()
+    await after.limiter.start()
+    await asyncio.sleep(2)
+    assert await after.seen("x", THOUSAND) == 400
+    await after.limiter.stop()
+
+
+@on_virtual_time
 async def test_a_ledger_that_lost_its_rows_gets_them_again() -> None:
     ledger, region, nodes = await fleet(3)
     for node in nodes:

@@ -24,6 +24,7 @@ class Sweep:
 
     __slots__ = (
         "_global_view",
+        "_has_credit",
         "_heal_after_ms",
         "_heal_pause_ms",
         "_is_suspected",
@@ -39,7 +40,10 @@ class Sweep:
         "origin_ahead_ms",
     )
 
-    def __init__(self, subjects: Subjects, pending: Pending, global_view: GlobalView) -> None:
+    def __init__(
+        self, subjects: Subjects, pending: Pending, global_view: GlobalView, *, has_credit: bool = False
+    ) -> None:
+        self._has_credit: Final[bool] = has_credit
         self._subjects: Final[Subjects] = subjects
         self._pending: Final[Pending] = pending
         self._global_view: Final[GlobalView] = global_view
@@ -146,11 +150,11 @@ class Sweep:
             origin = cell.origin
             if self._replays_all and origin is not None and cell.regional() > 0:
                 self.heals += 1
-                if subject.credit is None:
-                    origin.acked = 0
-                else:
+                if self._has_credit:
                     # Also what is known of others: they may have ended. A message says what was acknowledged.
                     origin.is_lost = True
+                else:
+                    origin.acked = 0
                 self._pending.queue_replay(subject, subject.touched_ms)
             ledger = cell.ledger
             if ledger is None:

@@ -79,8 +79,9 @@ class ImportLoop:
         voice: Voice | None = None,
     ) -> None:
         self._voice = voice
-        # For whom the last turn imported.
+        # For whom the last turn imported, and in which term of the voice.
         self._for: _For = _For.SELF
+        self._term = 0
         # Called with rows of this region that the origin has made this node responsible for.
         self.on_due: Callable[[Sequence[LedgerRow]], object] = _ignore
         # The ledger holds less than it did, and a full read has not begun yet.
@@ -244,6 +245,9 @@ class ImportLoop:
             return _For.SELF
         return _For.REGION if self._voice.is_holder else _For.NONE
 
+    def _is_new_term(self, turn: _For) -> bool:
+        return turn is _For.REGION and self._voice is not None and self._voice.terms != self._term
+
     def _begin(self, turn: _For) -> None:
         """This node imports for others than before: a cursor says what its reader has, and is of no use to another."""
         self._for = turn
@@ -251,6 +255,7 @@ class ImportLoop:
         if turn is not _For.REGION:
             return
         assert self._voice is not None
+        self._term = self._voice.terms
         state = self._voice.state
         if state.cursor:
             # Another node has imported up to here, and the origin has it.
@@ -321,6 +326,8 @@ class ImportLoop:
         if not imported.ok:
             voice.stand_back()
             return
+        if voice.terms != self._term:
+            return  # the origin has lost its lease meanwhile: what was read before that may be lost as well
         full_at_ms = began_ms if imported.full else voice.state.full_at_ms
         voice.state = voice.state._replace(
             # Until the full read, the next holder must find the loss as well.
@@ -343,7 +350,7 @@ class ImportLoop:
             await self._voice.run_once()
         while True:
             turn = self._turn_for()
-            if turn is not self._for:
+            if turn is not self._for or self._is_new_term(turn):
                 self._begin(turn)
             self._wanted.clear()
             if turn is _For.NONE:

@@ -109,7 +109,9 @@ class Node:
         self._ledger_problem: str | None = "not opened yet"
         # Set when requests need not wait for the start any longer: the origin was opened, or could not be.
         self.can_decide: Final[asyncio.Event] = asyncio.Event()
-        self.sweep: Final[Sweep] = Sweep(engine.subjects, engine.pending, engine.global_view)
+        self.sweep: Final[Sweep] = Sweep(
+            engine.subjects, engine.pending, engine.global_view, has_credit=engine.has_credit
+        )
         self.origin_sync: Final[OriginSync] = OriginSync(engine, self.sweep, tuning)
         self.ledger_sync: Final[LedgerSync] = LedgerSync(engine, self.sweep, tuning, region)
         self.stalls: StallMonitor = StallMonitor()

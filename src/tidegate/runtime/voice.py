@@ -77,6 +77,8 @@ class Voice:
         self._stands_back_until_s = float("-inf")
         # How far the import has come; kept at the origin with the lease.
         self.state: ImportState = ImportState()
+        # How often this node has taken that from the origin. Each time, the import goes on from there.
+        self.terms: int = 0
         self._epoch = 0
         self._losses = 0
         self._was = (False, False)
@@ -156,10 +158,13 @@ class Voice:
 
     def _apply(self, lease: Lease, asked_s: float, wants: bool) -> None:
         loop = asyncio.get_running_loop()
+        # A holder whose lease begins anew asks an origin that has lost it, and with it what was imported.
+        is_new = asked_s >= self._held_until_s or self.lease is None or lease.since_ms != self.lease.since_ms
         self.lease = lease
         self._answered_s = loop.time()
         is_mine = lease.holder == self.node_id and wants
-        if is_mine and asked_s >= self._held_until_s:
+        if is_mine and is_new:
+            self.terms += 1
             self.state = lease.state
             self._moved_s = loop.time()
         # From before the message was sent: the origin counts from later.

@@ -149,10 +149,12 @@ class Auditor:
             subject = process.engine.subjects.find(cell_id.key, identifier)
             cell = None if subject is None or not knows_cell else subject.cell(cell_id.sequence)
             if allowed:
-                self._accept(process, cell_id, cell, cost)
+                self._accept(process, cell_id, cell, cost, at_ms)
 
-    def _accept(self, process: NodeProcess, cell_id: CellId, cell: Cell | None, cost: int) -> None:
-        self.truth.accept(cell_id, process.node_id, cost, self.now_us())
+    def _accept(
+        self, process: NodeProcess, cell_id: CellId, cell: Cell | None, cost: int, at_ms: int
+    ) -> None:
+        self.truth.accept(cell_id, process.node_id, cost, at_ms, self.now_us())
         if cost:
             digest = subject_digest(*cell_id.key[:2], cell_id.identifier, cell_id.key[2])
             process.accepted.append((self.now_us() / 1e6, digest, cell_id.sequence, cost))

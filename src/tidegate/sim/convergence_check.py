@@ -36,7 +36,7 @@ class ConvergenceCheck:
         self._incomplete: set[tuple[str, bytes, int]] = set()
         # By the same: how much may be missing, because no running node knew of it when it was lost.
         self._missing: dict[tuple[str, bytes, int], int] = {}
-        # How much may be counted twice: a message from before a loss arrived after it, and after later ones.
+        # How much may be counted twice: a message from before a loss arrived after it, and after later ones or again.
         self._excess: dict[tuple[str, bytes, int], int] = {}
         self._is_restored = simulation.tuning.credit and "subjects_max" not in simulation.plan.tuning
         # By how much the fastest clock was ahead when all clocks were corrected.
@@ -128,7 +128,10 @@ class ConvergenceCheck:
             cell_id = self._id(*place)
             subject = process.engine.subjects.find(cell_id.key, cell_id.identifier)
             credit = None if subject is None else subject.credit
-            if credit is None or credit.number > request.number:
+            # Overtaken by a later one; or delivered a second time, after its first answer: its writer names what it
+            # adds as part of the total that was lost, and the origin has forgotten the first one and takes it for new.
+            is_second = process.acknowledged.get(place, 0) >= part.own > heard
+            if credit is None or credit.number > request.number or is_second:
                 late = (process.region, *place)
                 self._excess[late] = self._excess.get(late, 0) + part.own - heard
             if self._is_restored:
@@ -435,7 +438,9 @@ def _known_to(process: NodeProcess, cell_id: CellId) -> int:
     """What a node knows to have been reported to its origin."""
     subject = process.engine.subjects.find(cell_id.key, cell_id.identifier)
     cell = None if subject is None else subject.cell(cell_id.sequence)
-    if cell is None or cell.origin is None:
+    # What a node has read in the ledger, without any answer of the origin, is a lower bound: it may hold counts from
+    # before the loss or from after it, so that what is counted after a loss may be a part of it.
+    if cell is None or cell.origin is None or cell.origin.id == 0:
         return 0
     return min(cell.own, cell.origin.acked) + cell.others
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from random import Random
 
 from tidegate.adapters.memory import OriginSnapshot
@@ -78,6 +78,7 @@ class Simulation:
             for one in plan.subjects
         ]
         self._fault_timers: list[asyncio.TimerHandle] = []
+        self._failovers = 0
         # Requests whose client disconnected. Use it for membership tests only: the order of a set differs between runs.
         self._disconnected: set[object] = set()
         self._swept_ms = 0
@@ -293,8 +294,11 @@ class Simulation:
         self.convergence.record_loss(event.who, self.origins[event.who].memory.wipe)
 
     def _origin_failover(self, event: Event) -> None:
+        """An older copy takes over: another process, as every pulse can see."""
         memory = self.origins[event.who].memory
         older = memory.snapshot()
+        self._failovers += 1
+        older = replace(older, incarnation=-self._failovers)
 
         def fail_over() -> None:
             self._mark_region_disturbed(event.who)

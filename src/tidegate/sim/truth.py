@@ -77,14 +77,23 @@ class Truth:
         # By cell, then by process.
         self.accepted: dict[CellId, dict[str, History]] = {}
         self.regions: dict[str, str] = {}
+        self._latest_ms: dict[tuple[CellId, str], int] = {}
         # What the origin of a region holds of a cell, by writer.
         self._held: dict[tuple[str, CellKey], dict[str, History]] = {}
         # What nodes can read in the ledger, by cell and region.
         self._rows: dict[tuple[CellId, str], History] = {}
 
-    def accept(self, cell_id: CellId, node_id: str, cost: int, at_us: int) -> None:
+    def accept(self, cell_id: CellId, node_id: str, cost: int, instant_ms: int, at_us: int) -> None:
+        """A process accepted a request of this time."""
         history = self.accepted.setdefault(cell_id, {}).setdefault(node_id, History())
         history.note(at_us, history.last + cost)
+        if cost:
+            place = (cell_id, self.regions[node_id])
+            self._latest_ms[place] = max(instant_ms, self._latest_ms.get(place, 0))
+
+    def latest_ms(self, cell_id: CellId, region: str) -> int:
+        """The latest time of a request that a region accepted in a cell; 0 for none."""
+        return self._latest_ms.get((cell_id, region), 0)
 
     def by_process(self, cell_id: CellId, node_id: str) -> int:
         history = self.accepted.get(cell_id, {}).get(node_id)

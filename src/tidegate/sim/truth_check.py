@@ -518,9 +518,12 @@ class TruthCheck:
             sequence: self.truth.by_region(cell_id._replace(sequence=sequence), process.region)
             for sequence in (cell_id.sequence - 1, cell_id.sequence)
         }
-        # Judged when it was decided, in its own cell: it may have waited.
+        # Judged when it was decided, in its own cell: it may have waited. Not before the latest instant that was
+        # accepted in the cell: a request whose own time is ahead of the clock fits then, when less of the cell before
+        # counts. Others with earlier times need not see it, as little as that of a node whose clock is ahead.
         end_ms = (cell_id.sequence + 1) * limit.duration_ms - 1
-        moment_ms = min(max(at_ms, process.clock.now_ms()), end_ms)
+        latest_ms = self.truth.latest_ms(cell_id, process.region)
+        moment_ms = min(max(at_ms, process.clock.now_ms(), latest_ms), end_ms)
         used = used_at(totals, moment_ms, limit.duration_ms)
         if used > limit.quota:
             self._fail(
