@@ -3,6 +3,8 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import pytest
+
 from tests.runtime.world import EPOCH_MS, Member, Region, clock, on_virtual_time
 from tidegate import Limit
 from tidegate.adapters.memory import MemoryLedger
@@ -228,7 +230,7 @@ async def test_a_denial_that_only_anticipation_caused_is_over_soon_after_other_r
         ledger.publish_nowait([row("x", count)])
         await asyncio.sleep(0.3)
         assert await nodes[0].accept("x", 1, HUNDRED)
-    # 80 there and 8 here: 12 more fit, if nobody goes on.
+    # 80 there and 8 here: 12 more fit, if no other region goes on.
     denial = await nodes[0].limiter.limit(HUNDRED, "x", 12)
     assert not denial and denial.effective <= 100
     assert denial.retry_after_ms is not None and denial.retry_after_ms <= 250
@@ -295,7 +297,7 @@ async def test_a_holder_that_stops_before_it_knows_of_a_wipe_leaves_no_cursor_be
     await asyncio.sleep(1)
     (holder,) = importers(nodes)
     (other,) = [node for node in nodes if node is not holder]
-    await other.limiter.stop()  # nobody is left who might notice it
+    await other.limiter.stop()  # no other node is left to notice it
     region.store.wipe()
     while region.store.lease_nowait("", 0, None).holder == "":  # noqa: ASYNC110 - another's state
         await asyncio.sleep(0.01)
@@ -315,6 +317,30 @@ async def test_a_ledger_that_lost_its_rows_gets_them_again() -> None:
     await asyncio.sleep(2)
     ledger.wipe()
     await asyncio.sleep(45)
+    assert [one.regional for one in ledger.rows() if one.identifier == "x"] == [30]
+    await region.stop()
+
+
+@on_virtual_time
+async def test_rows_that_are_lost_just_before_a_full_read_are_published_again() -> None:
+    ledger, region, nodes = await fleet(1, import_full_interval_ms=3_000, import_interval_ms=500)
+    await nodes[0].accept("x", 30, HUNDRED)
+    await asyncio.sleep(1)
+    assert [one.regional for one in ledger.rows() if one.identifier == "x"] == [30]
+    (holder,) = importers(nodes)
+    assert holder.ledger is not None
+    changes = holder.ledger.changes
+
+    async def wipe_first(cursor: str | None, **kwargs: Any) -> Any:
+        if cursor is None and ledger.rows():
+            ledger.wipe()
+        return await changes(cursor, **kwargs)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(holder.ledger, "changes", wipe_first)
+        while ledger.rows():  # noqa: ASYNC110 - another's state
+            await asyncio.sleep(0.01)
+    await asyncio.sleep(10)
     assert [one.regional for one in ledger.rows() if one.identifier == "x"] == [30]
     await region.stop()
 

@@ -163,7 +163,9 @@ class ImportLoop:
         if self._is_down:
             self._is_down = False
             logger.info("the ledger answers again")
-        self._cursor = cursor
+        if not (full and is_shared and self._cursor is not None):
+            self._cursor = cursor
+        # Otherwise go on from before the full read: rows that were lost just before it show only after that cursor.
         self._note_unreadable(unreadable, full)
         if full:
             self._full_at_s = loop.time() + self._tuning.import_full_interval_ms / 1000
@@ -319,6 +321,7 @@ class ImportLoop:
             # Of what this region has published, rows are gone, or may be gone: every node asks again who publishes
             # them. By the origin's clock, so that epochs rise although a wiped origin has forgotten the last one.
             self._is_lost = False
+            self._cursor = None
             epoch = max(voice.origin_ms(), voice.epoch + 1, voice.state.epoch + 1)
             voice.state = voice.state._replace(epoch=epoch)
         began_ms = voice.origin_ms()
