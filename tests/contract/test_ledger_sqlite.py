@@ -52,6 +52,15 @@ BAD_NAMES = {
 }
 
 
+def copy_row(connection: sqlite3.Connection, number: int, column: str, value: str) -> None:
+    """Another program writes a row like one of ours, but for its subject and this column."""
+    columns = [each[1] for each in connection.execute("PRAGMA table_info(ratelimit_window_counts)")]
+    chosen = [{"subject": f"x'{number:032x}'", column: value}.get(each, each) for each in columns]
+    connection.execute(
+        f"INSERT INTO ratelimit_window_counts SELECT {','.join(chosen)} FROM ratelimit_window_counts LIMIT 1"
+    )
+
+
 async def test_rows_whose_names_are_not_utf_8_are_skipped_and_counted_and_all_others_read(
     tmp_path: Path,
 ) -> None:
@@ -62,12 +71,7 @@ async def test_rows_whose_names_are_not_utf_8_are_skipped_and_counted_and_all_ot
     await publish(ledger, rows_of(10))
     with closing(sqlite3.connect(path, isolation_level=None)) as other:
         for number, (column, name) in enumerate(BAD_NAMES.items()):
-            columns = [each[1] for each in other.execute("PRAGMA table_info(ratelimit_window_counts)")]
-            chosen = [{column: "?1", "subject": f"x'{number:032x}'"}.get(each, each) for each in columns]
-            other.execute(
-                f"INSERT INTO ratelimit_window_counts SELECT {','.join(chosen)} FROM ratelimit_window_counts LIMIT 1",
-                (name,),
-            )
+            copy_row(other, number, column, f"x'{name.hex()}'")
         other.execute("INSERT INTO ratelimit_regions VALUES (?, 1)", (b"\xff",))
         other.execute("INSERT INTO ratelimit_publishes VALUES (?, 1)", (b"\xff\xfe",))
     changes = await ledger.changes(None, now_ms=0, timeout_s=TIMEOUT_S)
@@ -102,11 +106,7 @@ async def test_values_of_a_type_that_tidegate_never_writes_stop_no_import(
     await ledger.open(timeout_s=TIMEOUT_S)
     await publish(ledger, rows_of(10))
     with closing(sqlite3.connect(path, isolation_level=None)) as other:
-        columns = [each[1] for each in other.execute("PRAGMA table_info(ratelimit_window_counts)")]
-        chosen = [{"subject": f"x'{7:032x}'", column: value}.get(each, each) for each in columns]
-        other.execute(
-            f"INSERT INTO ratelimit_window_counts SELECT {','.join(chosen)} FROM ratelimit_window_counts LIMIT 1"
-        )
+        copy_row(other, 7, column, value)
         for table in ("ratelimit_publishes", "ratelimit_regions"):
             other.execute(f"INSERT INTO {table} VALUES ('abc', 'abc'), (CAST(x'ff' AS TEXT), x'00')")
     changes = await ledger.changes(None, now_ms=0, timeout_s=TIMEOUT_S)

@@ -443,6 +443,7 @@ async def test_an_origin_that_answers_reads_but_takes_no_counts_shows_in_health_
     failing, again = caplog.messages
     assert "wait in memory" in failing and "READONLY" in failing
     assert again.endswith("arrive again")
+    assert [record.levelname for record in caplog.records] == ["WARNING", "INFO"]
     await region.stop()
 
 

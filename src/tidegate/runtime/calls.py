@@ -147,7 +147,7 @@ class Calls:
         if self.is_failing:
             logger.warning("%s do not arrive and wait in memory: %s", self._carries, self.last_error)
         else:
-            logger.warning("%s arrive again", self._carries)
+            logger.info("%s arrive again", self._carries)
 
     def _failed(self, operations: Sequence[str], error: DependencyError) -> None:
         self.last_error = f"{type(error).__name__}: {error}"
