@@ -493,6 +493,9 @@ class TruthCheck:
             + trips * self._round_trip_s()
             + 0.05
         )
+        if tuning.credit:
+            # A look is answered from memory while credit lives, also in a cell that others have counted in since.
+            age_s += GrantRules().life_ms / 1000 * (1 + DRIFT_PERCENT / 100)
         if any(self._calm_s(one) < age_s + self._recovery_s() for one in self._region(process.region)):
             return
         if process.evictions or self.losses[process.region] or self._has_aged_out(process, cell_id):
@@ -524,7 +527,7 @@ class TruthCheck:
             return
         self.exact += 1
         totals = {
-            sequence: self.truth.by_region(cell_id._replace(sequence=sequence), process.region)
+            sequence: self._delivered(cell_id._replace(sequence=sequence), process.region)
             for sequence in (cell_id.sequence - 1, cell_id.sequence)
         }
         # Judged when it was decided, in its own cell: it may have waited. Not before the latest instant that was
@@ -538,6 +541,17 @@ class TruthCheck:
             self._fail(
                 11, f"{process.node_id}: {cell_id} allowed, its region has accepted {used} of {limit.quota}"
             )
+
+    def _delivered(self, cell_id: CellId, region: str) -> int:
+        """What a region has accepted, without what nodes could not report before they ended: the origin did not take
+        it, and nothing else knows of it."""
+        place = (self._digest(cell_id), cell_id.sequence)
+        lost = sum(
+            max(0, self.truth.by_process(cell_id, one.node_id) - one.acknowledged.get(place, 0))
+            for one in self._simulation.all_processes
+            if one.region == region and not one.is_running
+        )
+        return self.truth.by_region(cell_id, region) - lost
 
     def _has_aged_out(self, process: NodeProcess, cell_id: CellId) -> bool:
         """The request came with a time of its own: node or origin keep nothing of the cell before, or of both."""
