@@ -51,7 +51,7 @@ FIRST_SEED: Final = {
     "a_guess_names_the_end_of_the_window": 37,
     "a_node_keeps_what_it_is_asked_to_give_back": 63,
     "an_origin_that_refuses_counts_looks_healthy": 55,
-    "evicted_foreign_counts_do_not_come_back": 17,
+    "evicted_foreign_counts_do_not_come_back": 34,
     "every_loss_merges_everything_again": 116,
     "unreplayed_subjects_are_evicted_first": 175,
 }
