@@ -42,7 +42,7 @@ class Steps:
 
     def next(self) -> tuple[int, CreditRequest]:
         random = self.random
-        self.now_ms += random.choice((0, 0, 1, 2, 5, 49, 50, 100, 5_000, 6_000))
+        self.now_ms += random.choice((0, 0, 1, 2, 5, 49, 50, 99, 100, 5_000, 6_000))
         self.number += 1
         writer = random.choice(WRITERS)
         start = START_MS // self.duration_ms
@@ -78,7 +78,7 @@ class Steps:
     def next_share(self) -> tuple[int, Share]:
         """What an importer or a publisher might say of one of its cells."""
         random = self.random
-        self.now_ms += random.choice((0, 0, 1, 2, 250, 1_999, 2_000))
+        self.now_ms += random.choice((0, 0, 1, 2, 99, 100, 250, 1_999, 2_000))
         return self.now_ms, Share(
             self.digest,
             self.duration_ms,

@@ -179,6 +179,57 @@ async def test_each_change_is_published_by_one_node() -> None:
     await region.stop()
 
 
+async def rows_written(count: int) -> list[list[LedgerRow]]:
+    """The publishes of a region of so many nodes, which count 10 a second for 10 s beside another region."""
+    ledger, region, nodes = await fleet(count)
+    ledger.publish_nowait([row("x", 5)])
+    for number in range(100):
+        assert await nodes[number % count].accept("x", 1, THOUSAND) == 1
+        ledger.publish_nowait([row("x", 6 + number)])
+        await asyncio.sleep(0.1)
+    await asyncio.sleep(6)
+    counts = {one.region: one.regional for one in ledger.rows()}
+    assert counts == {"ams": 105, "fra": 100}
+    await region.stop()
+    return [
+        call.argument
+        for node in nodes
+        if node.ledger is not None
+        for call in node.ledger.calls
+        if call.operation == "publish" and isinstance(call.argument, list)
+    ]
+
+
+@on_virtual_time
+async def test_a_cell_that_grows_while_it_is_imported_is_in_a_publish_once() -> None:
+    publishes = await rows_written(1)
+    assert {len(rows) for rows in publishes} == {1}
+    assert len(publishes) <= 30
+
+
+@on_virtual_time
+async def test_rows_written_do_not_grow_with_nodes() -> None:
+    assert sum(len(rows) for rows in await rows_written(8)) <= 30
+
+
+@on_virtual_time
+async def test_a_node_that_expects_growth_of_other_regions_asks_whether_it_came() -> None:
+    ledger, region, nodes = await fleet(1)
+    await nodes[0].accept("x", 1, HUNDRED)
+    for number in range(1, 9):
+        ledger.publish_nowait([row("x", 10 * number)])
+        await asyncio.sleep(0.3)
+        await nodes[0].accept("x", 1, HUNDRED)
+    # They have stopped at 80, and nothing else is sent to the origin than what denials ask.
+    passed = 0
+    for _ in range(40):
+        passed += await nodes[0].accept("x", 1, HUNDRED)
+        await asyncio.sleep(0.05)
+    assert nodes[0].limiter.statistics().denied > 0
+    assert await nodes[0].seen("x", HUNDRED) == 100
+    await region.stop()
+
+
 @on_virtual_time
 async def test_a_node_that_dies_before_it_publishes_is_replaced() -> None:
     ledger, region, nodes = await fleet(3)

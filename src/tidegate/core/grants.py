@@ -61,6 +61,8 @@ class GrantRules(NamedTuple):
     """In advance a writer gets at most one part in so many of what is left, unless it is the only one."""
     publish_ms: int = 2_000
     """A node that has to publish a cell and has not done so by then is not waited for."""
+    publish_pace_ms: int = 100
+    """So long after a node was made responsible, the growth is its business too: as often as a node publishes."""
 
 
 class CellPart(NamedTuple):
@@ -333,7 +335,9 @@ def merge(record: SubjectRecord, request: CreditRequest, now_ms: int, rules: Gra
         # Once another region has published the cell, every change matters.
         if request.floor > 0 and cell.total >= (request.floor if foreign == 0 else 1):
             owner = owner_of(request.writer)
-            due = cell.marked().assign(cell.total, request.step, owner, now_ms, rules.publish_ms)
+            due = cell.marked().assign(
+                cell.total, request.step, owner, now_ms, rules.publish_ms, rules.publish_pace_ms
+            )
         published = 0 if cell.mark is None else cell.mark.published
         totals.append(CellTotals(cell.total, before, foreign, len(cell.regions), published, due, cell.id))
     return totals
@@ -423,14 +427,11 @@ def share(
             cell.regions[entry.region] = entry.counted
             cell.foreign += entry.counted - known
             recalled = recall_overdrawn(record, entry, now_ms, rules)
-    else:
-        if entry.epoch == mark.epoch and entry.counted > mark.published:
-            mark.published = entry.counted
-        if entry.counted > 0 and mark.owner == entry.owner:
-            mark.until_ms = 0
+    elif entry.epoch == mark.epoch and entry.counted > mark.published:
+        mark.published = entry.counted
     due = NOT_DUE
     if cell.foreign > 0 or not entry.region:
-        due = mark.assign(cell.total, 0, entry.owner, now_ms, rules.publish_ms)
+        due = mark.assign(cell.total, 0, entry.owner, now_ms, rules.publish_ms, rules.publish_pace_ms)
         if due != NOT_DUE:
             # It asked just now: it is about to publish.
             mark.assigned = cell.total

@@ -16,7 +16,7 @@ from tidegate.core.engine import Engine
 from tidegate.core.grants import CellTotals
 from tidegate.core.model import LedgerRow, Tuning, subject_digest
 from tidegate.core.pending import Pending
-from tidegate.core.sharing import DUE, NOT_DUE
+from tidegate.core.sharing import DUE, NOT_DUE, PRESSED
 from tidegate.core.subjects import Subjects
 from tidegate.core.sweep import Sweep
 from tidegate.core.views import GlobalView, Growth, LedgerView
@@ -168,6 +168,18 @@ class LedgerSync:
                     ledger.is_changed = False
                     found.append((self._row_of(subject, cell, key), subject, cell))
 
+    def entrust(self, row: LedgerRow, due: int) -> bool:
+        """The origin has made this node responsible for a row that it imports: True if its cell is in memory, where
+        what a message said of it waits too, so that it is published once."""
+        subject = self._subjects.find((row.workspace, row.namespace, row.duration_ms), row.identifier)
+        cell = None if subject is None else subject.cell(row.sequence)
+        if subject is None or cell is None or cell.ledger is None:
+            return False
+        if row.regional - cell.own > cell.others:
+            cell.others = row.regional - cell.own
+        self.pending.queue_due(subject, cell, due)
+        return True
+
     def forget_due(self) -> None:
         """The origin does not answer: every node publishes what it has."""
         for subject in self.pending.take_due(len(self.pending.due)):
@@ -189,13 +201,17 @@ class LedgerSync:
             publication.rows[index] = publication.rows[index]._replace(regional=total)
         return due != NOT_DUE
 
-    def apply_published(self, publication: Publication, index: int, published: int, due: int) -> None:
-        """The origin knows of the publish: what has been counted since may be due."""
+    def apply_published(
+        self, publication: Publication, index: int, total: int, published: int, due: int, now_ms: int
+    ) -> None:
+        """The origin knows of the publish: what has been counted since may be due, at once if that is a step."""
         cell, subject = publication.cells[index], publication.subjects[index]
         if cell is not None and cell.ledger is not None and subject is not None:
             cell.ledger.published = max(cell.ledger.published, published)
             if due != NOT_DUE:
-                self.pending.queue_due(subject, cell, DUE)
+                duration_ms = publication.rows[index].duration_ms
+                step = self.pending.step_of(subject, cell, cell.ledger, now_ms, duration_ms)
+                self.pending.queue_due(subject, cell, PRESSED if total >= published + step else due)
 
     def _row(
         self, subject: Subject, cell: Cell, ledger: LedgerView, key: tuple[str, str, int], now_ms: int

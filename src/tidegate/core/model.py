@@ -494,6 +494,8 @@ class Tuning:
     # import this often while cells are hot.
     pressure_interval_ms: int = 100
     import_hot_interval_ms: int = 250
+    # The node that imports for its region asks this often after an answer with rows, or after a publish of its own.
+    import_busy_interval_ms: int = 100
     # A cell is published early when it has grown by headroom / (pressure_parts * regions seen on it).
     pressure_parts: int = 4
     # One node of a region imports for all (docs/adr/0020-one-voice.md). Its lease lasts this long, and every node asks

@@ -57,19 +57,22 @@ class Mark:
     def copied(self) -> Mark:
         return Mark(self.published, self.assigned, self.owner, self.until_ms, self.epoch)
 
-    def assign(self, total: int, step: int, owner: str, now_ms: int, life_ms: int) -> int:
+    def assign(self, total: int, step: int, owner: str, now_ms: int, life_ms: int, pace_ms: int) -> int:
         """Whether `owner` has to publish a cell that has come to `total`.
 
         Exactly one node is responsible for a change. While its time is not over, another one takes over only what
-        comes on top, once that is `step` more (0: never).
+        comes on top, once that is `step` more (0: never), and not before `pace_ms` have passed: the region publishes a
+        cell as often as one node would, however many nodes count in it.
         """
         if total <= self.published:
             return NOT_DUE
         # A time further ahead than any that was set is from before the origin's clock was set back.
         is_live = now_ms < self.until_ms <= now_ms + life_ms
-        base = self.assigned if is_live and self.assigned > self.published else self.published
-        is_pressed = base == 0 or (step > 0 and total >= base + step)
-        if is_live and not is_pressed:
+        is_another = is_live and self.owner != owner and now_ms < self.until_ms - life_ms + pace_ms
+        is_busy = is_live and self.assigned > self.published
+        base = self.assigned if is_busy else self.published
+        is_pressed = (base == 0 or (step > 0 and total >= base + step)) and not is_another
+        if is_busy and not is_pressed:
             return DUE if self.owner == owner else NOT_DUE
         self.assigned = total
         self.owner = owner

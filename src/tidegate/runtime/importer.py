@@ -53,7 +53,7 @@ class _For(Enum):
     NONE = "none"
 
 
-def _ignore(_rows: Sequence[LedgerRow]) -> None:
+def _ignore(_rows: Sequence[tuple[LedgerRow, int]]) -> None:
     """Does nothing."""
 
 
@@ -83,7 +83,7 @@ class ImportLoop:
         self._for: _For = _For.SELF
         self._term = 0
         # Called with rows of this region that the origin has made this node responsible for.
-        self.on_due: Callable[[Sequence[LedgerRow]], object] = _ignore
+        self.on_due: Callable[[Sequence[tuple[LedgerRow, int]]], object] = _ignore
         # The ledger holds less than it did, and a full read has not begun yet.
         self._is_lost = False
         self._regions_live = 1
@@ -299,7 +299,7 @@ class ImportLoop:
         if not entries:
             return
         due = [
-            row._replace(region=self._region, regional=reply.total)
+            (row._replace(region=self._region, regional=reply.total), reply.due)
             for row, reply in zip(rows, await voice.share(entries), strict=True)
             if reply.due != NOT_DUE
         ]
@@ -342,6 +342,17 @@ class ImportLoop:
         with self._gate:
             self._sync.apply_lease(0, self._regions_live, self._gate.now_ms())
 
+    async def _rest(self, began_s: float, jitter: float) -> None:
+        """Wait for the next turn for the region: less long while counts change, here or elsewhere."""
+        loop = asyncio.get_running_loop()
+        tuning = self._tuning
+        soon_s = began_s + tuning.import_busy_interval_ms / 1000 * jitter
+        if not self.rows_last:
+            await wait_for_event(
+                self._wanted, began_s + tuning.import_hot_interval_ms / 1000 * jitter - loop.time()
+            )
+        await asyncio.sleep(max(0.0, soon_s - loop.time()))
+
     async def run(self) -> None:
         """The loop, until cancelled."""
         loop = asyncio.get_running_loop()
@@ -364,8 +375,9 @@ class ImportLoop:
                 await self.beat_once()
             jitter = 1 + tuning.jitter_percent / 100 * (self._random.random() - 0.5)
             if turn is _For.REGION:
+                began_s = loop.time()
                 await self._turn()
-                await asyncio.sleep(tuning.import_hot_interval_ms / 1000 * jitter)
+                await self._rest(began_s, jitter)
                 continue
             await self.run_once()
             interval_s = self._interval_s()

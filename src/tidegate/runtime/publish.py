@@ -16,7 +16,7 @@ from typing import Final, NamedTuple
 from tidegate.core.gate import Gate
 from tidegate.core.ledger_sync import Found, LedgerSync, Publication
 from tidegate.core.model import LedgerRow, Tuning
-from tidegate.core.sharing import NOT_DUE, Share, ShareReply
+from tidegate.core.sharing import NOT_DUE, PRESSED, Share, ShareReply
 from tidegate.errors import DependencyError, RowsRejected
 from tidegate.ports import Ledger
 from tidegate.runtime.calls import Calls
@@ -42,6 +42,9 @@ ENTRUSTED_MAX: Final = 50_000
 # What a database holds. Several nodes that accept huge costs can exceed it together, and one refused row costs dozens
 # of statements.
 COUNT_MAX: Final = 2**63 - 1
+
+# No cell is hot.
+NEVER_S: Final = float("inf")
 
 
 class Published(NamedTuple):
@@ -77,8 +80,12 @@ class PublishLoop:
         self._timeout_s = tuning.ledger_timeout_ms / 1000
         self._pressure = asyncio.Event()
         self._voice = voice
-        # Rows of this region that the import found due, for which there is no subject in memory.
-        self._entrusted: list[LedgerRow] = []
+        # Rows of this region that the import found due and whose subject is not in memory, each once.
+        self._entrusted: dict[tuple[str, str, str, int, int], LedgerRow] = {}
+        # Some of them should not wait for a tick.
+        self._has_pressed_entrusted = False
+        # When the short tick is that comes while cells are hot. In the past: at once, when they are.
+        self._hot_tick_s = 0.0
         # Called after rows were written: cells are hot, and imports should be fast.
         self._on_published = on_published
         self.calls: Final[Calls] = Calls("ledger_publish", tuning, is_usable)
@@ -91,10 +98,15 @@ class PublishLoop:
         """A cell has grown enough not to wait for the tick."""
         self._pressure.set()
 
-    def entrust(self, rows: Sequence[LedgerRow]) -> None:
-        """The origin has made this node responsible for these rows, which it imports."""
-        if len(self._entrusted) < ENTRUSTED_MAX:
-            self._entrusted += rows
+    def entrust(self, rows: Sequence[tuple[LedgerRow, int]]) -> None:
+        """The origin has made this node responsible for these rows, which it imports: each with `DUE` or `PRESSED`."""
+        with self._gate:
+            left = [(row, due) for row, due in rows if not self._sync.entrust(row, due)]
+        for row, due in left:
+            key = (row.workspace, row.namespace, row.identifier, row.duration_ms, row.sequence)
+            if len(self._entrusted) < ENTRUSTED_MAX or key in self._entrusted:
+                self._entrusted[key] = row
+                self._has_pressed_entrusted |= due == PRESSED
         self._pressure.set()
 
     @property
@@ -176,8 +188,10 @@ class PublishLoop:
     async def _plan_shared(self, pressed_only: bool, is_tick: bool) -> list[Publication]:
         """What the origin leaves to this node, in chunks."""
         now_ms = self._gate.now_ms()
-        found: list[Found] = [(row, None, None) for row in self._entrusted if now_ms < row.expires_at_ms]
-        self._entrusted.clear()
+        entrusted = self._entrusted
+        self._entrusted = {}
+        self._has_pressed_entrusted = False
+        found: list[Found] = [(row, None, None) for row in entrusted.values() if now_ms < row.expires_at_ms]
         pending = self._sync.pending
         pending.has_pressed_due = False
         kept: list[Publication] = []
@@ -228,12 +242,13 @@ class PublishLoop:
                 replies = await self._share(chunk, first, last, is_published=True)
             except DependencyError:
                 return  # this node's responsibility ends by itself, and the import finds the rows
-            again: list[LedgerRow] = []
+            again: list[tuple[LedgerRow, int]] = []
             with self._gate:
+                now_ms = self._gate.now_ms()
                 for i, reply in enumerate(replies, first):
-                    self._sync.apply_published(chunk, i, reply.published, reply.due)
+                    self._sync.apply_published(chunk, i, reply.total, reply.published, reply.due, now_ms)
                     if chunk.cells[i] is None and reply.due != NOT_DUE:
-                        again.append(chunk.rows[i]._replace(regional=reply.total))
+                        again.append((chunk.rows[i]._replace(regional=reply.total), reply.due))
             if again:
                 self.entrust(again)
 
@@ -331,17 +346,16 @@ class PublishLoop:
         tuning = self._tuning
         ticks = Metronome(tuning.publish_interval_ms / 1000, tuning.jitter_percent, self._random, loop.time())
         tick_s = ticks.next_s(loop.time())
-        hot_tick_s = loop.time()
         pause_s = tuning.pressure_interval_ms / 1000
         while True:
-            due_s = min(tick_s, hot_tick_s) if self._is_hot else tick_s
+            due_s = self._due_s(tick_s)
             pressed = await wait_for_event(self._pressure, due_s - loop.time())
             self._pressure.clear()
             if self.is_shared:
                 with self._gate:
                     self._sync.drop_pressed()
-                pressed = self._sync.pending.has_pressed_due or bool(self._entrusted)
-                due_s = min(tick_s, hot_tick_s) if self._is_hot else tick_s
+                pressed = self._sync.pending.has_pressed_due or self._has_pressed_entrusted
+                due_s = self._due_s(tick_s)
             if not self.calls.is_usable():
                 await asyncio.sleep(pause_s)
                 continue
@@ -351,16 +365,29 @@ class PublishLoop:
                     tick_s = ticks.next_s(loop.time())
                 considered = self._sync.subjects_waiting() if is_tick or not self.is_shared else 0
                 turn = await self.run_once(is_tick=is_tick)
-                hot_tick_s = loop.time() + self._hot_pause_s(considered, len(turn.rows))
+                self._hot_tick_s = loop.time() + self._hot_pause_s(considered, len(turn.rows))
             elif pressed:
                 await self.run_once(pressed_only=True)
+            else:
+                continue  # woken for nothing: what presses next must not wait
             await asyncio.sleep(min(pause_s, max(0.0, tick_s - loop.time())))
+
+    def _due_s(self, tick_s: float) -> float:
+        """When the next tick is. The nodes of a region become responsible in turn: each collects for one short tick,
+        so that together they write no more often than one."""
+        if not self._is_hot:
+            if self.is_shared:
+                self._hot_tick_s = NEVER_S
+            return tick_s
+        if self._hot_tick_s == NEVER_S:
+            self._hot_tick_s = asyncio.get_running_loop().time() + self._hot_pause_s(0, 0)
+        return min(tick_s, self._hot_tick_s)
 
     @property
     def _is_hot(self) -> bool:
         """There is something to publish before the next tick."""
         if self.is_shared:
-            return bool(self._sync.pending.due)
+            return bool(self._sync.pending.due) or bool(self._entrusted)
         return self._gate.now_ms() < self._sync.hot_until_ms
 
     def _hot_pause_s(self, considered: int, written: int) -> float:

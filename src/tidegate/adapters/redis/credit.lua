@@ -8,10 +8,10 @@
 -- call are in one slot.
 --
 -- KEYS: for each message the holds, the cell after the current one, then the message's cells, current and previous first.
--- ARGV: margin_ms, firm_ms, unanswered_ms, recall_gap_ms, quiet_ms, share, publish_ms, the channels' prefix; then for
---   each message writer ('' repeats the one before), number, duration_ms, quota, elapsed_ms, want, held, life_ms, floor,
---   step, count of cells, count of runs; for each cell own, known, foreign, acked, sent, published, total, id,
---   expires_at_ms; for each run elapsed_ms, cost, requests.
+-- ARGV: margin_ms, firm_ms, unanswered_ms, recall_gap_ms, quiet_ms, share, publish_ms, publish_pace_ms, the
+--   channels' prefix; then for each message writer ('' repeats the one before), number, duration_ms, quota, elapsed_ms,
+--   want, held, life_ms, floor, step, count of cells, count of runs; for each cell own, known, foreign, acked, sent,
+--   published, total, id, expires_at_ms; for each run elapsed_ms, cost, requests.
 -- Answers: the server's time in ms; then for each message granted (-1: overtaken by a later one), spare, firm, stuck,
 --   stuck_ms; for each of its cells total, the writer's component before, foreign, regions, published, due, id.
 --
@@ -47,9 +47,10 @@ local function fields(key, ...)
   return held
 end
 
-local MARGIN, FIRM, UNANSWERED, GAP, QUIET, SHARE, PUBLISH =
-  number(ARGV[1]), number(ARGV[2]), number(ARGV[3]), number(ARGV[4]), number(ARGV[5]), number(ARGV[6]), number(ARGV[7])
-local CHANNEL = ARGV[8]
+local MARGIN, FIRM, UNANSWERED, GAP, QUIET, SHARE, PUBLISH, PACE =
+  number(ARGV[1]), number(ARGV[2]), number(ARGV[3]), number(ARGV[4]), number(ARGV[5]), number(ARGV[6]), number(ARGV[7]),
+  number(ARGV[8])
+local CHANNEL = ARGV[9]
 
 -- published, assigned, until_ms, epoch, regions; then the node that is responsible.
 local MARK, MARK_BYTES = '<ddddd', 40
@@ -61,7 +62,7 @@ local function answer(value)
   answers[slot] = value
 end
 
-local key_at, arg_at = 0, 8
+local key_at, arg_at = 0, 9
 local writer
 while key_at < #KEYS do
   local holds_key, next_key = KEYS[key_at + 1], KEYS[key_at + 2]
@@ -143,10 +144,11 @@ while key_at < #KEYS do
     regions[i], publisheds[i], dues[i] = others, published, 0
     if floor > 0 and total > published and total >= (foreigns[i] == 0 and floor or 1) then
       local is_live = now < until_ms and until_ms <= now + PUBLISH
-      local sent_out = published
-      if is_live then sent_out = max(assigned, published) end
-      local is_pressed = sent_out == 0 or (step > 0 and total >= sent_out + step)
-      if is_live and not is_pressed then
+      local is_another = is_live and owner ~= node and now < until_ms - PUBLISH + PACE
+      local is_busy = is_live and assigned > published
+      local sent_out = is_busy and assigned or published
+      local is_pressed = (sent_out == 0 or (step > 0 and total >= sent_out + step)) and not is_another
+      if is_busy and not is_pressed then
         if owner == node then dues[i] = 1 end
       else
         call('HSET', key, '!published', pack(MARK, published, total, now + PUBLISH, epoch, others) .. node)

@@ -49,6 +49,7 @@ class CreditLayout:
             rules.quiet_ms,
             rules.share,
             rules.publish_ms,
+            rules.publish_pace_ms,
             self._channels,
         )
 

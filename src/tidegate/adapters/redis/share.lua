@@ -6,8 +6,8 @@
 -- in one slot.
 --
 -- KEYS: for each share the holds, the cell before, the cell, the cell after.
--- ARGV: recall_gap_ms, publish_ms, the channels' prefix; then for each share region ('' for this one), count, owner, epoch,
---   duration_ms, sequence, expires_at_ms.
+-- ARGV: recall_gap_ms, publish_ms, publish_pace_ms, the channels' prefix; then for each share region ('' for this one),
+--   count, owner, epoch, duration_ms, sequence, expires_at_ms.
 -- Answers, for each share: total, foreign, published, due.
 --
 -- Numbers are doubles, exact up to 2^53: none beyond that is sent.
@@ -17,7 +17,7 @@ local pack, unpack = struct.pack, struct.unpack
 local EXACT, NEVER = 9007199254740992, -1
 local HOLD, HOLD_BYTES = '<ddddddd', 56
 local MARK, MARK_BYTES = '<ddddd', 40
-local GAP, PUBLISH, CHANNEL = number(ARGV[1]), number(ARGV[2]), ARGV[3]
+local GAP, PUBLISH, PACE, CHANNEL = number(ARGV[1]), number(ARGV[2]), number(ARGV[3]), ARGV[4]
 
 local clock = call('TIME')
 local now = number(clock[1]) * 1000 + (number(clock[2]) - fmod(number(clock[2]), 1000)) / 1000
@@ -97,7 +97,7 @@ end
 local answers = {}
 for i = 1, #KEYS / 4 do
   local holds_key, before_key, key, after_key = KEYS[4 * i - 3], KEYS[4 * i - 2], KEYS[4 * i - 1], KEYS[4 * i]
-  local at = 3 + 7 * (i - 1)
+  local at = 4 + 7 * (i - 1)
   local region, count, caller, epoch = ARGV[at + 1], number(ARGV[at + 2]), ARGV[at + 3], number(ARGV[at + 4])
   local duration, sequence, expires = number(ARGV[at + 5]), number(ARGV[at + 6]), ARGV[at + 7]
 
@@ -121,18 +121,17 @@ for i = 1, #KEYS / 4 do
     end
   else
     if epoch == mark_epoch then published = max(published, count) end
-    if count > 0 and owner == caller then until_ms = 0 end
   end
 
   -- Mark.assign, without a step
   local due = 0
   if (foreign > 0 or region == '') and total > published then
     local is_live = now < until_ms and until_ms <= now + PUBLISH
-    local base = published
-    if is_live then base = max(assigned, published) end
-    if not is_live or base == 0 or owner == caller then
+    local is_another = is_live and owner ~= caller and now < until_ms - PUBLISH + PACE
+    local is_busy = is_live and assigned > published
+    if not is_busy or owner == caller then
+      due = not is_busy and published == 0 and not is_another and 2 or 1
       assigned, until_ms, owner = total, now + PUBLISH, caller
-      due = base == 0 and 2 or 1
     end
   end
   local mark = pack(MARK, published, assigned, until_ms, mark_epoch, regions) .. owner

@@ -49,7 +49,12 @@ def share_commands(
 
 def _packed(layout: CreditLayout, rules: GrantRules, shares: Sequence[Share]) -> bytes:
     keys: list[bytes] = []
-    words: list[bytes | str | int] = [rules.recall_gap_ms, rules.publish_ms, layout.channel("")]
+    words: list[bytes | str | int] = [
+        rules.recall_gap_ms,
+        rules.publish_ms,
+        rules.publish_pace_ms,
+        layout.channel(""),
+    ]
     for digest, duration_ms, sequence, region, counted, owner, epoch in shares:
         keys.append(layout.holds_key(digest))
         keys += [layout.cell_key(digest, sequence + ahead) for ahead in (-1, 0, 1)]

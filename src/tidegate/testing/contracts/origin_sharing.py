@@ -136,14 +136,20 @@ class SharingContract:
         (reply,) = await origin.exchange([cells.message(10, floor=5)], timeout_s=TIMEOUT_S)
         assert (reply.cells[0].published, reply.cells[0].due) == (22, NOT_DUE)
 
-    async def test_growth_by_the_step_goes_to_the_node_that_reports_it(self, origin: Origin) -> None:
+    async def test_growth_by_the_step_goes_to_the_node_that_reports_it_after_the_pace(
+        self, origin: Origin, place: OriginPlace
+    ) -> None:
         cells = await new_cells(origin)
-        dues = []
-        for own, writer in ((10, "a"), (3, "b"), (9, "b"), (11, "a")):
+
+        async def due(own: int, writer: str) -> int:
             message = cells.message(own, writer=writer, floor=5, step=8)
             (reply,) = await origin.exchange([message], timeout_s=TIMEOUT_S)
-            dues.append(reply.cells[0].due)
-        assert dues == [PRESSED, NOT_DUE, PRESSED, NOT_DUE]
+            return reply.cells[0].due
+
+        assert [await due(10, "a"), await due(3, "b")] == [PRESSED, NOT_DUE]
+        now_ms = (await origin.pulse(REGION, timeout_s=TIMEOUT_S)).time_ms
+        await place.wait_until(now_ms + origin.rules.publish_pace_ms, origin)
+        assert [await due(9, "b"), await due(11, "a")] == [PRESSED, NOT_DUE]
 
     async def test_a_cell_that_another_region_published_has_no_threshold(self, origin: Origin) -> None:
         cells = await new_cells(origin)
