@@ -435,3 +435,26 @@ async def test_only_asking_who_imports_takes_and_changes_nothing() -> None:
     await region.stop()
     gone = region.store.lease_nowait("", 0, None)
     assert gone.holder == ""
+
+
+@on_virtual_time
+async def test_looks_at_a_counter_that_is_used_up_show_what_other_regions_have_counted_since() -> None:
+    """Requests for it are denied without a message, so that no answer would bring it."""
+    ledger, region, nodes = await fleet(2)
+    ledger.publish_nowait([row("x", 120)])
+    await asyncio.sleep(0.3)
+    for node in nodes:
+        assert await node.seen("x", HUNDRED) == 120
+    ledger.publish_nowait([row("x", 150)])
+    await asyncio.sleep(6)
+    for node in nodes:
+        await node.seen("x", HUNDRED)
+    await asyncio.sleep(0.1)
+    for node in nodes:
+        assert await node.seen("x", HUNDRED) == 150
+    messages = sum(node.limiter.statistics().credit_messages for node in nodes)
+    for node in nodes:
+        for _ in range(100):
+            await node.seen("x", HUNDRED)
+    assert sum(node.limiter.statistics().credit_messages for node in nodes) == messages
+    await region.stop()

@@ -253,6 +253,8 @@ class Engine:
                 self._touch(subject, wall_ms)
             self.pending.note(subject, cell, limit, now_ms, cost > 0)
             return self._allow(subject, cell, limit, quota - needed, needed, now_ms, wall_ms, source)
+        if cost == 0 and self.has_credit:
+            self._look_again(subject, clock_ms)
         item = Evaluation(limit, cost, now_ms, wall_ms, source, subject, cell, before, used)
         item.verdict = verdict
         return self._need(item) if verdict == UNREAD else self._deny(item)
@@ -315,6 +317,13 @@ class Engine:
         if subject.credit is not None and clock_ms < subject.credit.failed_until_ms:
             return self.decide_degraded(items, now_ms, clock_ms, wall_ms)[0]
         return Ticket(items, [subject], now_ms, clock_ms, wall_ms)
+
+    def _look_again(self, subject: Subject, clock_ms: int) -> None:
+        """A look at a counter that is used up: requests are denied without a message, so nothing else would tell what
+        other regions have counted since. The answer is for the next look."""
+        credit = self.credit_of(subject)
+        if clock_ms >= credit.until_ms and clock_ms >= credit.failed_until_ms:
+            self.pending.queue_ask(subject)
 
     def _create(self, limit: Limit, identifier: str, sequence: int, wall_ms: int) -> Subject:
         name = checked_name("identifier", identifier)
