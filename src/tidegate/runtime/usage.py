@@ -54,9 +54,8 @@ def usage_of(engine: Engine, identifier: str, decision: Decision) -> Usage:
     state = Inspection(engine).get(limit.workspace, limit.namespace, limit.duration_ms, identifier, as_of_ms)
     own, foreign, carried, used = 0, 0, 0, decision.effective
     regions: Mapping[str, int] = {}
-    if (
-        state is not None
-    ):  # else it was evicted meanwhile, and where the counts come from is not known any more
+    # Without a state it was evicted meanwhile, and where the counts come from is not known any more.
+    if state is not None:
         own, foreign, regions = state.current.own, state.current.foreign, state.current.regions
         carried, used = state.carried, state.effective
     return Usage(
