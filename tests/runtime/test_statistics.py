@@ -10,6 +10,8 @@ from tidegate.runtime.latency import BOUNDS_S, Histogram
 from tidegate.testing.limiters import make_async_limiter
 
 FIELDS = {field.name for field in dataclasses.fields(Statistics)}
+# Only with credit: then one node imports for its region.
+OF_THE_IMPORTER = {"import_age_s", "importer", "importer_for_s", "is_importer"}
 # Written by the limiter itself, not by its node.
 OF_THE_ENGINE = {
     "node_id",
@@ -42,7 +44,7 @@ async def test_a_node_tells_every_field_of_the_statistics_and_no_other() -> None
 
 
 @on_virtual_time
-async def test_without_credit_a_node_tells_the_same_fields_but_those_of_credit() -> None:
+async def test_without_credit_a_node_reports_all_fields_but_those_of_credit_and_importer() -> None:
     limiter = make_async_limiter(
         region="fra",
         origin=MemoryOrigin(),
@@ -53,7 +55,8 @@ async def test_without_credit_a_node_tells_the_same_fields_but_those_of_credit()
     await limiter.start()
     assert limiter._parts.node is not None
     told = set(limiter._parts.node.statistics(0.0))
-    assert told | OF_THE_ENGINE == {name for name in FIELDS if not name.startswith("credit_")}
+    of_credit = {name for name in FIELDS if name.startswith("credit_")}
+    assert told | OF_THE_ENGINE == FIELDS - of_credit - OF_THE_IMPORTER
     await limiter.stop()
 
 
