@@ -1005,10 +1005,12 @@ def an_importer_that_is_gone_is_not_replaced() -> None:
 @credit_mutant
 def a_node_that_should_publish_is_waited_for_forever() -> None:
     def make(original: Any) -> Any:
-        def assign(self: Mark, total: int, _step: int, owner: str, now_ms: int, life_ms: int) -> int:
+        def assign(
+            self: Mark, total: int, _step: int, owner: str, now_ms: int, life_ms: int, pace_ms: int
+        ) -> int:
             if self.until_ms > 0:
                 self.until_ms = now_ms + life_ms
-            result: int = original(self, total, 0, owner, now_ms, life_ms)
+            result: int = original(self, total, 0, owner, now_ms, life_ms, pace_ms)
             return result
 
         return assign
