@@ -120,6 +120,8 @@ class ImportState(NamedTuple):
     """Live regions in the ledger."""
     epoch: int = 0
     """When the ledger last lost rows, or may have."""
+    since_ms: int = -1
+    """When the lease began under which this is known, as in `Lease`; -1 for none."""
 
 
 class Lease(NamedTuple):
@@ -141,11 +143,12 @@ def take_lease(
 ) -> Lease:
     """Take the lease if no node holds it, renew it if this node does; a life of 0 gives it back.
 
-    `state` is kept only from the holder. It stays when the holder changes: the next one goes on from there. Any node
-    may say that the origin has lost counts.
+    `state` is kept only from the holder, and only if it is of this lease: when a question that comes late takes the
+    lease at a wiped origin, the state that the same node sends next is from before the wipe. What is kept stays when
+    the holder changes: the next one goes on from there. Any node may say that the origin has lost counts.
     """
     if lease is None:
-        lease = Lease("", now_ms, 0, now_ms, -1, ImportState())
+        lease = Lease("", now_ms, 0, now_ms, -1, ImportState(since_ms=now_ms))
     lost_at_ms = now_ms if has_lost else lease.lost_at_ms
     is_held = lease.holder != "" and now_ms < lease.until_ms
     if is_held and lease.holder != node_id:
@@ -154,7 +157,7 @@ def take_lease(
     if life_ms <= 0 and not is_mine:
         return lease._replace(time_ms=now_ms, lost_at_ms=lost_at_ms)
     since_ms = lease.since_ms if is_mine else now_ms
-    if state is None or not is_mine:
-        state = lease.state
+    if state is None or not is_mine or state.since_ms != since_ms:
+        state = lease.state._replace(since_ms=since_ms)
     holder = node_id if life_ms > 0 else ""
     return Lease(holder, since_ms, now_ms + life_ms, now_ms, lost_at_ms, state)

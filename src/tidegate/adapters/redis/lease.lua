@@ -1,7 +1,7 @@
 -- Take, renew or give back the import of the region. The rule is `take_lease` in tidegate/core/sharing.py.
 --
 -- KEYS: the lease.  ARGV: node, life_ms, has_lost; then, to keep how far the import has come, cursor, imported_at_ms, full_at_ms,
---   regions, epoch.
+--   regions, epoch, and when the lease began under which this is known.
 -- Answers: holder, since_ms, until_ms, the server's time in ms, lost_at_ms, cursor, imported_at_ms, full_at_ms, regions, epoch.
 local call, pcall, number, format, fmod = redis.call, redis.pcall, tonumber, string.format, math.fmod
 local clock = call('TIME')
@@ -24,7 +24,9 @@ local state = { held[5] or '', held[6] or '-1', held[7] or '-1', held[8] or '1',
 local is_mine = holder == node
 if is_mine or (life > 0 and (holder == '' or now >= until_ms)) then
   if not is_mine then since = now end
-  if is_mine and #ARGV > 3 then state = { ARGV[4], ARGV[5], ARGV[6], ARGV[7], ARGV[8] } end
+  if is_mine and #ARGV > 3 and number(ARGV[9]) == since then
+    state = { ARGV[4], ARGV[5], ARGV[6], ARGV[7], ARGV[8] }
+  end
   holder = life > 0 and node or ''
   until_ms = now + life
   call('HSET', key, 'holder', holder, 'since_ms', format('%.0f', since), 'until_ms', format('%.0f', until_ms),

@@ -90,6 +90,5 @@ def lease_of(answer: Reply) -> Lease:
     if not isinstance(answer, list) or len(answer) != LEASE_VALUES:
         raise DependencyUnavailable(f"the lease script answered {answer!r:.80}")
     holder, since_ms, until_ms, time_ms, lost_at_ms, cursor, *numbers = answer
-    return Lease(
-        holder.decode(), since_ms, until_ms, time_ms, lost_at_ms, ImportState(cursor.decode(), *numbers)
-    )
+    state = ImportState(cursor.decode(), *numbers)._replace(since_ms=since_ms)
+    return Lease(holder.decode(), since_ms, until_ms, time_ms, lost_at_ms, state)

@@ -133,11 +133,14 @@ def answer_lease(
         "SELECT holder, since_ms, until_ms, lost_at_ms, cursor, imported_at_ms, full_at_ms, regions, epoch "
         "FROM origin_lease"
     ).fetchone()
-    held = None if row is None else Lease(row[0], row[1], row[2], now_ms, row[3], ImportState(*row[4:]))
+    held = None
+    if row is not None:
+        state_held = ImportState(*row[4:])._replace(since_ms=row[1])
+        held = Lease(row[0], row[1], row[2], now_ms, row[3], state_held)
     lease = take_lease(held, node_id, life_ms, state, has_lost, now_ms)
     if lease != held:
         connection.execute(
             "INSERT OR REPLACE INTO origin_lease VALUES (1, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-            (*lease[:3], lease.lost_at_ms, *lease.state),
+            (*lease[:3], lease.lost_at_ms, *lease.state[:5]),
         )
     return lease

@@ -210,7 +210,7 @@ class SharingContract:
         )
         assert len({lease.holder for lease in leases}) == 1
         holder = int(leases[0].holder[1:])
-        state = ImportState('{"places":"\N{SNOWMAN}"}', 5, 4, 3, 2)
+        state = ImportState('{"places":"\N{SNOWMAN}"}', 5, 4, 3, 2, leases[holder].since_ms)
         renewed = await nodes[holder].lease(f"n{holder}", life_ms=60_000, state=state, timeout_s=TIMEOUT_S)
         assert (renewed.holder, renewed.since_ms) == (f"n{holder}", leases[holder].since_ms)
         other = (holder + 1) % 4
@@ -225,25 +225,25 @@ class SharingContract:
 
     async def test_a_lease_that_is_given_back_is_free_at_once(self, open_node: OpenNode) -> None:
         first, second = await open_node(), await open_node()
-        state = ImportState("here", 1, 1, 2, 0)
-        await first.lease("a", life_ms=60_000, timeout_s=TIMEOUT_S)
+        taken = await first.lease("a", life_ms=60_000, timeout_s=TIMEOUT_S)
+        state = ImportState("here", 1, 1, 2, 0, taken.since_ms)
         await first.lease("a", life_ms=0, state=state, timeout_s=TIMEOUT_S)
         # A node that does not hold it takes nothing from the one that does.
         assert (await second.lease("b", life_ms=60_000, timeout_s=TIMEOUT_S)).holder == "b"
         assert (await first.lease("a", life_ms=0, timeout_s=TIMEOUT_S)).holder == "b"
         lease = await second.lease("b", life_ms=60_000, timeout_s=TIMEOUT_S)
-        assert (lease.holder, lease.state) == ("b", state)
+        assert (lease.holder, lease.state) == ("b", state._replace(since_ms=lease.since_ms))
 
     async def test_a_lease_that_is_not_renewed_goes_to_the_next_with_its_cursor(
         self, open_node: OpenNode, place: OriginPlace
     ) -> None:
         first, second = await open_node(), await open_node()
-        state = ImportState("here", 1, 1, 2, 0)
-        await first.lease("a", life_ms=LIFE_MS, timeout_s=TIMEOUT_S)
+        taken = await first.lease("a", life_ms=LIFE_MS, timeout_s=TIMEOUT_S)
+        state = ImportState("here", 1, 1, 2, 0, taken.since_ms)
         held = await first.lease("a", life_ms=LIFE_MS, state=state, timeout_s=TIMEOUT_S)
         await place.wait_until(held.until_ms, second)
         taken = await second.lease("b", life_ms=60_000, timeout_s=TIMEOUT_S)
-        assert (taken.holder, taken.state) == ("b", state)
+        assert (taken.holder, taken.state) == ("b", state._replace(since_ms=taken.since_ms))
         assert taken.since_ms >= held.until_ms
         # The one that froze and came back sees that it is another's.
         assert (await first.lease("a", life_ms=LIFE_MS, state=state, timeout_s=TIMEOUT_S)).holder == "b"
@@ -252,8 +252,23 @@ class SharingContract:
         self, open_node: OpenNode, place: OriginPlace
     ) -> None:
         first, second = await open_node(), await open_node()
-        await first.lease("a", life_ms=60_000, timeout_s=TIMEOUT_S)
-        await first.lease("a", life_ms=60_000, state=ImportState("here", 1, 1, 2, 0), timeout_s=TIMEOUT_S)
+        held = await first.lease("a", life_ms=60_000, timeout_s=TIMEOUT_S)
+        state = ImportState("here", 1, 1, 2, 0, held.since_ms)
+        held = await first.lease("a", life_ms=60_000, state=state, timeout_s=TIMEOUT_S)
+        assert held.state == state
         place.wipe()
         taken = await second.lease("b", life_ms=60_000, timeout_s=TIMEOUT_S)
-        assert (taken.holder, taken.state) == ("b", ImportState())
+        assert (taken.holder, taken.state) == ("b", ImportState(since_ms=taken.since_ms))
+
+    async def test_a_holder_keeps_nothing_that_it_knew_under_an_earlier_lease(
+        self, open_node: OpenNode, place: OriginPlace
+    ) -> None:
+        node = await open_node()
+        held = await node.lease("a", life_ms=60_000, timeout_s=TIMEOUT_S)
+        place.wipe()
+        await place.wait_until(held.time_ms + 1, node)
+        # A question of before, which comes late or whose answer is lost.
+        await node.lease("a", life_ms=60_000, timeout_s=TIMEOUT_S)
+        state = ImportState("here", 1, 1, 2, 0, held.since_ms)
+        again = await node.lease("a", life_ms=60_000, state=state, timeout_s=TIMEOUT_S)
+        assert (again.holder, again.state) == ("a", ImportState(since_ms=again.since_ms))
