@@ -16,7 +16,7 @@ from tidegate.testing.servers import MySQLServer
 
 PASSWORD = "p@ss:wörd/%?#& x"
 # What docs/how-to/ledger.md asks for, `migrate` included.
-RIGHTS = "SELECT, INSERT, UPDATE, DELETE, CREATE, REFERENCES"
+RIGHTS = "SELECT, INSERT, UPDATE, DELETE, CREATE, ALTER, REFERENCES"
 
 
 @pytest.fixture
