@@ -317,9 +317,9 @@ class ImportLoop:
         if is_probed and not (await self.run_once(full=False)).ok:
             voice.stand_back()
             return
-        if self._is_full_due and (self._is_lost or not voice.state.cursor):
-            # Of what this region has published, rows are gone, or may be gone: every node asks again who publishes
-            # them. By the origin's clock, so that epochs rise although a wiped origin has forgotten the last one.
+        if self._is_full_due:
+            # Rows of this region may be gone, also without a sign: every node asks again who publishes what the read
+            # does not bring. By the origin's clock, so that epochs rise although a wiped origin has forgotten the last.
             self._is_lost = False
             self._cursor = None
             epoch = max(voice.origin_ms(), voice.epoch + 1, voice.state.epoch + 1)
