@@ -6,10 +6,13 @@ desk they search further each time. Deadlines are off everywhere, because a busy
 
 from __future__ import annotations
 
+import faulthandler
 import os
+from collections.abc import Iterator
 from importlib.util import find_spec
 
 import pytest
+from _pytest.faulthandler import fault_handler_stderr_fd_key
 from hypothesis import HealthCheck, settings
 
 import tidegate
@@ -31,6 +34,37 @@ def pytest_configure(config: pytest.Config) -> None:
         raise pytest.UsageError(
             f"TIDEGATE_EXPECT_COMPILED={expected}, but the tidegate under test is {found}: {tidegate.__file__}"
         )
+
+
+# No test takes longer than this, even on a machine with too much to do. One that does hangs: its process prints where
+# every thread stands and ends, and with it the run.
+HANGS_AFTER_S = 300
+
+
+def watch_for_a_hang(config: pytest.Config) -> None:
+    stderr = config.stash[fault_handler_stderr_fd_key]  # not captured: that would be lost with the process
+    faulthandler.dump_traceback_later(HANGS_AFTER_S, exit=True, file=stderr)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    watch_for_a_hang(item.config)
+    try:
+        return (yield)
+    finally:
+        faulthandler.cancel_dump_traceback_later()
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_exception_interact(node: pytest.Item | pytest.Collector) -> None:
+    # pytest stops watching when a test has failed, and a test that failed is the one whose teardown hangs.
+    watch_for_a_hang(node.config)
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    # At once and not only at the end, which a run that is stopped does not reach. Workers only report.
+    if report.failed and "PYTEST_XDIST_WORKER" not in os.environ:
+        print(f"\nFAILED {report.nodeid}\n{report.longreprtext}", flush=True)  # noqa: T201 - to whoever reads the run
 
 
 def pytest_report_header(config: pytest.Config) -> str:
