@@ -311,7 +311,7 @@ def test_the_page_comes_back_by_itself_after_a_restart_of_the_server(browser: Br
             server.start()
             desk.wait_live()
             assert workspace.limit(namespace="after", identifier="x").status == 200
-            desk.page.get_by_role("cell", name="after").wait_for()
+            desk.page.get_by_role("cell", name="after", exact=True).wait_for()
             assert desk.errors == []
         finally:
             context.close()

@@ -111,6 +111,25 @@ async def test_a_holder_that_stops_hands_over_at_once() -> None:
 
 
 @on_virtual_time
+async def test_a_node_that_lost_the_lease_with_the_ledger_notices_that_the_ledger_is_back() -> None:
+    _, region, nodes = await fleet(2)
+    (holder,) = importers(nodes)
+    assert holder.failing_ledger is not None
+
+    def is_well() -> bool:
+        return all(health.ok for health in holder.limiter.health() if health.name == "ledger")
+
+    holder.failing_ledger.faults.fail()
+    await asyncio.sleep(4)
+    assert importers(nodes) != [holder] and not is_well()
+    holder.failing_ledger.faults.heal()
+    await asyncio.sleep(8)
+    assert importers(nodes) != [holder], "the other node keeps the lease"
+    assert is_well()
+    await region.stop()
+
+
+@on_virtual_time
 async def test_a_holder_that_cannot_reach_the_ledger_leaves_the_import_to_another() -> None:
     _, region, nodes = await fleet(3)
     (holder,) = importers(nodes)

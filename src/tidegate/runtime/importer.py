@@ -160,9 +160,7 @@ class ImportLoop:
                 self._is_down = True
                 logger.warning("the ledger does not answer, regions drift apart: %s", error)
             return Imported(False, rows, full)
-        if self._is_down:
-            self._is_down = False
-            logger.info("the ledger answers again")
+        self._note_answer()
         if not (full and is_shared and self._cursor is not None):
             self._cursor = cursor
         # Otherwise go on from before the full read: rows that were lost just before it show only after that cursor.
@@ -182,6 +180,11 @@ class ImportLoop:
         self.rows_last = rows
         self.rows_total += rows
         return Imported(True, rows, full)
+
+    def _note_answer(self) -> None:
+        if self._is_down:
+            self._is_down = False
+            logger.info("the ledger answers again")
 
     def _note_unreadable(self, unreadable: int, full: bool) -> None:
         self.rows_unreadable += unreadable
@@ -218,6 +221,7 @@ class ImportLoop:
             )
         except DependencyError:
             return False
+        self._note_answer()
         self._beats_at_s = asyncio.get_running_loop().time()
         newest_ms = max(beat.beat_at_ms for beat in self.beats)
         live = sum(newest_ms - beat.beat_at_ms <= self._tuning.region_live_ms for beat in self.beats)
@@ -368,6 +372,8 @@ class ImportLoop:
                 self._begin(turn)
             self._wanted.clear()
             if turn is _For.NONE:
+                if self.calls.is_failing:
+                    await self.beat_once()  # nothing else would show that the ledger answers this node again
                 await wait_for_event(self._wanted, slow_s)
                 continue
             if loop.time() >= tick_s:
