@@ -38,6 +38,8 @@ HARMLESS: Final = {
     "CPy_INCREF": "counts",
     "CPy_DECREF": "everything that it counts down is held by a table, a limit or the caller as well",
     "CPy_DecRef": "the same",
+    "CPy_INCREF_NO_IMM": "the same from Python 3.12 on, for objects that are never immortal",
+    "CPy_DECREF_NO_IMM": "the same from Python 3.12 on, for objects that are never immortal",
     "CPy_AddTraceback": "after an error only",
     "CPy_TypeErrorTraceback": "after an error only",
     "PyDict_Check": "a comparison",
