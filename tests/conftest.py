@@ -64,7 +64,7 @@ def pytest_exception_interact(node: pytest.Item | pytest.Collector) -> None:
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
     # At once and not only at the end, which a run that is stopped does not reach. Workers only report.
     if report.failed and "PYTEST_XDIST_WORKER" not in os.environ:
-        print(f"\nFAILED {report.nodeid}\n{report.longreprtext}", flush=True)  # noqa: T201 - to whoever reads the run
+        print(f"\nFAILED {report.nodeid}\n{report.longreprtext}", flush=True)  # noqa: T201 - for the person who reads the run
 
 
 def pytest_report_header(config: pytest.Config) -> str:
