@@ -23,12 +23,21 @@ def main(arguments: list[str]) -> int:
     if unknown:
         print(f"no benchmark is named {', '.join(unknown)}; there are {', '.join(present)}", file=sys.stderr)
         return 2
-    print(describe())
+    asks_for_help = bool({"-h", "--help"} & set(options))
+    if asks_for_help and not names:
+        print(f"{__doc__}\nThere are {', '.join(present)}; `python -m bench NAME --help` tells about one.")
+        return 0
+    if not asks_for_help:
+        print(describe())
     failed = 0
     for name in names or present:
+        module = importlib.import_module(f"bench.{name}")
+        takes_options = bool(inspect.signature(module.main).parameters)
+        if asks_for_help and not takes_options:
+            print(f"{module.__doc__}\nIt has no options.")
+            continue
         print(f"\n## {name}\n", flush=True)
-        run = importlib.import_module(f"bench.{name}").main
-        result = run(options) if inspect.signature(run).parameters else run()
+        result = module.main(options) if takes_options else module.main()
         failed |= bool(result)
     return int(failed)
 
