@@ -16,6 +16,7 @@ from unittest.mock import create_autospec
 import pytest
 
 import tidegate
+from tidegate.testing import AllowingLimiter
 
 # What the extras bring, by the names under which they are imported.
 OPTIONAL = {
@@ -195,12 +196,28 @@ def test_limit_is_a_method_that_can_be_found_mocked_and_overridden() -> None:
     assert limiter.peek(LIMIT, "c").effective == 2
 
 
+@pytest.mark.parametrize("cls", [tidegate.Limiter, tidegate.AsyncLimiter])
+def test_a_wrong_call_of_a_constructor_names_the_class_that_was_called(cls: type) -> None:
+    with pytest.raises(TypeError, match=rf"^{cls.__name__}\."):
+        cls("redis://127.0.0.1")
+    with pytest.raises(TypeError, match=rf"^{cls.__name__}\..*'regoin'"):
+        cls(regoin="fra")
+
+
+def test_an_autospec_of_a_double_checks_the_arguments_of_limit() -> None:
+    # That of a compiled Limiter does not: unittest.mock reads signatures of functions written in Python only.
+    mock = create_autospec(AllowingLimiter, instance=True)
+    mock.limit(LIMIT, "user", 2, now_ms=5)
+    with pytest.raises(TypeError):
+        mock.limit("user")
+
+
 @pytest.mark.parametrize("name", MODULES)
 def test_every_module_can_be_imported_and_exports_what_it_has(name: str) -> None:
     try:
         module = importlib.import_module(name)
     except ModuleNotFoundError as error:
-        # Not installed here is fine, misspelt or missing of our own is not.
+        # Not installed here is fine, misspelled or missing of our own is not.
         if (error.name or "").partition(".")[0] not in OPTIONAL:
             raise
         pytest.skip(f"needs {error.name}, which is not installed: not checked")

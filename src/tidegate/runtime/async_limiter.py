@@ -16,9 +16,12 @@ from tidegate.adapters.deadline import Deadline
 from tidegate.adapters.forks import INHERITED
 from tidegate.core.engine import Need
 from tidegate.core.gate import CLOSED
-from tidegate.core.model import DEGRADED, ORIGIN, Decision, Limit, Request
+from tidegate.core.model import DEGRADED, ORIGIN, Decision, Limit, Request, Tuning
 from tidegate.core.tickets import Ticket
+from tidegate.ports import Ledger, Origin
 from tidegate.runtime.driver import Driver, LimiterState, checked_batch
+from tidegate.runtime.environment import Environment
+from tidegate.runtime.fleet import Fleet
 from tidegate.runtime.limited import LimitedCall, check_coroutine_function
 from tidegate.runtime.loops import wait_for_event
 from tidegate.runtime.reservation import AsyncReservation, Ending, Item, Taken, merged
@@ -37,6 +40,16 @@ class AsyncLimiter(Driver):
     `AsyncLimiter()` is embedded: one process, nothing to start. With `region`, `origin` and `ledger` it is a node
     of a fleet; use it as an asynchronous context manager, or call `start` and `stop`.
     """
+
+    def __init__(
+        self,
+        *,
+        region: str | None = None,
+        origin: str | Origin | None = None,
+        ledger: str | Ledger | None = None,
+        tuning: Tuning | None = None,
+    ) -> None:
+        self._set_up(Fleet(region, origin, ledger, tuning, Environment()))
 
     def _make(self) -> None:
         # The start under way, if any, and until when requests wait for it.

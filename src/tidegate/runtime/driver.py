@@ -61,21 +61,14 @@ TRANSITIONS: Final = MappingProxyType(
 
 
 class Driver:
-    """A limiter without its methods that decide."""
+    """A limiter without its constructor and its methods that decide.
+
+    Both classes have the constructor themselves, so that Python names them when it is called with wrong arguments.
+    """
 
     _fleet: Fleet
     _parts: Parts
     _gate: Gate
-
-    def __init__(
-        self,
-        *,
-        region: str | None = None,
-        origin: str | Origin | None = None,
-        ledger: str | Ledger | None = None,
-        tuning: Tuning | None = None,
-    ) -> None:
-        self._set_up(Fleet(region, origin, ledger, tuning, Environment()))
 
     @classmethod
     def _in_environment(

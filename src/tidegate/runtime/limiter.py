@@ -22,10 +22,12 @@ from tidegate.adapters.deadline import Deadline
 from tidegate.adapters.forks import FORK_WAIT_S, INHERITED
 from tidegate.core.engine import Need
 from tidegate.core.gate import CLOSED, NOT_STARTED, LimitMethod
-from tidegate.core.model import DEGRADED, ORIGIN, Decision, Limit, Request
+from tidegate.core.model import DEGRADED, ORIGIN, Decision, Limit, Request, Tuning
 from tidegate.core.tickets import Ticket
+from tidegate.ports import Ledger, Origin
 from tidegate.runtime.driver import Driver, LimiterState, checked_batch
-from tidegate.runtime.fleet import Parts
+from tidegate.runtime.environment import Environment
+from tidegate.runtime.fleet import Fleet, Parts
 from tidegate.runtime.limited import LimitedCall, check_plain_function
 from tidegate.runtime.reservation import Ending, Item, Reservation, Taken, merged
 from tidegate.runtime.usage import Usage
@@ -46,6 +48,16 @@ class Limiter(Driver, LimitMethod):
     `Limiter()` is embedded: one process, nothing to start. With `region`, `origin` and `ledger` it is a node of a
     fleet, whose background work runs in one thread of its own from the first call, or `start`, to `stop`.
     """
+
+    def __init__(
+        self,
+        *,
+        region: str | None = None,
+        origin: str | Origin | None = None,
+        ledger: str | Ledger | None = None,
+        tuning: Tuning | None = None,
+    ) -> None:
+        self._set_up(Fleet(region, origin, ledger, tuning, Environment()))
 
     if TYPE_CHECKING:
         # The compiled base class has this method, and takes objects that it checks.
