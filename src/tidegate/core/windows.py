@@ -3,7 +3,7 @@
 Two fixed cells are read as one sliding window: all of the current cell, and of the previous one the share that
 the window still covers. Everything is exact integer arithmetic; nothing is rounded except by the one floor
 division that the formula itself contains. All durations are milliseconds. The script of the Redis origin
-(`adapters/redis/credit.lua`) has the formula a second time, and tests compare the two.
+(`adapters/redis/records.lua`) has the formula a second time, and tests compare the two.
 """
 
 from __future__ import annotations

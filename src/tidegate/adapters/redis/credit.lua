@@ -14,46 +14,10 @@
 --   published, total, id, expires_at_ms; for each run elapsed_ms, cost, requests.
 -- Answers: the server's time in ms; then for each message granted (-1: overtaken by a later one), spare, firm, stuck,
 --   stuck_ms; for each of its cells total, the writer's component before, foreign, regions, published, due, id.
---
--- Numbers are doubles, exact up to 2^53: none beyond that is sent.
-local call, pcall, number, format, fmod = redis.call, redis.pcall, tonumber, string.format, math.fmod
-local min, max, ceil, match = math.min, math.max, math.ceil, string.match
-local pack, unpack = struct.pack, struct.unpack
-local EXACT, TOTAL_MAX, NEVER = 9007199254740992, 4611686018427387904, -1
--- number, spare, firm, firm_until_ms, quota, expires_at_ms, recalled_at_ms. A later version may append.
-local HOLD, HOLD_BYTES = '<ddddddd', 56
-
-local clock = call('TIME')
-local now = number(clock[1]) * 1000 + (number(clock[2]) - fmod(number(clock[2]), 1000)) / 1000
-
-local function quotient(a, b)  -- of whole numbers, a not negative
-  return (a - fmod(a, b)) / b
-end
-
-local function carried(previous, elapsed, duration)
-  local weight = previous * (duration - elapsed)
-  if weight < EXACT then return quotient(weight, duration) end
-  -- The product is not exact any more. Rounded up, which grants less.
-  return min(previous, ceil(previous * ((duration - elapsed) / duration) * (1 + 2 ^ -50)) + 1)
-end
-
-local function fields(key, ...)
-  local held = pcall('HMGET', key, ...)
-  if held.err then
-    -- Not a hash: nothing else writes here, so it is damage. Nodes report again what is lost with it.
-    call('DEL', key)
-    return {}
-  end
-  return held
-end
-
 local MARGIN, FIRM, UNANSWERED, GAP, QUIET, SHARE, PUBLISH, PACE =
   number(ARGV[1]), number(ARGV[2]), number(ARGV[3]), number(ARGV[4]), number(ARGV[5]), number(ARGV[6]), number(ARGV[7]),
   number(ARGV[8])
 local CHANNEL = ARGV[9]
-
--- published, assigned, until_ms, epoch, regions; then the node that is responsible.
-local MARK, MARK_BYTES = '<ddddd', 40
 
 local answers = { now }
 local slot = 1
@@ -81,7 +45,7 @@ while key_at < #KEYS do
   local node, lived = match(writer, '^([^~]*)~?(.*)$')
   for i = 1, cells do
     local key = KEYS[key_at + 2 + i]
-    local own, known, foreign, acked, sent, told, heard, id = number(ARGV[arg_at + 1]), number(ARGV[arg_at + 2]),
+    local own, known, foreign, acked, sent, published_own, known_total, id = number(ARGV[arg_at + 1]), number(ARGV[arg_at + 2]),
       number(ARGV[arg_at + 3]), number(ARGV[arg_at + 4]), number(ARGV[arg_at + 5]), number(ARGV[arg_at + 6]),
       number(ARGV[arg_at + 7]), number(ARGV[arg_at + 8])
     local found = fields(key, node, '', '!foreign', '!published', '!id', '!base', '!returned')
@@ -107,11 +71,11 @@ while key_at < #KEYS do
       -- merge_part
       local lost
       if id < found_id then
-        local missing = heard - base - returned
+        local missing = known_total - base - returned
         if missing > 0 then base, total = base + missing, total + missing end
-        lost = min(max(sent, told), own) - before
+        lost = min(max(sent, published_own), own) - before
       else
-        lost = min(before < acked and max(sent, told) or told, own) - before
+        lost = min(before < acked and max(sent, published_own) or published_own, own) - before
         if before >= acked then lost = min(lost, base) end
       end
       if lost > 0 then

@@ -3,23 +3,10 @@
 -- KEYS: for each claim the subject's holds, the cell, and the mark that the reservation has ended.
 -- ARGV: holds_max; then for each claim holder, amount, life_ms, 1 if it is the end, expires_at_ms of the cell.
 -- Answers: for each claim its state and the cell's total.
-local call, pcall, number, format, fmod = redis.call, redis.pcall, tonumber, string.format, math.fmod
-local pack, unpack = struct.pack, struct.unpack
-local EXACT, TOTAL_MAX, NEVER = 9007199254740992, 4611686018427387904, -1
--- As in credit.lua.
-local HOLD, HOLD_BYTES = '<ddddddd', 56
 local GONE, HELD, ENDED, ENDED_BEFORE = 0, 1, 2, 3
 
-local clock = call('TIME')
-local now = number(clock[1]) * 1000 + (number(clock[2]) - fmod(number(clock[2]), 1000)) / 1000
-
 local function field(key, name)
-  local found = pcall('HGET', key, name)
-  if type(found) == 'table' and found.err then
-    call('DEL', key)  -- not a hash: damage, as in credit.lua
-    return false
-  end
-  return found
+  return fields(key, name)[1]
 end
 
 local HOLDS_MAX = number(ARGV[1])
@@ -45,8 +32,8 @@ for i = 0, #KEYS / 3 - 1 do
         call('HDEL', holds_key, holder)
         call('SET', ended_key, '', 'PX', format('%.0f', life))
         if amount > 0 then
-          total = math.min(total + amount, TOTAL_MAX)
-          local settled = math.min((number(field(cell_key, '+')) or 0) + amount, TOTAL_MAX)
+          total = min(total + amount, TOTAL_MAX)
+          local settled = min((number(field(cell_key, '+')) or 0) + amount, TOTAL_MAX)
           call('HSET', cell_key, '+', format('%.0f', settled), '', format('%.0f', total))
           if not found then call('PEXPIREAT', cell_key, cell_expires) end
         end
@@ -54,7 +41,7 @@ for i = 0, #KEYS / 3 - 1 do
       elseif spare < amount or call('HLEN', holds_key) > HOLDS_MAX then
         call('HDEL', holds_key, holder)
       else
-        local until_ms = math.min(now + life, EXACT)
+        local until_ms = min(now + life, EXACT)
         call('HSET', holds_key, holder, pack(HOLD, sent, amount, amount, until_ms, EXACT, until_ms, NEVER))
         local left = call('PTTL', holds_key)
         if left < 0 or now + left < until_ms then call('PEXPIREAT', holds_key, format('%.0f', until_ms)) end

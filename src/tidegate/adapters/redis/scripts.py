@@ -34,10 +34,10 @@ def _sha(script: str) -> bytes:
 
 
 MERGE_SCRIPT: Final = _read("merge.lua")
-CREDIT_SCRIPT: Final = _read("credit.lua")
-SHARE_SCRIPT: Final = _read("share.lua")
+CREDIT_SCRIPT: Final = _read("records.lua") + _read("credit.lua")
+SHARE_SCRIPT: Final = _read("records.lua") + _read("share.lua")
+RESERVE_SCRIPT: Final = _read("records.lua") + _read("reserve.lua")
 LEASE_SCRIPT: Final = _read("lease.lua")
-RESERVE_SCRIPT: Final = _read("reserve.lua")
 MERGE_SHA: Final = _sha(MERGE_SCRIPT)
 CREDIT_SHA: Final = _sha(CREDIT_SCRIPT)
 SHARE_SHA: Final = _sha(SHARE_SCRIPT)

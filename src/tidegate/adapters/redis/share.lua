@@ -9,38 +9,7 @@
 -- ARGV: recall_gap_ms, publish_ms, publish_pace_ms, the channels' prefix; then for each share region ('' for this one),
 --   count, owner, epoch, duration_ms, sequence, expires_at_ms.
 -- Answers, for each share: total, foreign, published, due.
---
--- Numbers are doubles, exact up to 2^53: none beyond that is sent.
-local call, pcall, number, format, fmod = redis.call, redis.pcall, tonumber, string.format, math.fmod
-local min, max, ceil = math.min, math.max, math.ceil
-local pack, unpack = struct.pack, struct.unpack
-local EXACT, NEVER = 9007199254740992, -1
-local HOLD, HOLD_BYTES = '<ddddddd', 56
-local MARK, MARK_BYTES = '<ddddd', 40
 local GAP, PUBLISH, PACE, CHANNEL = number(ARGV[1]), number(ARGV[2]), number(ARGV[3]), ARGV[4]
-
-local clock = call('TIME')
-local now = number(clock[1]) * 1000 + (number(clock[2]) - fmod(number(clock[2]), 1000)) / 1000
-
-local function quotient(a, b)  -- of whole numbers, a not negative
-  return (a - fmod(a, b)) / b
-end
-
-local function carried(previous, elapsed, duration)
-  local weight = previous * (duration - elapsed)
-  if weight < EXACT then return quotient(weight, duration) end
-  return min(previous, ceil(previous * ((duration - elapsed) / duration) * (1 + 2 ^ -50)) + 1)
-end
-
-local function fields(key, ...)
-  local held = pcall('HMGET', key, ...)
-  if held.err then
-    -- Not a hash: nothing else writes here, so it is damage.
-    call('DEL', key)
-    return {}
-  end
-  return held
-end
 
 local function count_of(key)
   local found = fields(key, '', '!foreign')
