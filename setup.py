@@ -1,6 +1,6 @@
 """Compiles src/tidegate/core with mypyc where that is possible, and builds plain Python where it is not.
 
-Everything that can be said as data is in pyproject.toml. Laws of this file:
+Everything that can be data is in pyproject.toml. Rules of this file:
 
 - The sources are the same either way: a build without a C compiler, without mypy, or with TIDEGATE_PURE=1
   installs the modules as they are.
@@ -50,7 +50,7 @@ class BuildCore(build_ext):
 
 
 def core_extensions() -> list[Extension]:
-    """The extension modules of the core; an empty list where it shall not or cannot be compiled."""
+    """The extension modules of the core; an empty list if it must not or cannot be compiled."""
     if os.environ.get("TIDEGATE_PURE", "") not in ("", "0"):
         print("tidegate: not compiled (TIDEGATE_PURE is set)")
         return []
@@ -68,7 +68,7 @@ def core_extensions() -> list[Extension]:
     compiled = mypycify([*options, *modules], opt_level="3", debug_level="0", group_name="tidegate_core")
     extensions = cast("list[Extension]", compiled)  # declared as possibly those of distutils
     for extension in extensions:
-        extension.optional = True  # no compiler is a warning; BuildCore then clears away what was built
+        extension.optional = True  # no compiler is a warning; BuildCore then removes what was built
     return extensions
 
 

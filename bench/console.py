@@ -1,4 +1,4 @@
-"""What the console costs decisions: what is recorded for it all the time, and what those who look add.
+"""What the console costs decisions: what is recorded for it all the time, and what viewers add.
 
 First what one decision pays for being recorded, by itself. Then a real server on one core at a steady rate, with 0 to
 32 viewers on another: what they cost while nothing else happens, then CPU time per request and latency while requests

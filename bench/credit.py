@@ -1,8 +1,8 @@
 """What credit costs and what it saves, on a real Redis: every figure with credit beside the same without it.
 
-Run by `bench.origin`. Both ways use the same server, each with a namespace of its own; what depends on the moment is
-measured at the same time, what depends on the CPU in turns. `limits` and `throttled-py` ask Redis for each decision.
-The reference fleet alone is simulated: real nodes in virtual time (`tidegate simulate capacity`).
+Run by `bench.origin`. Both variants use the same server, each with a namespace of its own; what depends on the
+moment is measured at the same time, what depends on the CPU in turns. `limits` and `throttled-py` ask Redis for each
+decision. The reference fleet alone is simulated: real nodes in virtual time (`tidegate simulate capacity`).
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ __all__ = ["FIGURES"]
 NODES = 8
 
 
-class Way:
+class Variant:
     """Nodes that decide with credit, or without."""
 
     def __init__(self, url: str, nodes: int, *, credit: bool, clock: ManualClock | None = None) -> None:
@@ -85,7 +85,7 @@ async def warm(limiter: AsyncLimiter, limit: Limit) -> None:
 # -- far from the limit
 
 
-async def hot_rate(way: Way, seconds: float) -> tuple[float, float]:
+async def hot_rate(way: Variant, seconds: float) -> tuple[float, float]:
     """One subject as fast as a loop goes: decisions per CPU second, and commands for each."""
     limiter, limit = way.limiters[0], way.limit(10**12)
     await limiter.limit(limit, "hot")
@@ -107,7 +107,7 @@ async def hot_subject(url: str, scale: Scale) -> list[Figure]:
     """One hot subject, far from its limit."""
     rates: dict[bool, list[float]] = {True: [], False: []}
     commands: dict[bool, list[float]] = {True: [], False: []}
-    async with Way(url, 1, credit=True) as after, Way(url, 1, credit=False) as before:
+    async with Variant(url, 1, credit=True) as after, Variant(url, 1, credit=False) as before:
         for _ in range(3):
             for way in (before, after):
                 rate, asked = await hot_rate(way, scale.seconds / 4)
@@ -155,7 +155,7 @@ async def busy_subjects(url: str, scale: Scale) -> list[Figure]:
     """10,000 busy subjects, far from their limits."""
     rates: dict[bool, list[float]] = {True: [], False: []}
     counted: dict[bool, tuple[int, int, int]] = {}
-    async with Way(url, 1, credit=True) as after, Way(url, 1, credit=False) as before:
+    async with Variant(url, 1, credit=True) as after, Variant(url, 1, credit=False) as before:
         for way in (before, after):
             await warm(way.limiters[0], way.limit(10**12))
         for _ in range(3):
@@ -203,7 +203,7 @@ async def rollover(url: str, _scale: Scale) -> list[Figure]:
     found: dict[bool, tuple[int, int]] = {}
     for credit in (False, True):
         clock = ManualClock((time.time_ns() // 1_000_000 // 60_000 + 1) * 60_000 - 2_000)
-        async with Way(url, 1, credit=credit, clock=clock) as way:
+        async with Variant(url, 1, credit=credit, clock=clock) as way:
             limiter, limit = way.limiters[0], way.limit(10**9, 60_000)
 
             async def ask_all(limiter: AsyncLimiter = limiter, limit: Limit = limit) -> None:
@@ -251,7 +251,7 @@ class Traffic(NamedTuple):
     counted_from_s: float
 
 
-async def offer(way: Way, traffic: Traffic) -> tuple[int, int, int]:
+async def offer(way: Variant, traffic: Traffic) -> tuple[int, int, int]:
     """Counted from `counted_from_s` on: requests, those that waited, those allowed."""
     limit = way.limit(traffic.quota, traffic.duration_ms)
     counted = waited = allowed = 0
@@ -307,7 +307,7 @@ async def waits(url: str, scale: Scale) -> list[Figure]:
         ("subjects at 0.9 of their limit, 8 nodes", steady("near", 4, 0.9, seconds), False),
         ("a subject at twice its limit, 8 nodes", steady("saturated", 1, 2.0, seconds), False),
     ):
-        async with Way(url, NODES, credit=True) as after, Way(url, NODES, credit=False) as before:
+        async with Variant(url, NODES, credit=True) as after, Variant(url, NODES, credit=False) as before:
             results = await asyncio.gather(offer(after, traffic), offer(before, traffic))
         (counted, waited, allowed), (_, waited_without, allowed_without) = results
         found.append(
@@ -370,11 +370,11 @@ async def near_the_limit(url: str, scale: Scale) -> list[Figure]:
     found: dict[str, tuple[float, float, int]] = {}
     trip_s = 0.0
     for credit in (False, True):
-        async with Way(url, NODES, credit=credit) as way:
+        async with Variant(url, NODES, credit=credit) as way:
             trip_s = await round_trip_s(way.origins[0], scale.turns)
             limit = way.limit(quota)
 
-            def call(turn: int, way: Way = way, limit: Limit = limit) -> Callable[[], Awaitable[Any]]:
+            def call(turn: int, way: Variant = way, limit: Limit = limit) -> Callable[[], Awaitable[Any]]:
                 return lambda: way.limiters[turn % NODES].limit(limit, "near")
 
             _, _, early = await timed((call(turn) for turn in range(first)), trip_s)

@@ -395,7 +395,7 @@ class Watch:
         return self
 
     async def _watch(self) -> None:
-        """CPU and not wall time: who else uses the machine must not be blamed on us."""
+        """CPU and not wall time: the time that other programs take must not count."""
         while True:
             before_s, self._collected_s = time.thread_time(), 0.0
             await asyncio.sleep(0)

@@ -1,4 +1,4 @@
-"""The open-loop load generator (`openloop.c`): built where it runs, and its findings as values."""
+"""The open-loop load generator (`openloop.c`): it is compiled when it runs, and its results are values."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Latencies(NamedTuple):
     p999_ms: float
     max_ms: float
     sent_late: float
-    """Share of requests that left more than a millisecond late although a connection was free: our own fault."""
+    """Share of requests sent more than a millisecond late with a free connection: the generator was too slow."""
     is_real_time: bool
     """The generator ran before everything else on its core."""
 

@@ -203,7 +203,7 @@ async def convergence(url: str, scale: Scale) -> list[Figure]:
 
 
 async def frozen(server: RedisServer, scale: Scale) -> list[Figure]:
-    """Decisions while the origin stands still (SIGSTOP): p99 with an open breaker, and the longest wait."""
+    """Decisions while the origin is frozen (SIGSTOP): p99 with an open breaker, and the longest wait."""
     async with AsyncLimiter(region=REGION, origin=server.url) as limiter:
         # Together, in a few round trips: a thousand successes a moment ago would keep the breaker closed for long.
         await asyncio.gather(*(limiter.limit(FREE, name) for name in SUBJECTS[:1_000]))

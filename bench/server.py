@@ -66,7 +66,7 @@ class Load(NamedTuple):
 
 
 class Cores(NamedTuple):
-    """Who runs where."""
+    """Which core runs what."""
 
     server: int
     load: int

@@ -4,7 +4,7 @@
     python scripts/check_types.py
 
 `pyright --verifytypes` judges every module. The library must be complete; the server, the simulator, the demo, the
-command line and the servers for tests are programs, whose insides have no users. Needs Node.js: the pyright package
+command line and the servers for tests are programs, whose modules are not public. Needs Node.js: the pyright package
 uses the one on the machine, or tries to fetch one; where there is none, this says so and checks nothing.
 """
 

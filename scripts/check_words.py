@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Fails if prose uses a word that this project avoids: metaphors, people who do not exist, archaic words.
+"""Fails if prose uses a word that this project avoids: metaphors, personification, archaic words.
 
 The list is short and has no false alarms: a word with an ordinary technical use is not on it. Pages and programs
 are checked, with their comments, docstrings and messages. A line that must name such a word ends with `words: ok`.

@@ -1,1 +1,1 @@
-"""What the server is measured against: the same JSON work on other stacks, limiting nothing."""
+"""Servers to compare with: the same JSON work on other stacks, without any limit."""

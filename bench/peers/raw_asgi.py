@@ -1,4 +1,4 @@
-"""The floor of ASGI: bearer look-up, decode, count, encode, and nothing else. `uvicorn bench.peers.raw_asgi:app`.
+"""The minimum for ASGI: bearer look-up, decode, count, encode, and nothing else. `uvicorn bench.peers.raw_asgi:app`.
 
 It limits nothing, knows no namespaces, permissions or overrides, and sends none of the RateLimit fields.
 """

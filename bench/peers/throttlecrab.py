@@ -41,7 +41,7 @@ def command(binary: Path, port: int) -> list[str]:
 
 
 def free_port() -> int:
-    """It does not say which port it got, so that it must be told."""
+    """It does not print its port, so a free one is chosen here."""
     with socket.socket() as bound:
         bound.bind(("127.0.0.1", 0))
         return int(bound.getsockname()[1])

@@ -197,7 +197,7 @@ class Session(ABC, Generic[Raw]):
 
 
 class Lane(ABC, Generic[Raw, SessionType]):
-    """One connection and its line of callers. `session` is the only way to use it."""
+    """One connection and its queue of callers. `session` is the only way to use it."""
 
     def __init__(self, url: ServerURL) -> None:
         self.url: Final = url
@@ -320,7 +320,7 @@ class Lane(ABC, Generic[Raw, SessionType]):
     # ---- inside
 
     def _follow_loop(self) -> None:
-        """A connection cannot leave its event loop: one that was made on another loop is gone for us."""
+        """A connection cannot leave its event loop: one that was made on another loop cannot be used any more."""
         loop = asyncio.get_running_loop()
         if self._loop is loop:
             return

@@ -11,7 +11,7 @@ Rejected: a watermark on the database's clock with an overlap. It is right only 
 the overlap, which no timeout of MySQL guarantees, and it reads the same rows again at every import. Snapshots of
 PostgreSQL (xmin, xip) are exact too, but MySQL has nothing like them, and transaction ids do not survive a restore.
 
-A full read walks the rows in the order of their expiry, so that it touches live rows only, and starts the cursor at
+A full read follows the rows in the order of their expiry, so that it touches live rows only, and starts the cursor at
 the numbers that the regions had when it began: what changes meanwhile has a higher number.
 
 A region whose number is below the cursor's has been restored from an older copy, or lost its last commits in a
@@ -233,7 +233,7 @@ def next_place(
 ) -> Place | None:
     """Where a region stands after `records` were read from `place`; None when it is gone.
 
-    Everything up to `head` was visible to who read the records.
+    Everything up to `head` was visible when the records were read.
     """
     if is_full:
         subject, sequence, *_, updated_at = records[-1]

@@ -151,7 +151,7 @@ class RowReader:
 
 
 def beats_of(records: Iterable[Sequence[Any]]) -> list[RegionBeat]:
-    """From records of (region, beat_at), by name. A name that cannot be read is none of ours."""
+    """From records of (region, beat_at), by name. A name that cannot be read was not written by us."""
     beats = []
     for region, beat_at in records:
         with suppress(UnicodeDecodeError):

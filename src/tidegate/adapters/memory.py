@@ -1,8 +1,8 @@
 """An origin and a ledger in the memory of this process: the embedded default, and the world of the simulator.
 
 Each has a synchronous core (`*_nowait`) that does the work at once; the port's coroutines only call it. Time comes
-from an injected clock. Any thread may call; a call is atomic. `snapshot`, `restore` and `wipe` play the accidents
-that a real store has: failing over to an older copy, coming back empty.
+from an injected clock. Any thread may call; a call is atomic. `snapshot`, `restore` and `wipe` simulate
+failures of a real store: failing over to an older copy, coming back empty.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class _OriginStore:
         # When the end of a reservation is forgotten, by (digest, holder), in order of insertion.
         self.ended: dict[tuple[bytes, str], int] = {}
         self.region: str | None = None
-        self.incarnation = 0  # which time the region's name was claimed that is held now
+        self.incarnation = 0  # the value of `claims` when the present name was claimed
         self.claims = 0
 
     def record(self, digest: bytes) -> SubjectRecord:

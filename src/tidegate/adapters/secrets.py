@@ -55,7 +55,7 @@ SCHEME_BEFORE: Final = re.compile(r"(?i)([a-z][a-z0-9+.\-]*)$")
 PASSWORD_FOLLOWS: Final = re.compile(r"(?i):|%3a")
 # Characters that no user name contains, so that something else was meant.
 NOT_IN_USER: Final = frozenset("/?#@")
-# An option whose name is written with escapes is none of ours. A value ends at the next "&": what follows a "#" or ";"
+# An option whose name has escapes is not one of ours. A value ends at the next "&": what follows a "#" or ";"
 # may be the rest of it.
 SECRET_OPTION: Final = re.compile(r"(?i)([?&;#][^=&;#]*(?:pass|pwd|secret|token|auth|cred|%)[^=&;#]*=)[^&]*")
 
@@ -112,7 +112,7 @@ class Masker:
     def __init__(self, literals: Iterable[str] = ()) -> None:
         spellings: set[str] = set()
         for literal in literals:
-            # Shorter ones would blank out ordinary words; a secret of three letters is none.
+            # Shorter ones would blank out ordinary words; a secret of three letters protects nothing.
             if len(literal) >= 4:
                 for plain in (literal, unquote(literal)):
                     spellings |= {plain, quote(plain, safe=""), quote(plain), repr(plain)[1:-1]}

@@ -61,7 +61,7 @@ class ServerURL:
     """The URL as messages may show it."""
 
     def refuse_unknown_options(self, known: Collection[str]) -> None:
-        """A misspelt option would be silently without effect."""
+        """A misspelled option would silently have no effect."""
         for name in self.options:
             if name not in known:
                 offered = ", ".join(sorted(known)) if known else "none"
@@ -69,7 +69,7 @@ class ServerURL:
 
 
 def scheme_of(url: str, examples: str) -> str:
-    """The scheme in lower case, or a `ConfigurationError` for what is no URL at all."""
+    """The scheme in lower case, or a `ConfigurationError` for what is not a URL."""
     match = SCHEME.match(url)
     if match is None:
         raise ConfigurationError(f"{mask_url(url)!r} is not a URL; expected {examples}")

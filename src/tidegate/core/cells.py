@@ -38,7 +38,7 @@ class Cell:
         self.own: int = 0
         # Accepted by the other nodes of this region, as last read. Written by reads, replays and own rows.
         self.others: int = 0
-        # Accepted by the other regions: as last imported, or as the origin has heard, whichever is more.
+        # Accepted by the other regions: as last imported, or as the origin knows, whichever is more.
         self.foreign: int = 0
         # None without an origin; None without a ledger, and in windows too short for it.
         self.origin: Final[OriginView | None] = origin

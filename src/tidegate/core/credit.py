@@ -393,7 +393,7 @@ def stuck_of(reply: CreditReply, rules: GrantRules, patience_ms: int) -> int:
     """What holders of credit that do not answer are taken to keep until its life ends.
 
     Nothing where a round trip is so slow that requests wait longer than holders have to answer: these have needed that
-    long to hear of the recall and to reply.
+    long to receive the recall and to reply.
     """
     return reply.stuck if patience_ms <= rules.unanswered_ms else 0
 

@@ -10,7 +10,7 @@ clock, no lock and no I/O. One driver owns it, and lets one thread in at a time.
 
 Three times. `now_ms` is the request's, which may be its own: it chooses the cells and how much they weigh. `wall_ms`
 is the node's: it decides what is fresh, what has expired and what was used last, because a request must not age what
-others use. `clock_ms` never steps back: credit lives by it.
+others use. `clock_ms` never steps back: credit expires by it.
 """
 
 from __future__ import annotations
@@ -319,8 +319,8 @@ class Engine:
         return Ticket(items, [subject], now_ms, clock_ms, wall_ms)
 
     def _look_again(self, subject: Subject, clock_ms: int) -> None:
-        """A look at a counter that is used up: requests are denied without a message, so nothing else would tell what
-        other regions have counted since. The answer is for the next look."""
+        """A peek at a counter that is used up: requests are denied without a message, so nothing else would bring what
+        other regions have counted since. The answer is for the next peek."""
         credit = self.credit_of(subject)
         if clock_ms >= credit.until_ms and clock_ms >= credit.failed_until_ms:
             self.pending.queue_ask(subject)

@@ -1,4 +1,4 @@
-"""The way into the engine: arguments checked, one caller at a time, the time filled in.
+"""The entry to the engine: checks arguments, lets in one caller at a time, fills in the time.
 
 Compiled with the rest of the core because every decision passes through it. It owns no clock and no lock: both are
 given, as callables. `acquire` and `release` must belong to a reentrant lock; they are absent where one thread owns the
@@ -165,7 +165,7 @@ class Gate:
         return self._now_ns() // 1_000_000
 
     def clock_ms(self) -> int:
-        """The clock that credit lives by."""
+        """The clock by which credit expires."""
         return self._clock_ns() // 1_000_000
 
     def __enter__(self) -> None:
@@ -289,7 +289,7 @@ class Gate:
         """Decisions for a batch from memory; None when something must be read or started first, and after the end.
 
         None, too, with limits in shadow mode, which the driver decides apart from the batch. The caller has checked the
-        requests, which may be tuples of its own making: the server's schema does.
+        requests, which may be plain tuples: the server's schema has checked them.
         """
         if not self.is_open or has_shadow(requests):
             return None
@@ -319,7 +319,7 @@ class Gate:
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class LimitMethod:
-    """Gives a class the method `limit`: compiled, so that no Python frame stands between the caller and the engine.
+    """Gives a class the method `limit`: compiled, so that there is no Python frame between the caller and the engine.
 
     Typed as Any because the gate checks the arguments; compiled code would refuse wrong ones with errors of its own.
     """

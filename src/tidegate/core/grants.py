@@ -79,9 +79,9 @@ class CellPart(NamedTuple):
     acked: int = 0
     """The part of `own` that the origin acknowledged."""
     sent: int = 0
-    """The part of `own` that was sent before, acknowledged or not: others may have heard of it."""
+    """The part of `own` that was sent before, acknowledged or not: others may know of it."""
     published: int = 0
-    """The part of `own` that is in the row of the region in the ledger, where others may have heard of it."""
+    """The part of `own` that is in the row of the region in the ledger, where others may have read it."""
     total: int = 0
     """The highest total that an answer about the record `id` had."""
     id: int = 0
@@ -348,14 +348,14 @@ def merge_part(cell: CellRecord, part: CellPart, writer: str) -> int:
     before = adopt(cell, writer)
     if before < 0:
         return part.own  # a life that was evicted: what it had counted is in the total
-    heard = max(part.sent, part.published)
+    reported = max(part.sent, part.published)
     if part.id < cell.id:
         # The record that the writer knew is gone. What it reports again is a part of what was known then.
         claim(cell, part.total)
-        give_back(cell, min(heard, part.own) - before)
+        give_back(cell, min(reported, part.own) - before)
     elif before < part.acked:
         # The record is an older copy.
-        give_back(cell, min(heard, part.own) - before)
+        give_back(cell, min(reported, part.own) - before)
     else:
         # Another node may have claimed this from the ledger.
         give_back(cell, min(min(part.published, part.own) - before, cell.base))
@@ -408,7 +408,7 @@ def adopt(cell: CellRecord, writer: str) -> int:
 def share(
     record: SubjectRecord, entry: Share, now_ms: int, rules: GrantRules
 ) -> tuple[ShareReply, list[str]]:
-    """Keep what the ledger holds of a cell, and say whether the one who tells has to publish it.
+    """Keep what the ledger holds of a cell, and say whether the sender has to publish it.
 
     Names the writers whose credit must be asked back: what other regions have counted may leave less than is out.
     """
@@ -534,7 +534,7 @@ def grant_runs(request: CreditRequest, room: int, previous: int, elapsed_ms: int
 
 
 def was_recalled(record: SubjectRecord, now_ms: int, within_ms: int) -> bool:
-    """Whether the last recall is that recent. One in the future is none: the origin's clock was set back."""
+    """Whether the last recall is that recent. One in the future does not count: the origin's clock was set back."""
     return record.recalled_at_ms != NEVER and 0 <= now_ms - record.recalled_at_ms < within_ms
 
 

@@ -374,7 +374,7 @@ class LedgerSync:
             return
         components[row.region] = row.regional
         ledger.imported += grown
-        # The origin may have heard of some of it before.
+        # The origin may have known some of it before.
         grown = ledger.imported - cell.foreign
         if grown <= 0:
             return

@@ -1,6 +1,6 @@
 """Reservations: cost that a caller keeps until it knows what its work has used (docs/adr/0021-reservations.md).
 
-A reservation counts like cost and is no count: it never enters a cell before it is settled, so that counts only grow.
+A reservation counts like cost but is not a count: it enters no cell before it is settled, so that counts only grow.
 
 At the origin it is a hold of its own: `Run` and `grant` take it, `claim` makes it last (`is_final` false) and ends it,
 counting what was used in the same step. The origin decides once whether a reservation is settled: a repeated message

@@ -1,7 +1,7 @@
 """What the nodes of a region share about the database (the ledger), through Redis (the origin).
 
-One node imports for its region, and one node publishes each change (docs/adr/0020-one-voice.md). The origin keeps who
-imports (`Lease`), what other regions have published of a cell, and how much of it this region has published and which
+One node imports for its region, and one node publishes each change (docs/adr/0020-one-voice.md). The origin keeps
+who imports (`Lease`), what other regions have published of a cell, how much of it this region has published, and which
 node is responsible for the rest (`Mark`). Two importers, or two nodes that publish the same change, are harmless:
 everything merges by maximum.
 
@@ -81,7 +81,7 @@ class Mark:
 
 
 class Share(NamedTuple):
-    """What the ledger holds of a cell for one region, as an importer or a publisher tells the origin."""
+    """What the ledger holds of a cell for one region, as an importer or a publisher reports it to the origin."""
 
     digest: bytes
     duration_ms: int

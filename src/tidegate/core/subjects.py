@@ -1,6 +1,6 @@
 """Memory: which subjects are kept, which are evicted first, and when they expire.
 
-Laws: no call walks all subjects; every call does a bounded amount of work. The number of subjects is bounded. At the
+Laws: no call visits all subjects; every call does a bounded amount of work. The number of subjects is bounded. At the
 bound, the table that holds the most gives one up: the caller that fills the memory pays for it. There the least
 recently used subject without unreplayed counts is evicted. Blocked ones are evicted last, as long as they are not more
 than half of the table: otherwise one client with many blocked subjects could have all others evicted. One with

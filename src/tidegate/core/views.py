@@ -45,7 +45,7 @@ class OriginView:
         self.answered_at_ms: int = -1
         # `own` as the origin last acknowledged it. Falls to 0 when the origin is found to have lost it.
         self.acked: int = 0
-        # The most of `own` that was sent to the origin, and that went into a row of the ledger: others may have heard
+        # The most of `own` that was sent to the origin, and that went into a row of the ledger: others may know
         # of it, acknowledged or not.
         self.sent: int = 0
         self.published: int = 0
@@ -220,7 +220,7 @@ class LedgerView:
         self.set_aside_until_ms: int = 0
         # The counts of other regions, by region; None until one has published. `growth` comes with the first.
         self.components: dict[str, int] | None = None
-        # Their sum. What the origin has heard of other regions may be more, and is not known by region: only how many.
+        # Their sum. What the origin knows of other regions may be more, and is not known by region: only how many.
         self.imported: int = 0
         self.regions: int = 0
         # Whether this node has to publish the cell, as the origin said (`tidegate.core.sharing`).

@@ -46,7 +46,7 @@ CALLERS: Final = (
     Caller("attacker", "login", ("203.0.113.7",), 10, 60_000, 60),
     Caller("users", "api", tuple(f"user_{number}" for number in range(1, 201)), 120, 60_000, 80),
 )
-# The part of the hot identifier's requests that goes to the first region: regions differ, as they do in life.
+# The part of the hot identifier's requests that goes to the first region: regions differ in practice too.
 HOT_AT_HOME: Final = 0.7
 
 
@@ -219,7 +219,7 @@ class Traffic:
         try:
             while not self._is_stopping:
                 await asyncio.sleep(next_s - loop.time())
-                # A client that was held up does not catch up, as people do not.
+                # A client that was delayed does not catch up.
                 next_s = max(next_s, loop.time() - pause_s) + pause_s
                 caller = self._random.choices(CALLERS, rates)[0]
                 identifier = self.hot if caller is HOT else self._random.choice(caller.identifiers)

@@ -101,7 +101,7 @@ def _opened_ledger(given: str | Ledger | None) -> Ledger | None:
 
 @dataclass(frozen=True)
 class Parts:
-    """What a limiter consists of. Made anew in every process: a forked child is a new node."""
+    """What a limiter consists of. Made again in every process: a forked child is a new node."""
 
     engine: Engine
     gate: Gate

@@ -119,7 +119,7 @@ class _Block:
     def _end(self, error: BaseException | None) -> tuple[Taken, list[Item]]:
         assert self._taken is not None
         if self._actual is None:
-            # What has failed is released; what has ended without a word has used its estimate.
+            # A block that failed releases it; one that ended without `settle` has used its estimate.
             self._actual = [0 if error is not None else request.cost for request in self._requests]
         items = [
             (request.limit, request.identifier, actual)

@@ -1,7 +1,7 @@
 """Reservations of a node with Redis (an origin): how they are taken, kept and ended (docs/adr/0021-reservations.md).
 
 Taking one is a message for credit under a writer of its own, then a claim that makes it last. It does not spend the
-credit of the node: the origin decides alone, so that every node can end it, and a node that stops takes nothing along.
+credit of the node: the origin decides alone, so that every node can end it, and it stays when the node stops.
 If the origin does not answer, a reservation is decided and held in memory.
 
 The end is one claim, which counts what was used in the same step. A node that gets no answer repeats it until there is
@@ -97,7 +97,7 @@ class Reserving:
             except DependencyError:
                 taken = self._take_here(items, name, life_ms, at_ms, DEGRADED)
                 if not taken.name:
-                    # The origin may hold it all the same: it is told that nothing was used.
+                    # The origin may hold it all the same: report that nothing was used.
                     self._wait(name, [(limit, who, 0) for limit, who, _ in items], at_ms)
                 return taken
             can_fit = all(replies[i].spare > replies[i].firm + replies[i].stuck for i in missing)

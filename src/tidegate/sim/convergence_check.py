@@ -124,19 +124,19 @@ class ConvergenceCheck:
             place = (request.digest, part.sequence)
             if (process.region, place) not in self._simulation.truth_check.lost:
                 continue
-            heard = min(part.own, max(part.sent, part.published))
+            reported = min(part.own, max(part.sent, part.published))
             cell_id = self._id(*place)
             subject = process.engine.subjects.find(cell_id.key, cell_id.identifier)
             credit = None if subject is None else subject.credit
             # Overtaken by a later one; or delivered a second time, after its first answer: its writer names what it
             # adds as part of the total that was lost, and the origin has forgotten the first one and takes it for new.
-            is_second = process.acknowledged.get(place, 0) >= part.own > heard
+            is_second = process.acknowledged.get(place, 0) >= part.own > reported
             if credit is None or credit.number > request.number or is_second:
                 late = (process.region, *place)
-                self._excess[late] = self._excess.get(late, 0) + part.own - heard
+                self._excess[late] = self._excess.get(late, 0) + part.own - reported
             if self._is_restored:
                 before = self._component(process, *place)
-                self._miss(process.region, *place, heard - max(before, part.acked))
+                self._miss(process.region, *place, reported - max(before, part.acked))
 
     def _id(self, digest: bytes, sequence: int) -> CellId:
         return self._simulation.auditor.cell_of(digest, sequence)

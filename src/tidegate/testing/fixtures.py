@@ -1,7 +1,7 @@
 """A pytest plugin with real servers: `pytest_plugins = ["tidegate.testing.fixtures"]` in the top conftest.py.
 
 Servers live as long as the session (under pytest-xdist: as long as the worker, each with servers of its own). A test
-that hurts one need not repair it: the fixtures that hand out clean state recover it first.
+that breaks one need not repair it: the fixtures with clean state recover it first.
 
 | fixture | what a test gets |
 | --- | --- |

@@ -5,8 +5,8 @@ alone, so that the lock on the region's row is held for the server's time only, 
 away or stopped. Values are written as numbers and hexadecimal literals, which need no quoting.
 
 The order of a publish: the region's row in `ratelimit_publishes` first, then the counts in key order. So publishers of
-one region queue instead of deadlocking, and those of different regions share no row. See `ledger_cursor` for what the
-region's number is good for.
+one region queue instead of deadlocking, and those of different regions share no row. See `ledger_cursor` for the use
+of the region's number.
 """
 
 from __future__ import annotations

@@ -6,8 +6,8 @@ Columns travel as array literals in text form: building them in slices keeps the
 would encode thousands of values in one go.
 
 The order of a publish: the region's row in `ratelimit_publishes` first, then the counts in key order. So publishers of
-one region queue instead of deadlocking, and those of different regions share no row. See `ledger_cursor` for what the
-region's number is good for.
+one region queue instead of deadlocking, and those of different regions share no row. See `ledger_cursor` for the use
+of the region's number.
 """
 
 from __future__ import annotations

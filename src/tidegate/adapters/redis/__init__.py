@@ -2,7 +2,7 @@
 
     settings   what a URL says                      wire       one connection: RESP over asyncio, replies in order
     layout     keys, commands and their answers     link       one server: connects, keeps time limits, heals
-    sentinel   who is the master?                   cluster    which of the masters?
+    sentinel   finds the master                     cluster    finds the master of a command
     refusals   what an error reply means            network    where commands go, if there is one master
     origin     the port, put together from these
 

@@ -1,8 +1,8 @@
-"""Which of the masters? Sends every command to the one that has its bucket, all masters at once.
+"""Redis Cluster: sends every command to the master that has its bucket, to all masters at once.
 
 Laws:
 - The map of buckets is learned from any node that answers, in the background; a call waits for it only while there
-  is none. What it has wrong the masters correct themselves (MOVED, ASK) within the same call.
+  is none. Masters correct what is wrong in it (MOVED, ASK) within the same call.
 - A call succeeds as a whole or fails as a whole. What part of a failed merge was applied does not matter: merging
   again is harmless.
 """
@@ -33,7 +33,7 @@ __all__ = ["Cluster", "owners_of"]
 
 # How long one node may take to describe the cluster before the next is asked.
 MAP_TIMEOUT_S: Final = 0.5
-# MOVED, then ASK, then a script that the target has not loaded: more in one call is a cluster in pieces.
+# MOVED, then ASK, then a script that the target has not loaded: more in one call means a broken cluster.
 ROUNDS_MAX: Final = 5
 
 ASKING: Final = pack(("ASKING",))

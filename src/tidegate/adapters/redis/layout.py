@@ -1,4 +1,4 @@
-"""How cells lie in Redis: keys, the commands that ask for them, and what the answers mean. Pure.
+"""How cells are stored in Redis: keys, the commands that ask for them, and what the answers mean. Pure.
 
 A key is `prefix:{tag}:` + the subject's digest + `:sequence`. The digest is raw bytes of fixed length behind a tag of
 fixed length, so that no two cells share a key. The tag in braces decides the slot of a Redis Cluster: there are only

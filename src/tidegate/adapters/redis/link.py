@@ -38,7 +38,7 @@ CONNECT_TIMEOUT_S: Final = 2.0
 SILENCE_MAX_S: Final = 1.0
 CLOSE_TIMEOUT_S: Final = 1.0
 
-# How error replies begin that say who we are or what we may do is wrong: no waiting will help.
+# How error replies begin that mean wrong credentials or missing permissions: waiting does not help.
 REFUSED_FOR_GOOD: Final = (
     "WRONGPASS",
     "NOAUTH",
@@ -220,7 +220,7 @@ class Link:
         return (await settle([(wire, wire.send(packed, count))], deadline, self._statistics))[0]
 
     def drop(self) -> None:
-        """Close the connection: what it leads to is not what is wanted any more. The next call connects anew."""
+        """Close the connection, because it leads to the wrong server. The next call connects again."""
         if self._wire is not None:
             self._wire.abort()
 

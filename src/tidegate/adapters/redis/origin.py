@@ -1,10 +1,10 @@
 """The region's origin in Redis or Valkey: one server, Sentinel or Cluster, by URL.
 
 Laws: a merge is a script, so that a cell's components, total and expiry change together; a read is plain HMGETs,
-pipelined; both take one round trip. The region's name lies beside the cells with a random incarnation: when that
+pipelined; both take one round trip. The region's name is stored beside the cells with a random incarnation: when that
 is new, the cells were lost, even if another node has put the name back already. On a Cluster each master holds the
 name, because each can be wiped alone. Another server process in the place of a known one may be a replica that was
-behind, or have lost its last second: it passes for wiped too, because merging again what is there is harmless.
+behind, or have lost its last second: it counts as wiped too, because merging again what is there is harmless.
 """
 
 from __future__ import annotations

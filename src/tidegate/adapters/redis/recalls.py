@@ -1,7 +1,7 @@
 """Where a node is asked to give credit back: a connection of its own that has subscribed to the node's channel.
 
 Laws:
-- A connection that is lost or silent is noticed within `SILENCE_MAX_S` and made anew. Until then the node counts as one
+- A connection that is lost or silent is noticed within `SILENCE_MAX_S` and replaced. Until then the node counts as one
   that cannot be recalled: it asks for no credit in advance, and what it holds ends by itself.
 - On a Redis Cluster any master will do: what is published on one reaches the subscribers of all.
 - A payload that is not a recall is dropped.

@@ -12,7 +12,7 @@ __all__ = ["Redirection", "is_kept", "is_script_unknown", "parse_redirection", "
 
 # The answer to one command only; the others of the call are not concerned.
 KEPT: Final = ("WRONGTYPE", "TRYAGAIN")
-# This server will not do, another one may: a master that became a replica, a user that was changed under way.
+# This server does not accept the command, another one may: a master became a replica, a user was changed.
 WRONG_SERVER: Final = ("READONLY", "NOAUTH", "MASTERDOWN", "UNBLOCKED")
 # What to add to messages that do not say what to do.
 HINTS: Final = {

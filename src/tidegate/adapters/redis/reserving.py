@@ -1,4 +1,4 @@
-"""How reservations lie in Redis: commands of `reserve.lua`. Pure.
+"""How reservations are stored in Redis: commands of `reserve.lua`. Pure.
 
 A reservation is a hold like those of credit. That one has ended is a key of its own, beside the holds: no message reads
 it, however many there are.

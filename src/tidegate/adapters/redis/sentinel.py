@@ -1,4 +1,4 @@
-"""Who is the master? Asks all sentinels at once and takes the answer that most of them give."""
+"""Redis Sentinel: finds the master. Asks all sentinels at once and takes the answer that most of them give."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ VOTE_WAIT_S: Final = 0.1
 
 
 class Sentinels:
-    """The sentinels of a URL, asked anew for every connection."""
+    """The sentinels of a URL, asked again for every connection."""
 
     def __init__(self, settings: RedisSettings) -> None:
         self._settings = settings

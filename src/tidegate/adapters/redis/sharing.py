@@ -1,7 +1,7 @@
-"""How what the nodes of a region share about the ledger lies in Redis: commands of `share.lua` and `lease.lua`. Pure.
+"""What the nodes of a region share about the ledger, in Redis: commands of `share.lua` and `lease.lua`. Pure.
 
-What the ledger holds of a cell lies in fields of the cell itself, so that credit and publishing see it with what they
-read anyway. The lease has a key of its own, in the first slot.
+What the ledger holds of a cell is stored in fields of the cell itself, so that credit and publishing read it
+along with the cell. The lease has a key of its own, in the first slot.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ Laws:
 - A driver's own exception never escapes; see `dependency_error` for what becomes what.
 - Any event loop of any thread may call. A fork is safe: connections are closed before it (SQLite keeps its locks
   by process, and a child that opened the file again would act as if it held those of its parent).
-- A file that was deleted or replaced is opened anew, so that two processes never count in two different files.
+- A file that was deleted or replaced is opened again, so that two processes never count in two different files.
 
 What is stored in the file is the business of `origin.py` and `ledger.py`.
 """

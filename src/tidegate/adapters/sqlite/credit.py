@@ -44,7 +44,7 @@ __all__ = [
 ]
 
 # A message costs no network: credit may live shortly, so that processes which cannot reach each other (containers with
-# a common volume and networks of their own) hold each other up for two seconds at most.
+# a common volume and networks of their own) delay each other for two seconds at most.
 CREDIT_RULES: Final = GrantRules(life_ms=1_000)
 
 CREDIT_TABLES: Final = ("origin_holds", "origin_listeners", "origin_records")

@@ -426,8 +426,8 @@ class LimitOperations:
                 activity.end(sample, (plan.limit.workspace, plan.namespace.name, identifier))
 
     def _record_denial(self, plan: Plan, identifier: str, decision: Decision, cost: int, now_ms: int) -> None:
-        """For the most denied identifiers, and for those who ask why. What a limit in shadow mode would have denied
-        counts as allowed, and is kept for those who ask."""
+        """For the list of most denied identifiers, and for explanations in the console. What a limit in shadow mode
+        would have denied counts as allowed, and is kept for explanations."""
         if decision.allowed:
             plan.counts.allowed += 1
         else:

@@ -1,8 +1,8 @@
 """`reserve`, `settle` and `release`: cost that is kept until it is known what was used.
 
 The id of a reservation names its hold and its counters, so that every node can end it, also after a restart of the one
-that took it. It is no secret: an id that a client makes up can only name counters of its own workspace, in namespaces
-that its key may limit in.
+that took it. It is not a secret: an id that a client makes up can only name counters of its own workspace, in
+namespaces that its key may limit in.
 """
 
 from __future__ import annotations

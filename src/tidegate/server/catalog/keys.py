@@ -2,7 +2,7 @@
 
 A root key is 32 random characters of 62 (190 bits) after `tg_`. Only its BLAKE2b-256 digest is stored. A slow or salted
 hash would add nothing: those protect secrets that people choose, which can be guessed from a list; 190 random bits
-cannot be guessed, even with the digest at hand.
+cannot be guessed, even if the digest is known.
 
 Three forms of permission grant something: `ratelimit.SCOPE.ACTION`, where SCOPE is `*` (all namespaces) or the id of
 one; a URN that allows reading one override; and, for the web console, `console.read` and `console.manage`.

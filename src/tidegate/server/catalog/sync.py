@@ -1,4 +1,4 @@
-"""Keeps the view of the catalog in step with the database, and writes what the API changes.
+"""Keeps the view of the catalog up to date with the database, and writes what the API changes.
 
 Once a second it reads the version of the catalog, one row, and then what has changed. A change made here is in the view
 before its answer is sent; other nodes see it within two seconds. Requests do not wait for the database, with two

@@ -177,7 +177,7 @@ def _merge_denials(lists: Iterable[Sequence[Mapping[str, Any]]]) -> list[Mapping
 
 
 def _regions(reports: Sequence[Report]) -> list[dict[str, Any]]:
-    """All workers read the same ledger; the one that read it last knows best."""
+    """All workers read the same ledger; the one that read it last is shown."""
     ages: dict[str, int] = {}
     lags: dict[str, int] = {}
     for report in reports:

@@ -1,4 +1,4 @@
-"""Sends what happens to those who look: one tick a second while there is a viewer, and nothing otherwise.
+"""Sends events to viewers: one tick a second while there is a viewer, and nothing otherwise.
 
 Every viewer of a workspace gets the same bytes, made once. Laws: viewers are bounded in number, in all and for each
 key; a viewer that does not read gets no more until it does, so that nothing is queued for it beyond what its connection

@@ -1,8 +1,8 @@
 """Sessions of the console: a signed cookie that names a key, and the checks that a request comes from our own page.
 
 A session is not stored: the cookie holds the id of a key, an expiry and a signature, so that every worker accepts it
-and a restart ends no session. It is worth no more than its key: when that is revoked, expires or loses the permission,
-the session ends. The secret that signs is a file in the data directory. The digest of the key is signed too, but is
+and a restart ends no session. It depends on its key: when that is revoked, expires or loses the permission, the
+session ends. The secret that signs is a file in the data directory. The digest of the key is signed too, but is
 not the secret: those who can read the database must not be able to make sessions from it.
 
 A page of another site must not be able to act with the cookie. It is SameSite=Strict; but "site" ignores ports, and

@@ -44,5 +44,5 @@ class Stream:
         self.pending = b""
         self.trailers = b""
         # What the peer has added to this stream's window, less what was sent. The window itself is the initial
-        # window of the settings plus this, so that a change of the settings needs no walk over the streams.
+        # window of the settings plus this, so that a change of the settings needs no loop over the streams.
         self.window_change = 0

@@ -78,7 +78,7 @@ EMBEDDED_INTERVAL_MS: Final = 900
 # Cells in one transaction. Keys are digests, so that every 250 cells touch nearly every page of the table: in one large
 # transaction each page is written once.
 EMBEDDED_CELLS_MAX: Final = 10_000
-# SQLite sometimes waits for the disk. That is no reason to give up a transaction and repeat it.
+# SQLite sometimes waits for the disk. A transaction should not be given up and repeated for that.
 EMBEDDED_TIMEOUT_MS: Final = 5_000
 # What a node that is alone has read stays true, because no other node counts. If a second process is started on the
 # same files, the two still read each other's counts with every write.

@@ -463,47 +463,47 @@ class OriginContract(ReservingContract, SharingContract):
     async def test_what_a_wiped_origin_had_counted_of_departed_nodes_comes_back_once(
         self, place: OriginPlace, origin: Origin
     ) -> None:
-        """One node has left 50. Another one, with 5 of its own, has heard of it; a third one has counted nothing."""
+        """One node has left 50. Another one, with 5 of its own, knows of it; a third one has counted nothing."""
         digest, part = new_digest(), CellPart(SEQUENCE, 0)
-        await self.told(origin, digest, "gone", part._replace(own=50, known=50))
-        heard = await self.told(origin, digest, "b", part._replace(own=5, known=5))
-        assert heard.total == 55
+        await self.report(origin, digest, "gone", part._replace(own=50, known=50))
+        reply = await self.report(origin, digest, "b", part._replace(own=5, known=5))
+        assert reply.total == 55
         place.wipe()
-        knows = part._replace(known=55, total=55, id=heard.id)
-        assert (await self.told(origin, digest, "c", knows)).total == 55
-        again = await self.told(origin, digest, "b", knows._replace(own=8, known=58, acked=5, sent=5))
+        knows = part._replace(known=55, total=55, id=reply.id)
+        assert (await self.report(origin, digest, "c", knows)).total == 55
+        again = await self.report(origin, digest, "b", knows._replace(own=8, known=58, acked=5, sent=5))
         assert again.total == 58
-        assert again.id > heard.id
-        assert (await self.told(origin, digest, "c", knows)).total == 58
-        assert (await self.told(origin, digest, "b", knows._replace(own=8, known=58, acked=5, sent=8))) == (
+        assert again.id > reply.id
+        assert (await self.report(origin, digest, "c", knows)).total == 58
+        assert (await self.report(origin, digest, "b", knows._replace(own=8, known=58, acked=5, sent=8))) == (
             again._replace(component=8)
         )
 
     async def test_the_row_of_the_ledger_raises_the_total_to_at_least_that_once(self, origin: Origin) -> None:
         digest, part = new_digest(), CellPart(SEQUENCE, 0)
         for writer in ("a", "b", "a"):
-            assert (await self.told(origin, digest, writer, part._replace(known=60))).total == 60
-        assert (await self.told(origin, digest, "a", part._replace(own=7, known=67))).total == 67
+            assert (await self.report(origin, digest, writer, part._replace(known=60))).total == 60
+        assert (await self.report(origin, digest, "a", part._replace(own=7, known=67))).total == 67
         # What the writer itself had published before the origin had it is not counted a second time.
         late = part._replace(own=5, known=5, published=5)
-        assert (await self.told(origin, digest, "c", late)).total == 67
+        assert (await self.report(origin, digest, "c", late)).total == 67
 
     async def test_lives_of_a_node_leave_one_entry_and_all_their_counts(
         self, place: OriginPlace, origin: Origin
     ) -> None:
         digest, part = new_digest(), CellPart(SEQUENCE, 2, 2)
-        await self.told(origin, digest, "n", part)
+        await self.report(origin, digest, "n", part)
         for life in (3, 20, 100):
-            assert (await self.told(origin, digest, f"n~{life}", part)).component == 0
+            assert (await self.report(origin, digest, f"n~{life}", part)).component == 0
         entries = place.entries()
         for life in range(101, 120):
-            await self.told(origin, digest, f"n~{life}", part)
+            await self.report(origin, digest, f"n~{life}", part)
         assert place.entries() == entries
-        assert (await self.told(origin, digest, "n~20", part)).total == 46, (
+        assert (await self.report(origin, digest, "n~20", part)).total == 46, (
             "a late message of an earlier life"
         )
 
-    async def told(self, origin: Origin, digest: bytes, writer: str, part: CellPart) -> CellTotals:
+    async def report(self, origin: Origin, digest: bytes, writer: str, part: CellPart) -> CellTotals:
         """Send one message about one cell, and return what the origin answers of it."""
         parts = (part, CellPart(part.sequence - 1, 0))
         self.number = getattr(self, "number", 0) + 1

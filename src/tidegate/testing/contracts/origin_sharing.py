@@ -117,7 +117,7 @@ class SharingContract:
         )
         dues = [reply.cells[0].due for (reply,) in replies]
         assert sorted(dues) == [NOT_DUE, NOT_DUE, NOT_DUE, PRESSED]
-        # The node that has to publish is told so again, and no other is.
+        # The node that has to publish gets the same answer again, and no other does.
         owner = dues.index(PRESSED)
         for i, node in enumerate(nodes):
             (again,) = await share(node, cells.entry("", 0, owner=f"n{i}"))
@@ -156,8 +156,8 @@ class SharingContract:
         (reply,) = await origin.exchange([cells.message(3, floor=50)], timeout_s=TIMEOUT_S)
         assert reply.cells[0].due == NOT_DUE
         # The importer has to publish what was below the threshold.
-        (told,) = await share(origin, cells.entry("us", 9, owner="importer"))
-        assert (told.due, told.total) == (PRESSED, 3)
+        (reply,) = await share(origin, cells.entry("us", 9, owner="importer"))
+        assert (reply.due, reply.total) == (PRESSED, 3)
 
     async def test_a_publisher_that_dies_is_not_waited_for(self, origin: Origin, place: OriginPlace) -> None:
         cells = await new_cells(origin)
@@ -165,19 +165,19 @@ class SharingContract:
         assert reply.cells[0].due == PRESSED
         now_ms = (await origin.pulse(REGION, timeout_s=TIMEOUT_S)).time_ms
         await place.wait_until(now_ms + origin.rules.publish_ms, origin)
-        (told,) = await share(origin, cells.entry("", 0, owner="b"))
-        assert told.due != NOT_DUE
+        (reply,) = await share(origin, cells.entry("", 0, owner="b"))
+        assert reply.due != NOT_DUE
 
     async def test_a_ledger_that_lost_rows_gets_them_again(self, origin: Origin) -> None:
         cells = await new_cells(origin)
         await origin.exchange([cells.message(10, floor=5)], timeout_s=TIMEOUT_S)
         await share(origin, cells.entry("", 10))
-        (told,) = await share(origin, cells.entry("", 0, owner="b", epoch=1))
-        assert (told.published, told.total) == (0, 10)
-        assert told.due != NOT_DUE
+        (reply,) = await share(origin, cells.entry("", 0, owner="b", epoch=1))
+        assert (reply.published, reply.total) == (0, 10)
+        assert reply.due != NOT_DUE
         # What was published before the loss does not count.
-        (told,) = await share(origin, cells.entry("", 10, owner="c", epoch=0))
-        assert told.published == 0
+        (reply,) = await share(origin, cells.entry("", 10, owner="c", epoch=0))
+        assert reply.published == 0
 
     async def test_credit_that_an_import_leaves_no_room_for_is_asked_back(self, open_node: OpenNode) -> None:
         importer, holder = await open_node(), await open_node()

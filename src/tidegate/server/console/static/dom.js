@@ -31,7 +31,7 @@ export const visible = (text) =>
 // A name that a client chose. <bdi> keeps its direction to itself; long ones are cut by the style sheet.
 export const name = (text) => h("bdi", { class: "name", title: visible(text) }, visible(text));
 
-// Keeps the rows of a table body in step with `items`. A row that stays is changed in place, so that the keyboard focus
+// Updates the rows of a table body to match `items`. A row that stays is changed in place, so that the keyboard focus
 // inside it is not lost.
 export function syncRows(body, items, keyOf, make, update) {
   const rows = body.tidegateRows ?? (body.tidegateRows = new Map());
