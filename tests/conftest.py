@@ -1,6 +1,6 @@
 """What all tests share: the fixtures with real servers, the hypothesis profiles, and a check of what is under test.
 
-CI=true makes property tests repeatable: the same examples in every run, so that a red build can be run again. At a
+CI=true makes property tests repeatable: the same examples in every run, so that a failed build can be repeated. On a
 desk they search further each time. Deadlines are off everywhere, because a busy machine is not a bug.
 """
 
@@ -36,8 +36,8 @@ def pytest_configure(config: pytest.Config) -> None:
         )
 
 
-# No test takes longer than this, even on a machine with too much to do. One that does hangs: its process prints where
-# every thread stands and ends, and with it the run.
+# No test takes longer than this, even on a machine with too much to do. One that does hangs: its process prints the
+# traceback of every thread and ends, and with it the run.
 HANGS_AFTER_S = 300
 
 
@@ -64,7 +64,7 @@ def pytest_exception_interact(node: pytest.Item | pytest.Collector) -> None:
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
     # At once and not only at the end, which a run that is stopped does not reach. Workers only report.
     if report.failed and "PYTEST_XDIST_WORKER" not in os.environ:
-        print(f"\nFAILED {report.nodeid}\n{report.longreprtext}", flush=True)  # noqa: T201 - for the person who reads the run
+        print(f"\nFAILED {report.nodeid}\n{report.longreprtext}", flush=True)  # noqa: T201 - the output of a test run
 
 
 def pytest_report_header(config: pytest.Config) -> str:

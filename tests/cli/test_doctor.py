@@ -115,7 +115,7 @@ def test_too_few_open_files_are_a_warning(invoke_json: InvokeJSON) -> None:
     assert "ulimit -n" in findings(document)["descriptors"][0]["next_step"]
 
 
-def test_a_low_soft_limit_of_open_files_is_no_warning_because_a_server_raises_it() -> None:
+def test_a_low_soft_limit_of_open_files_is_not_a_warning_because_a_server_raises_it() -> None:
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     command = [*PROGRAM, "doctor", "--json", "--http-connections-max", "300"]
     done = subprocess.run(

@@ -95,7 +95,7 @@ def test_list_shows_keys_without_the_key(invoke: Invoke, invoke_json: InvokeJSON
 def test_revoke_and_expire_take_a_key_out_of_the_list(invoke_json: InvokeJSON, data_dir: Path) -> None:
     made = [invoke_json("keys", "create", "--data-dir", data_dir) for _ in range(4)]
     assert invoke_json("keys", "revoke", made[0]["id"], "--data-dir", data_dir)["state"] == "revoked"
-    # Who finds a leaked key knows the key and not its id.
+    # Someone who finds a leaked key knows the key, not its id.
     assert invoke_json("keys", "revoke", made[1]["key"], "--data-dir", data_dir)["state"] == "revoked"
     assert invoke_json("keys", "expire", made[2]["id"], "--data-dir", data_dir)["state"] == "expired"
     later = invoke_json("keys", "expire", made[3]["id"], "--at", "2999-01-01", "--data-dir", data_dir)

@@ -123,7 +123,7 @@ class Terminal:
 
 
 @pytest.mark.filterwarnings("ignore:.*use of forkpty.*:DeprecationWarning")
-def test_it_is_live_sorts_by_keys_pauses_and_gives_the_terminal_back(
+def test_it_updates_sorts_by_keys_pauses_and_restores_the_terminal(
     workspace: Workspace, tmp_path: Path
 ) -> None:
     terminal = Terminal(tmp_path)
@@ -183,7 +183,7 @@ def test_namespaces_are_sorted_as_asked() -> None:
 
 
 @given(st.lists(st.tuples(names, names), max_size=5))
-def test_the_columns_of_a_table_begin_at_one_place(rows: list[tuple[str, str]]) -> None:
+def test_the_columns_of_a_table_are_aligned(rows: list[tuple[str, str]]) -> None:
     lines = table(["NAME", "OTHER"], rows).split("\n")
     assert len(lines) == len(rows) + 1
     at = lines[0].index("OTHER")
@@ -198,7 +198,7 @@ def test_progress_is_silent_where_there_is_no_terminal(capsys: pytest.CaptureFix
 
 
 @pytest.mark.filterwarnings("ignore:.*use of forkpty.*:DeprecationWarning")
-def test_what_lasts_longer_than_a_second_says_so_on_a_terminal(tmp_path: Path) -> None:
+def test_a_step_longer_than_a_second_shows_progress_on_a_terminal(tmp_path: Path) -> None:
     """The database is a port that accepts and never answers."""
     import socket
 

@@ -76,7 +76,7 @@ def test_no_file_of_the_page_can_turn_a_value_into_markup() -> None:
 @pytest.mark.parametrize(
     "path", ["/console", "/console/static/app.js", "/console/session", "/console/events"]
 )
-def test_the_policy_lets_nothing_in_that_is_not_ours(
+def test_the_content_security_policy_allows_our_own_files_only(
     server: TidegateServer, visitor: Visitor, path: str
 ) -> None:
     if path == "/console/events":

@@ -98,7 +98,7 @@ def test_the_sketch_stays_within_its_bound_however_many_identifiers_come() -> No
     assert len(activity.hottest("w", 10**6)) <= 2 * module.SKETCH_KEYS
 
 
-def test_what_was_hot_a_while_ago_is_not_hot_now() -> None:
+def test_an_identifier_that_was_busy_a_while_ago_is_not_hot_now() -> None:
     clock = Clock()
     recent = Recent(10, 60, clock() / 1e9)
     key = ("w", "n", "x")
@@ -201,7 +201,7 @@ def test_namespaces_that_are_counted_apart_are_bounded(monkeypatch: pytest.Monke
     }
 
 
-def test_the_gaps_of_a_sample_do_not_keep_step_with_the_traffic() -> None:
+def test_a_sample_is_fair_to_callers_that_take_turns() -> None:
     """Two callers in strict turn, far above what is recorded in full: each gets half of the weight."""
     clock = Clock()
     activity = made(clock)

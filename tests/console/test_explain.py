@@ -48,7 +48,7 @@ def test_an_override_is_named() -> None:
     assert "The limit is that of override 'premium_*' (rlor_1)." in lines
 
 
-def test_a_limit_of_zero_and_a_cost_that_never_fits_are_said_plainly() -> None:
+def test_a_limit_of_zero_and_a_cost_that_never_fits_are_explained() -> None:
     assert "The limit is 0: everything is blocked." in explain("n", "x", denial(quota=0))[0]
     assert "A cost of 500 never fits into 100 per minute." in explain(
         "n", "x", denial(cost=500, retry_after_ms=None)
@@ -69,7 +69,7 @@ def test_a_node_without_its_origin_says_so() -> None:
     st.tuples(*[st.integers(0, 2**40)] * 3),
     st.tuples(*[st.integers(0, 2**40)] * 3),
 )
-def test_the_weight_that_is_lines_is_that_of_the_formula(
+def test_the_weight_in_the_text_is_that_of_the_formula(
     at_ms: int, duration_ms: int, current: tuple[int, int, int], previous: tuple[int, int, int]
 ) -> None:
     lines = explain(

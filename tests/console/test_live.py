@@ -236,7 +236,7 @@ def test_a_viewer_that_does_not_read_costs_a_bounded_number_of_bytes(
         ("identifier", {str(number): "x" for number in range(20)}),
     ],
 )
-def test_a_question_that_makes_no_sense_is_refused_and_says_why(
+def test_an_invalid_question_is_refused_with_the_reason(
     visitor: Visitor, workspace: Workspace, path: str, parameters: dict[str, str]
 ) -> None:
     workspace.limit()

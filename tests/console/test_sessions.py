@@ -43,7 +43,7 @@ def test_a_session_ends_by_itself() -> None:
     assert made(now_ms=NOW_MS + SESSION_S * 1000).find(cookie()) is None
 
 
-def test_a_session_is_worth_no_more_than_its_key() -> None:
+def test_a_session_ends_when_its_key_is_revoked_disabled_expired_or_changed() -> None:
     for key in (
         KEY._replace(revoked_at_ms=1),
         KEY._replace(enabled=False),
@@ -61,7 +61,7 @@ def test_no_other_text_is_a_session(text: str) -> None:
 
 
 @given(st.data())
-def test_a_cookie_that_was_changed_anywhere_is_no_session(data: st.DataObject) -> None:
+def test_a_cookie_that_was_changed_anywhere_is_not_a_session(data: st.DataObject) -> None:
     whole = cookie()["cookie"]
     at = data.draw(st.integers(whole.index("=key") + 1, len(whole) - 1))
     changed = data.draw(st.sampled_from("0123456789abcdefXYZ._")).replace(whole[at], "~")

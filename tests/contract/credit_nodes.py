@@ -1,7 +1,7 @@
 """The nodes of `tests.core.credit_world` on a real origin: real time, real round trips, real recalls.
 
 Nothing waits for time to pass: requests come as fast as they are decided. A machine that is busy makes answers late,
-so requests are patient here; what is proven is that exactly the quota passes, not how fast.
+so timeouts are long here; what is proven is that exactly the quota passes, not how fast.
 """
 
 from __future__ import annotations

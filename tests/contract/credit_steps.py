@@ -1,4 +1,4 @@
-"""Messages about one subject that nodes might send, and some that none would: what the origins are compared on."""
+"""Messages about one subject that nodes might send, and some that no node would. All origins must answer them alike."""
 
 from __future__ import annotations
 

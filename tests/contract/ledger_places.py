@@ -37,7 +37,7 @@ class MySQLPlace(ServerLedgerPlace):
         return int(count)
 
     def waiting(self) -> int:
-        # Not information_schema.innodb_trx: it shows an old copy to who asks often.
+        # Not information_schema.innodb_trx: queried often, it shows an old copy.
         ((_, count),) = self.server.sql("SHOW GLOBAL STATUS LIKE 'Innodb_row_lock_current_waits'")
         return int(count)
 

@@ -99,7 +99,7 @@ class SentinelPlace(RedisPlace):
     def masters(self) -> Sequence[RedisServer]:
         return [self.group.master]
 
-    # Freezing or killing all of it, sentinels included: who is master stays as it was.
+    # Freezing or killing all of it, sentinels included, does not change which server is the master.
 
     def freeze(self) -> None:
         self.group.freeze()

@@ -23,12 +23,12 @@ class ServerPlace(CatalogPlace):
 
 
 class ServerCatalogContract(CatalogContract):
-    async def test_a_server_that_stands_still_costs_no_more_than_the_time_allowed(
+    async def test_a_frozen_server_costs_no_more_than_the_time_allowed(
         self, place: ServerPlace, catalog: Catalog, workspace_id: str
     ) -> None:
         place.server.freeze()
         try:
-            # Both end while the server stands still, which is for as long as this test likes.
+            # Both end while the server is frozen, and it stays frozen until this test ends that.
             with pytest.raises(DependencyError):
                 await catalog.version(timeout_s=0.3)
             row = WorkspaceRow(workspace_id, "", True, None, None)
@@ -38,7 +38,7 @@ class ServerCatalogContract(CatalogContract):
             place.server.thaw()
         assert await catalog.version(timeout_s=TIMEOUT_S) >= 1
 
-    async def test_a_server_that_was_killed_is_found_again(
+    async def test_a_server_that_was_killed_is_connected_to_again(
         self, place: ServerPlace, catalog: Catalog, workspace_id: str
     ) -> None:
         place.server.kill()
@@ -47,7 +47,7 @@ class ServerCatalogContract(CatalogContract):
         place.server.recover()
         assert await catalog.version(timeout_s=TIMEOUT_S) >= 1
 
-    async def test_a_database_without_the_schema_names_the_command_that_makes_it(
+    async def test_a_database_without_the_schema_names_the_command_that_creates_it(
         self, place: ServerPlace
     ) -> None:
         url = place.server.create_database()

@@ -66,14 +66,14 @@ class TestSQLiteCatalog(CatalogContract):
         assert (await all_changes(catalog)).overrides == []
 
 
-async def test_a_file_without_the_schema_names_the_command_that_makes_it(tmp_path: Path) -> None:
+async def test_a_file_without_the_schema_names_the_command_that_creates_it(tmp_path: Path) -> None:
     catalog = SQLiteCatalog(tmp_path / "empty.db")
     with pytest.raises(SchemaMissing, match="tidegate migrate"):
         await catalog.open(timeout_s=TIMEOUT_S)
     await catalog.close()
 
 
-def test_a_url_of_no_catalog_is_refused_with_what_would_do() -> None:
+def test_a_url_that_is_not_for_a_catalog_is_refused_with_the_valid_schemes() -> None:
     with pytest.raises(ConfigurationError, match="mysql://, postgres:// or sqlite:///path"):
         open_catalog("redis://user:secret@host")
     with pytest.raises(ConfigurationError) as refusal:

@@ -117,7 +117,7 @@ def holds_in(redis: Connection, digest: bytes) -> dict[str, tuple[int, ...]]:
 
 @settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(seed=st.integers(0, 2**32))
-def test_the_script_answers_every_message_as_the_rule_in_python(redis: Connection, seed: int) -> None:
+def test_the_script_answers_every_message_as_the_rule_in_python_does(redis: Connection, seed: int) -> None:
     steps = Steps(Random(seed))
     record = SubjectRecord()
     for _ in range(40):
@@ -143,7 +143,7 @@ def test_the_script_answers_every_message_as_the_rule_in_python(redis: Connectio
 
 @settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(seed=st.integers(0, 2**32))
-def test_what_the_ledger_holds_is_shared_as_the_rule_in_python(redis: Connection, seed: int) -> None:
+def test_counts_of_the_ledger_are_shared_as_the_rule_in_python_does(redis: Connection, seed: int) -> None:
     steps = Steps(Random(seed))
     record = SubjectRecord()
     for _ in range(40):
@@ -202,7 +202,9 @@ def test_usage_in_the_script_is_the_formula_of_windows(redis: Connection, data: 
 
 @settings(max_examples=400, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
-def test_usage_beyond_exact_numbers_is_rounded_up_and_hardly(redis: Connection, data: st.DataObject) -> None:
+def test_usage_beyond_exact_numbers_is_rounded_up_by_very_little(
+    redis: Connection, data: st.DataObject
+) -> None:
     duration_ms = data.draw(st.integers(1_000, 2**45))
     elapsed_ms = data.draw(st.integers(0, duration_ms - 1))
     previous = data.draw(st.integers(EXACT // duration_ms, EXACT - 1))

@@ -102,7 +102,7 @@ def test_the_memory_origin_answers_every_message_as_the_rule_does(seed: int) -> 
         assert recalls == [(request.digest, writer) for writer in recalled]
 
 
-def test_the_memory_origin_forgets_what_has_ended() -> None:
+def test_the_memory_origin_deletes_expired_holds() -> None:
     steps = Steps(Random(1))
     clock = SetClock()
     origin = MemoryOrigin(clock=clock)
@@ -114,7 +114,7 @@ def test_the_memory_origin_forgets_what_has_ended() -> None:
     assert not origin._store.records
 
 
-def test_what_has_ended_leaves_the_file(tmp_path: Path) -> None:
+def test_expired_holds_are_deleted_from_the_file(tmp_path: Path) -> None:
     with closing(sqlite3.connect(tmp_path / "origin.db", isolation_level=None)) as connection:
         for statement in SCHEMA:
             connection.execute(statement)

@@ -1,4 +1,4 @@
-"""The lanes to MariaDB, MySQL and PostgreSQL: what the ledgers, the catalogs and the migrations stand on."""
+"""The lanes to MariaDB, MySQL and PostgreSQL, which ledgers, catalogs and migrations use."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ PASSWORD = "p@ss:wörd/%?#& 'x"
 
 
 class Dialect:
-    """One server, and how it is spoken to."""
+    """One server, and its SQL dialect."""
 
     def __init__(self, name: str, request: pytest.FixtureRequest) -> None:
         self.server: Any = request.getfixturevalue(f"{name}_server")
@@ -114,7 +114,7 @@ async def test_a_transaction_is_all_or_nothing(lane: Lane[Any, Any]) -> None:
     assert lane.statistics()["connections_opened"] == 1
 
 
-async def test_a_caller_who_leaves_in_the_middle_of_a_transaction_takes_it_with_him(
+async def test_a_transaction_whose_caller_is_cancelled_is_rolled_back(
     lane: Lane[Any, Any],
 ) -> None:
     inside = asyncio.Event()
@@ -135,7 +135,7 @@ async def test_a_caller_who_leaves_in_the_middle_of_a_transaction_takes_it_with_
     assert await ids(lane) == [1]
 
 
-async def test_a_session_left_open_for_too_long_keeps_the_next_one_out_no_longer_than_it_allows(
+async def test_a_session_that_stays_open_makes_others_wait_no_longer_than_their_timeout(
     lane: Lane[Any, Any],
 ) -> None:
     async with lane.session(timeout_s=TIMEOUT_S) as session:
@@ -191,7 +191,7 @@ async def test_callers_take_turns_on_one_connection(lane: Lane[Any, Any], dialec
 def test_a_lane_follows_its_caller_to_another_event_loop(dialect: Dialect) -> None:
     lane = dialect.connect(dialect.url)
     with warnings.catch_warnings():
-        # asyncio complains, rightly, that the first loop was closed before its connection.
+        # asyncio warns that the first loop was closed before its connection, which is intended here.
         warnings.simplefilter("ignore", ResourceWarning)
         for _ in range(2):
             assert asyncio.run(lane.fetch("SELECT 7", timeout_s=TIMEOUT_S))[0][0] == 7
@@ -199,7 +199,7 @@ def test_a_lane_follows_its_caller_to_another_event_loop(dialect: Dialect) -> No
         gc.collect()
 
 
-async def test_a_server_that_became_read_only_is_left_for_another(
+async def test_after_a_read_only_server_the_next_call_connects_again(
     postgres_server: PostgresServer, postgres_url: str
 ) -> None:
     await migrate(postgres_url)
@@ -326,7 +326,7 @@ def test_a_url_that_can_never_work_is_refused_at_once(url: str, said: str) -> No
 
 
 class Certificates:
-    """A certificate for 127.0.0.1 that vouches for itself, and one of a stranger."""
+    """A self-signed certificate for 127.0.0.1, and one that no client trusts."""
 
     def __init__(self, directory: Path) -> None:
         directory.chmod(0o755)
@@ -360,7 +360,7 @@ class Certificates:
 
 @pytest.fixture(scope="module")
 def certificates() -> Iterator[Certificates]:
-    # Not tmp_path: PostgreSQL runs as another user, and must be able to walk into it.
+    # Not tmp_path: PostgreSQL runs as another user, and must be able to open it.
     with tempfile.TemporaryDirectory(prefix="tidegate-certificates-") as directory:
         yield Certificates(Path(directory))
 

@@ -92,7 +92,7 @@ async def test_whatever_the_order_of_publishes_and_imports_everything_is_seen_an
             rows = [row(f"user-{cell}", regional, region=region) for cell in sorted(cells)]
             sent += rows
             await ledger.publish(rows, timeout_s=TIMEOUT_S)
-    # What was raised behind the back of a full read comes with the import after it.
+    # What rose during a full read comes with the import after it.
     for _ in range(2):
         rest, cursor = await read_all(ledger, cursor)
         seen += rest
@@ -161,7 +161,7 @@ async def test_a_ledger_that_came_back_empty_goes_on_with_an_old_cursor(tmp_path
         '{"places":{},"after":[1]}',
     ],
 )
-async def test_what_is_no_cursor_begins_again(tmp_path: Path, cursor: str) -> None:
+async def test_an_invalid_cursor_starts_a_full_import(tmp_path: Path, cursor: str) -> None:
     ledger = await new_ledger(tmp_path / "ledger.db")
     await publish(ledger, rows_of(3))
     rows, _ = await read_all(ledger, cursor)
@@ -176,7 +176,9 @@ async def test_what_is_no_cursor_begins_again(tmp_path: Path, cursor: str) -> No
     ),
     after=st.none() | st.builds(LivePlace, st.integers(), st.binary(), st.integers(), st.binary()),
 )
-def test_a_cursor_survives_being_written_down(places: dict[bytes, Place], after: LivePlace | None) -> None:
+def test_a_cursor_is_the_same_after_it_was_written_and_read(
+    places: dict[bytes, Place], after: LivePlace | None
+) -> None:
     cursor = Cursor(places, after)
     assert Cursor.loaded(cursor.dumped()) == cursor
     json.loads(cursor.dumped())

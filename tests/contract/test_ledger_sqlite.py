@@ -141,7 +141,7 @@ class TestSQLiteLedger(LedgerContract):
         await publish(ledger, [row()])
         with closing(sqlite3.connect(place.path, isolation_level=None)) as other:
             other.execute("BEGIN IMMEDIATE")
-            # It ends while the lock is held, which is for as long as this test likes.
+            # It ends while the lock is held, and it is held until this test releases it.
             with pytest.raises(DependencyError):
                 await ledger.publish([row(regional=2)], timeout_s=0.2)
             assert await held(ledger) == [row()], "a reader does not wait for the writer"

@@ -84,7 +84,7 @@ class TestRedisClusterOrigin(RemoteOriginContract):
         place.masters[1].command("SCRIPT", "FLUSH", "SYNC")
         assert await origin.merge(cells, timeout_s=TIMEOUT_S) == [OriginReply(3, 3)] * 200
 
-    async def test_a_master_that_stands_still_holds_up_only_its_own_cells(
+    async def test_a_frozen_master_delays_only_its_own_cells(
         self, origin: Origin, place: ClusterPlace
     ) -> None:
         cells = {bucket: self.cell_in(bucket) for bucket in range(BUCKETS)}
@@ -154,7 +154,9 @@ class TestRedisClusterOrigin(RemoteOriginContract):
             place.cluster.recover()
         await self.recovered(origin, cell)
 
-    async def test_a_node_of_a_cluster_is_no_single_server(self, place: ClusterPlace) -> None:
+    async def test_a_cluster_node_under_a_url_for_a_single_server_is_refused(
+        self, place: ClusterPlace
+    ) -> None:
         origin = RedisOrigin(place.cluster.urls[0])
         with pytest.raises(ConfigurationError, match=r"redis\+cluster://"):
             await origin.open(REGION, timeout_s=TIMEOUT_S)
@@ -185,7 +187,7 @@ class SlotMove:
         self.source.command("CLUSTER", "SETSLOT", self.slot, "MIGRATING", _id(self.target))
 
     def migrate_keys(self) -> None:
-        # In Lua, because keys hold bytes that are no text.
+        # In Lua, because keys hold bytes that are not text.
         script = f"""
             local keys = redis.call('CLUSTER', 'GETKEYSINSLOT', {self.slot}, 1000)
             if #keys == 0 then return 0 end

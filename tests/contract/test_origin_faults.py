@@ -1,4 +1,4 @@
-"""A network that hurts, between an origin and a real Redis."""
+"""Network faults between an origin and a real Redis."""
 
 from __future__ import annotations
 
@@ -88,7 +88,9 @@ async def test_answers_that_come_too_late_are_dropped_and_the_connection_is_kept
     assert origin.statistics()["timeouts"] == 10
 
 
-async def test_impatient_reads_do_not_starve_a_patient_merge(origin: RedisOrigin, proxy: FaultProxy) -> None:
+async def test_reads_with_a_short_timeout_do_not_starve_a_merge_with_a_long_one(
+    origin: RedisOrigin, proxy: FaultProxy
+) -> None:
     cells = [component(new_digest(), own) for own in range(1, 4)]
     proxy.apply(Faults(latency_ms=150))
 
@@ -102,7 +104,7 @@ async def test_impatient_reads_do_not_starve_a_patient_merge(origin: RedisOrigin
     assert origin.statistics()["connections_opened"] == 1
 
 
-async def test_a_connection_that_leads_nowhere_is_given_up(origin: RedisOrigin, proxy: FaultProxy) -> None:
+async def test_a_connection_that_never_answers_is_replaced(origin: RedisOrigin, proxy: FaultProxy) -> None:
     cell = component(new_digest(), 5)
     proxy.apply(Faults(stall_requests=True, stall_replies=True))
     async with asyncio.timeout(TIMEOUT_S):
@@ -146,7 +148,7 @@ async def test_connections_that_are_reset_under_load_lose_and_double_nothing(
     assert proxy.statistics().connections_reset > 0
 
 
-async def test_answers_that_trickle_are_put_together(origin: RedisOrigin, proxy: FaultProxy) -> None:
+async def test_an_answer_in_small_pieces_is_put_together(origin: RedisOrigin, proxy: FaultProxy) -> None:
     cells = [component(new_digest(), 10**12 + own) for own in range(1, 101)]
     proxy.apply(Faults(bytes_per_s=20_000))
     assert await origin.merge(cells, timeout_s=TIMEOUT_S) == [OriginReply(cell.own, 0) for cell in cells]
@@ -171,7 +173,7 @@ async def test_a_refused_connection_is_unavailable_and_found_again(
 @pytest.mark.parametrize(
     "gibberish", [b"HTTP/1.1 400 Bad Request\r\n\r\n", b"+OK\r\n+OK\r\n+OK\r\n+OK\r\n", b"\x00" * 64]
 )
-async def test_a_server_that_is_no_redis_is_refused_within_the_time_limit(gibberish: bytes) -> None:
+async def test_a_server_that_is_not_redis_is_refused_within_the_time_limit(gibberish: bytes) -> None:
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.read(1)
         writer.write(gibberish)

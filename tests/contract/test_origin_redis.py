@@ -38,7 +38,7 @@ class TestRedisOrigin(RemoteOriginContract):
         return RedisPlace(fresh_redis)
 
     async def test_value_and_expiry_are_set_by_one_command(self, origin: Origin, place: RedisPlace) -> None:
-        await self.merged(origin, component(new_digest(), 1))  # whatever comes first is over
+        await self.merged(origin, component(new_digest(), 1))  # connects and loads the script
         digest = new_digest()
         before = _calls(place.server)
         await self.merged(origin, component(digest, 5))
@@ -80,7 +80,7 @@ class TestRedisOrigin(RemoteOriginContract):
         assert answers[:2] == [OriginReply(2, 1), OriginReply(1, 0)]
         assert origin.statistics()["connections_opened"] == 1
 
-    async def test_a_server_that_came_back_with_an_older_copy_shows_by_the_component_before_the_merge(
+    async def test_a_server_with_an_older_copy_is_recognised_by_the_component_before_the_merge(
         self, origin: Origin, place: RedisPlace
     ) -> None:
         digest = new_digest()
@@ -97,7 +97,7 @@ class TestRedisOrigin(RemoteOriginContract):
         assert (pulse.region, pulse.was_empty) == (REGION, True), "the copy has the name, and lost counts"
         assert not (await origin.pulse(REGION, timeout_s=TIMEOUT_S)).was_empty
 
-    async def test_a_key_that_is_no_cell_is_replaced(self, origin: Origin, place: RedisPlace) -> None:
+    async def test_a_key_that_is_not_a_cell_is_replaced(self, origin: Origin, place: RedisPlace) -> None:
         good, bad = component(new_digest(), 3), component(new_digest(), 4)
         await self.merged(origin, bad)
         with_text = b"".join([pack(("DEL", key_of(bad))), pack(("SET", key_of(bad), "text"))])
@@ -171,9 +171,7 @@ class TestRedisOrigin(RemoteOriginContract):
         with pytest.raises(ConfigurationError, match=said) as refusal:
             await origin.open(REGION, timeout_s=TIMEOUT_S)
         assert "secret-word" not in str(refusal.value)
-        with pytest.raises(
-            DependencyUnavailable
-        ):  # the same, met later, is only an origin that does not work
+        with pytest.raises(DependencyUnavailable):  # after the start: no error
             await origin.pulse(REGION, timeout_s=TIMEOUT_S)
         await origin.close()
 
@@ -210,7 +208,7 @@ class TestRedisOriginWithTLSAndPassword(RemoteOriginContract):
         await origin.open(REGION, timeout_s=TIMEOUT_S)
         await origin.close()
 
-    async def test_speaking_plainly_to_a_tls_server_fails_within_the_time_limit(
+    async def test_a_connection_without_tls_to_a_tls_server_fails_within_the_time_limit(
         self, place: RedisPlace
     ) -> None:
         origin = RedisOrigin(place.server.url.replace("rediss://", "redis://"))
@@ -314,7 +312,7 @@ def _calls(server: RedisServer) -> dict[str, int]:
 
 
 async def _raw(server: RedisServer, packed: bytes, replies: int) -> list[bytes]:
-    """Commands with arguments that are no text, on a connection of their own."""
+    """Commands with binary arguments, on a connection of their own."""
     reader, writer = await asyncio.open_connection(server.host, server.port)
     writer.write(packed)
     lines = [await reader.readline() for _ in range(replies)]
@@ -328,7 +326,7 @@ async def _expiry_ms(server: RedisServer, digest: bytes) -> int:
     return int(line[1:])
 
 
-async def test_only_another_process_passes_for_wiped_and_not_another_connection(
+async def test_another_server_process_counts_as_wiped_and_another_connection_does_not(
     fresh_redis: RedisServer, fault_proxy: StartProxy
 ) -> None:
     proxy = fault_proxy(fresh_redis.port)
@@ -342,7 +340,7 @@ async def test_only_another_process_passes_for_wiped_and_not_another_connection(
     await origin.close()
 
 
-async def test_a_user_who_may_not_ask_who_answers_takes_every_new_connection_for_a_new_server(
+async def test_without_the_right_to_info_every_new_connection_counts_as_a_new_server(
     fresh_redis: RedisServer, fault_proxy: StartProxy
 ) -> None:
     fresh_redis.command("ACL", "SETUSER", "narrow", "on", ">secret", "~*", "+@all", "-info")

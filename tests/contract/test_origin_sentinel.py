@@ -45,7 +45,7 @@ class TestRedisSentinelOrigin(RemoteOriginContract):
         assert await self.merged(here, component(digest, 6, writer="here")) == OriginReply(14, 5)
         assert await self.merged(there, component(digest, 9, writer="there")) == OriginReply(15, 8)
 
-    async def test_a_replica_that_was_behind_shows_by_the_component_before_the_merge(
+    async def test_a_replica_that_was_behind_is_recognised_by_the_component_before_the_merge(
         self, place: SentinelPlace, open_node: OpenNode
     ) -> None:
         here, there = await open_node(), await open_node()
@@ -66,7 +66,7 @@ class TestRedisSentinelOrigin(RemoteOriginContract):
             "and healed"
         )
 
-    async def test_a_master_that_stands_still_is_left_for_the_new_one(
+    async def test_after_a_frozen_master_the_new_one_is_used(
         self, place: SentinelPlace, open_node: OpenNode
     ) -> None:
         origin = await open_node()
@@ -83,7 +83,7 @@ class TestRedisSentinelOrigin(RemoteOriginContract):
         finally:
             old.thaw()
 
-    async def test_a_demoted_master_is_left_for_the_new_one(
+    async def test_after_a_demoted_master_the_new_one_is_used(
         self, place: SentinelPlace, origin: Origin
     ) -> None:
         cell = component(new_digest(), 5)
@@ -95,7 +95,7 @@ class TestRedisSentinelOrigin(RemoteOriginContract):
         wait_until(
             lambda: _is_replica(old),
             timeout_s=TIMEOUT_S,
-            what="the old master to hear that it is a replica",
+            what="the old master to become a replica",
         )
         await self.recovered(origin, cell._replace(own=6))
         assert await self.read(origin, cell) == OriginReply(6, 6)
@@ -124,7 +124,7 @@ class TestRedisSentinelOrigin(RemoteOriginContract):
             await origin.open(REGION, timeout_s=TIMEOUT_S)
         await origin.close()
 
-    async def test_a_sentinel_is_no_single_server(self, place: SentinelPlace) -> None:
+    async def test_a_sentinel_under_a_url_for_a_single_server_is_refused(self, place: SentinelPlace) -> None:
         origin = RedisOrigin(place.group.sentinels[0].url)
         with pytest.raises(ConfigurationError):
             await origin.open(REGION, timeout_s=TIMEOUT_S)
@@ -141,7 +141,7 @@ def _is_replica(server: RedisServer) -> bool:
     try:
         return server.info("replication")["role"] == "slave"
     except ConnectionError:
-        # A master that is told to be a replica closes the connections of its clients.
+        # A master that becomes a replica closes the connections of its clients.
         return False
 
 
@@ -162,7 +162,7 @@ def three_sentinels() -> Iterator[RedisSentinel]:
         yield group
 
 
-async def test_a_sentinel_that_stands_still_is_outvoted(three_sentinels: RedisSentinel) -> None:
+async def test_a_frozen_sentinel_is_outvoted(three_sentinels: RedisSentinel) -> None:
     origin = RedisOrigin(three_sentinels.url)
     three_sentinels.sentinels[0].freeze()
     await origin.open(REGION, timeout_s=TIMEOUT_S)

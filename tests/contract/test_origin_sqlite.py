@@ -80,7 +80,7 @@ class TestSQLiteOrigin(OriginContract):
         await self.merged(origin, cell)
         with closing(sqlite3.connect(place.path, isolation_level=None)) as other:
             other.execute("BEGIN IMMEDIATE")
-            # It ends while the lock is held, which is for as long as this test likes.
+            # It ends while the lock is held, and it is held until this test releases it.
             with pytest.raises(DependencyError):
                 await origin.merge([cell], timeout_s=0.2)
             assert await self.read(origin, cell) == OriginReply(3, 3), "a reader does not wait for the writer"

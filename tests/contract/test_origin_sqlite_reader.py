@@ -27,7 +27,7 @@ async def test_a_read_does_not_wait_for_merges_that_were_queued_before_it(tmp_pa
     await origin.open("fra", timeout_s=TIMEOUT_S)
     await origin.merge([component(1, 7)], timeout_s=TIMEOUT_S)
     with closing(sqlite3.connect(tmp_path / "origin.db", isolation_level=None)) as other:
-        other.execute("BEGIN IMMEDIATE")  # as a slow disk: no merge gets anywhere until it ends
+        other.execute("BEGIN IMMEDIATE")  # like a slow disk: no merge proceeds until it ends
         merges = [
             asyncio.ensure_future(origin.merge([component(n)], timeout_s=TIMEOUT_S)) for n in range(2, 6)
         ]

@@ -160,7 +160,7 @@ def test_all_parts_of_a_url_are_decoded() -> None:
     assert "p/a#s" not in repr(parts)
 
 
-def test_what_a_redis_url_says() -> None:
+def test_the_parts_of_a_redis_url() -> None:
     single = parse_settings("redis://:pw@h/5")
     assert (single.kind, single.hosts, single.password, single.db) == ("single", (("h", 6379),), "pw", 5)
     assert single.tls is None

@@ -8,7 +8,7 @@ judge knows every accepted request of all nodes at once, which no node does:
 - falsely denied: denied although a single counter had room, counting what the origin has granted to requests whose
   answer is on its way.
 
-`Broken` names a rule to break: a check that notices none of them would be worth nothing.
+`Broken` names a rule to break: a check that finds none of them would prove nothing.
 """
 
 from __future__ import annotations
@@ -179,7 +179,7 @@ class Origin:
 
 
 class Node:
-    """A node with one subject: the engine's and the driver's part of credit, without their other business."""
+    """A node with one subject: what the engine and the driver do about credit, and nothing else."""
 
     def __init__(self, world: World, index: int, life: int, offset_us: int, speed: float) -> None:
         self.world = world
@@ -391,7 +391,7 @@ class Node:
 
 
 class World:
-    """N nodes, one origin, and what lies between them."""
+    """N nodes, one origin, and the network between them."""
 
     def __init__(
         self,
@@ -529,10 +529,10 @@ class World:
             self.waited += 1
             self.waited_us_max = max(self.waited_us_max, waited_us)
 
-    # -- accidents
+    # -- faults
 
     def leave(self, index: int) -> None:
-        """The node stops as it should: reports, gives back, and is gone when that has left."""
+        """The node stops gracefully: it reports its counts, gives its credit back, and ends when that is sent."""
         node = self.nodes[index]
         node.credit.recall()
         if not node.credit.in_flight:
@@ -543,7 +543,7 @@ class World:
         node.is_dead = True
 
     def crash(self, index: int) -> None:
-        """The node is gone, with its credit and what it has not reported. Another life takes its place."""
+        """The node crashes, with its credit and what it has not reported. A new node takes its place."""
         node = self.nodes[index]
         node.is_dead = True
         life = int(node.writer.partition("-")[2] or 0) + 1

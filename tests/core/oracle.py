@@ -1,4 +1,4 @@
-"""The sliding window a second time, with fractions and nothing else: what the engine's integers are judged by.
+"""The sliding window a second time, computed with fractions only. The engine's integers are compared with it.
 
 It shares no code with `tidegate.core`. A history is {sequence: everything counted in that cell}.
 """

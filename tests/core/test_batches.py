@@ -123,7 +123,7 @@ def test_each_item_of_a_failed_batch_is_judged_behind_the_earlier_items_that_fit
         duration_ms = request.limit.duration_ms
         whole = fitted.get((request.identifier, duration_ms), 0)
         if every_item_fits and not oracle.fits(state, whole, request.limit.quota, NOW_MS, duration_ms):
-            # Only the second look, on the final state, finds that it does not fit.
+            # Only the second check, on the final state, finds that it does not fit.
             check_item(decision, state, request, whole)
         else:
             check_item(decision, state, request, demand)
@@ -183,7 +183,7 @@ def test_two_durations_of_one_identifier_do_not_see_each_other() -> None:
     assert [decision.effective for decision in decisions] == [5, 5]
 
 
-def test_an_item_that_its_own_batch_makes_too_big_is_told_never_to_come_back() -> None:
+def test_an_item_that_never_fits_with_its_batch_has_no_retry_time() -> None:
     node = Node(has_origin=False)
     limit = Limit(10, duration_ms=1000, namespace="default")
     _, second = node.limit_many([Request(limit, "a", 6), Request(limit, "a", 6)], NOW_MS)
@@ -191,7 +191,7 @@ def test_an_item_that_its_own_batch_makes_too_big_is_told_never_to_come_back() -
     assert second.retry_after_ms is None
 
 
-def test_an_item_that_its_own_batch_delays_is_told_when_both_fit() -> None:
+def test_an_item_that_its_own_batch_delays_has_the_retry_time_at_which_both_fit() -> None:
     node = Node(has_origin=False)
     limit = Limit(10, duration_ms=1000, namespace="default")
     node.decide(limit, "a", 8, 100_000)
@@ -210,7 +210,7 @@ def test_an_empty_batch_passes_and_counts_nothing() -> None:
     assert node.engine.subjects.count == 0
 
 
-def test_a_batch_larger_than_the_memory_bound_is_decided_whole_and_the_bound_is_kept_after() -> None:
+def test_a_batch_larger_than_the_memory_bound_is_decided_as_a_whole_and_the_bound_holds_afterwards() -> None:
     node = Node(has_origin=False, tuning=Tuning(subjects_max=3))
     limit = Limit(2, duration_ms=1000, namespace="default")
     batch = [Request(limit, f"id{i}", 1) for i in range(10)] + [Request(limit, "id0", 2)]
@@ -221,7 +221,7 @@ def test_a_batch_larger_than_the_memory_bound_is_decided_whole_and_the_bound_is_
     assert node.engine.subjects.count == 3
 
 
-def test_a_passed_batch_larger_than_the_memory_bound_gives_up_unreplayed_counts_and_says_so() -> None:
+def test_an_accepted_batch_larger_than_the_memory_bound_evicts_unreplayed_counts_and_reports_it() -> None:
     node = Node(tuning=Tuning(subjects_max=3))
     limit = Limit(2, duration_ms=1000, namespace="default")
     assert all(node.limit_many([Request(limit, f"id{i}", 1) for i in range(10)], NOW_MS, DictOrigin()))
@@ -229,7 +229,7 @@ def test_a_passed_batch_larger_than_the_memory_bound_gives_up_unreplayed_counts_
     assert node.engine.subjects.evicted_unreplayed == 7
 
 
-def test_a_batch_gives_up_its_own_idle_subjects_before_unreplayed_counts() -> None:
+def test_a_batch_evicts_its_own_idle_subjects_before_unreplayed_counts() -> None:
     node, origin = Node(tuning=Tuning(subjects_max=2)), DictOrigin()
     limit = Limit(5, duration_ms=60_000, namespace="default")
     node.limit(limit, "unreplayed", 1, NOW_MS, origin)
@@ -253,7 +253,7 @@ def test_a_batch_reads_every_cold_counter_once_and_nothing_when_one_is_certain_t
     assert [bool(decision) for decision in decisions] == [True, True, True, False]
 
 
-def test_a_failed_batch_makes_only_the_counters_strict_that_refused() -> None:
+def test_a_failed_batch_makes_only_the_counters_strict_that_denied() -> None:
     node, origin = Node(), DictOrigin()
     limit = Limit(10, duration_ms=10_000, namespace="default")
     node.limit_many([Request(limit, "a", 10), Request(limit, "b", 1)], NOW_MS, origin)
@@ -272,7 +272,7 @@ def test_a_batch_after_a_failed_read_is_degraded_in_every_item_that_fits() -> No
     assert node.engine.from_degraded == 4
 
 
-def test_anticipation_fails_a_batch_whole_without_making_a_subject_strict() -> None:
+def test_anticipation_denies_a_whole_batch_without_making_a_subject_strict() -> None:
     node = Node(has_origin=False, has_ledger=True, tuning=Tuning())
     limit = Limit(100, duration_ms=60_000, namespace="default")
     at_ms = 600_000
@@ -291,7 +291,7 @@ def test_anticipation_fails_a_batch_whole_without_making_a_subject_strict() -> N
     assert node.cell(limit, "b", 10).own == 5
 
 
-def test_an_item_that_only_the_rest_of_its_batch_makes_unlikely_is_told_when_to_retry() -> None:
+def test_an_item_that_only_the_rest_of_its_batch_makes_unlikely_has_a_retry_time() -> None:
     node = Node(has_origin=False, has_ledger=True, tuning=Tuning())
     limit = Limit(100, duration_ms=60_000, namespace="default")
     for grown, at_ms in ((10, 600_000), (50, 601_000)):

@@ -1,4 +1,4 @@
-"""No call walks all subjects: the lines that the core runs for one call do not depend on how many there are.
+"""No call iterates over all subjects: the number of lines that one call runs does not depend on how many there are.
 
 Counted with a trace function, so that loops count and wall-clock time does not. Compiled code has no lines to count;
 it is the same source.
@@ -93,7 +93,7 @@ def test_a_new_subject_when_all_have_expired_costs_the_same() -> None:
     same(crowd, lambda node: node.engine.decide(LIMIT, "new", 1, T + 600_000))
 
 
-def test_expiry_costs_what_it_is_told_to_look_at() -> None:
+def test_expiry_costs_as_much_as_it_is_asked_to_check() -> None:
     same(crowd, lambda node: node.engine.subjects.expire(T + 600_000, 50))
 
 
@@ -121,7 +121,7 @@ def test_publishing_costs_what_has_changed() -> None:
     same(little_changed, lambda node: node.plan_publish(T))
 
 
-def test_a_slice_of_a_publish_turn_costs_what_it_is_told_to_take() -> None:
+def test_a_slice_of_a_publish_turn_costs_as_much_as_it_is_asked_to_take() -> None:
     same(crowd, lambda node: node.ledger_sync.collect_publish([], T, 50))
 
 
@@ -132,7 +132,7 @@ def test_an_import_costs_what_it_brings() -> None:
     same(crowd, lambda node: node.ledger_sync.apply_import(rows, T))
 
 
-def test_a_replay_passes_over_so_many_that_have_aged_and_no_more() -> None:
+def test_a_replay_skips_a_bounded_number_of_aged_subjects() -> None:
     same(
         lambda count: crowd(count, dirty=True),
         lambda node: node.origin_sync.plan_replay(T + 3_600_000, 50, 100),

@@ -1,4 +1,4 @@
-"""Several nodes and regions, random schedules, and everything that shared parts can do wrong; then links heal.
+"""Several nodes and regions, random schedules, and every fault of the shared parts; then all links work again.
 
 After that every node of every region holds the truth: what was accepted, no more and no less. The origins and the
 ledger are dictionaries that merge with max; the runtime's loops and the simulator carry the very same plans.
@@ -51,12 +51,12 @@ def test_invariant_08_after_wipes_and_older_copies_every_node_holds_what_was_acc
 
 @given(schedules(World.crash, World.break_origin, World.mend_origin))
 @settings(max_examples=150)
-def test_invariant_08_a_crash_loses_what_the_origin_had_not_got_and_nothing_else(
+def test_invariant_08_a_crash_loses_what_the_origin_had_not_received_and_nothing_else(
     schedule: list[Event],
 ) -> None:
     world = World()
     run(world, schedule)
-    # What a crashed node had on the wire gets no reader for its answer.
+    # Answers to messages of a crashed node are never read.
     world.answers = [one for one in world.answers if one[0] in world.nodes]
     assert all(count >= 0 for count in world.truth.values()), "more was lost than accepted"
     world.heal()
@@ -124,7 +124,7 @@ def test_nodes_of_a_region_agree_within_a_round_trip() -> None:
 def test_invariant_09_silent_regions_together_hold_at_most_half_of_the_limit(
     regions: int, quota: int, data: st.DataObject
 ) -> None:
-    """Each region accepts as long as it has nothing to say, in whatever portions."""
+    """Each region accepts requests of any cost for as long as it has nothing to publish."""
     limit = Limit(quota, duration_ms=60_000, namespace="default")
     held = 0
     for region in range(regions):

@@ -30,7 +30,7 @@ CHAOS = Faults(lost=0.03, doubled=0.1, late=0.1, late_us=700 * MS, slow_clocks=0
 def check_exact(world: World, arrivals: list[Arrival], *, windows: float = 1) -> None:
     """Never more than a single counter, and at most half a percent of the quota less."""
     judge = world.judge
-    world.run_until(world.last_us + 300 * MS)  # what waits is decided
+    world.run_until(world.last_us + 300 * MS)  # until no request waits
     assert judge.over == 0, f"{judge.over} accepted over the quota, by up to {judge.over_units}"
     allowed = int(world.quota * windows * UNDER_MAX)
     assert judge.falsely_denied_units <= allowed
@@ -170,7 +170,7 @@ def test_lost_doubled_and_late_messages_never_let_more_pass(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_a_crashed_nodes_credit_is_back_after_its_life(seed: int) -> None:
+def test_the_credit_of_a_crashed_node_is_available_again_when_it_expires(seed: int) -> None:
     rules = GrantRules()
     arrivals = poisson(4, 200, 2, f"crash {seed}")
     world = World(nodes=4, quota=1_000, seed=seed, pace_us=10 * MS).play(arrivals)
@@ -234,7 +234,7 @@ def test_a_node_that_leaves_gives_its_credit_back_at_once() -> None:
 
 
 @pytest.mark.parametrize("holds_only", [True, False])
-def test_a_wiped_origin_costs_at_most_what_was_out_unheard_and_accepted_until_it_is_healed(
+def test_a_wipe_admits_at_most_the_credit_that_was_out_the_unknown_counts_and_what_came_until_repair(
     *, holds_only: bool
 ) -> None:
     worst = 0
@@ -256,11 +256,11 @@ def test_a_wiped_origin_costs_at_most_what_was_out_unheard_and_accepted_until_it
         world.play(poisson(8, 200, 3, f"after {seed}", start_us=60 * S), S)
         assert world.judge.over == over, "two windows later it is exact again"
     if not holds_only:
-        assert worst > 0, "no wipe cost anything: the bound was not tried"
+        assert worst > 0, "no wipe admitted too much: the bound was not tested"
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_a_holder_that_does_not_hear_recalls_delays_others_for_its_life_at_most(seed: int) -> None:
+def test_a_holder_that_gets_no_recalls_delays_others_until_its_credit_expires_at_most(seed: int) -> None:
     world = World(nodes=4, quota=200, seed=seed)
     world.nodes[0].is_deaf = True
     arrivals = poisson(4, 100, 1.5, f"deaf {seed}")
@@ -271,7 +271,7 @@ def test_a_holder_that_does_not_hear_recalls_delays_others_for_its_life_at_most(
 
 @pytest.mark.parametrize("offset_ms", [10, 100])
 def test_clocks_that_differ_cost_a_bounded_part(offset_ms: int) -> None:
-    """Not exact, and said so: each node judges by its own time. The design's sketch had 6 and 22 of 2,000."""
+    """Not exact, and documented: each node decides by its own time. The sketch of the design had 6 and 22 of 2,000."""
     worst = 0
     for seed in range(4):
         random = Random(seed)
@@ -285,7 +285,7 @@ def test_clocks_that_differ_cost_a_bounded_part(offset_ms: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_a_refusal_that_others_credit_caused_says_truly_when_to_come_back(seed: int) -> None:
+def test_a_denial_because_of_credit_of_others_has_a_true_retry_time(seed: int) -> None:
     refused = 0
     for part in range(30):
         arrivals = phases(8, 100, 60_000, 2, f"{seed} {part}")
@@ -317,7 +317,7 @@ def test_a_refusal_that_others_credit_caused_says_truly_when_to_come_back(seed: 
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_a_short_life_is_as_exact_as_a_long_one(seed: int) -> None:
+def test_credit_with_a_short_life_is_as_exact_as_with_a_long_one(seed: int) -> None:
     """Several processes of one machine, as the SQLite origin has them."""
     for quota, duration_ms in ((6, 60_000), (100, 10_000), (2_000, 2_000)):
         arrivals = phases(4, quota, duration_ms, 10, seed)
@@ -334,7 +334,7 @@ def test_a_short_life_is_as_exact_as_a_long_one(seed: int) -> None:
 
 
 def check_moments(broken: Broken) -> None:
-    """Nodes that come to need what others hold."""
+    """Nodes that need what others hold."""
     for seed in range(3):
         arrivals = phases(8, 200, 10_000, 8, seed)
         world = World(nodes=8, quota=200, duration_ms=10_000, seed=seed, broken=broken).play(arrivals, 0)

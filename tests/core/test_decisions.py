@@ -46,7 +46,7 @@ def situations(draw: st.DrawFn) -> tuple[dict[int, int], list[int], int, int]:
 
 
 @given(st.data(), situations())
-def test_a_decision_equals_the_oracles_in_every_field(
+def test_a_decision_equals_that_of_the_oracle_in_every_field(
     data: st.DataObject, situation: tuple[dict[int, int], list[int], int, int]
 ) -> None:
     history, order, now_ms, duration_ms = situation
@@ -155,7 +155,7 @@ def test_cost_zero_looks_without_consuming() -> None:
     assert node.decide(limit, "a", 0, 5000).allowed, "an exhausted window may be looked at"
 
 
-def test_a_decision_speaks_seconds_and_shows_itself() -> None:
+def test_a_decision_has_times_in_seconds_and_a_readable_repr() -> None:
     node = embedded()
     limit = Limit(1, duration_ms=1500, namespace="default")
     allowed = node.decide(limit, "a", 1, 3000)
@@ -200,7 +200,7 @@ def test_a_repeated_denial_says_how_long_to_wait_for_its_own_cost_and_time() -> 
     assert node.decide(limit, "a", 5, 61_001).retry_after_ms != first.retry_after_ms
 
 
-def test_an_answer_given_before_time_stepped_back_is_not_given_again() -> None:
+def test_a_denial_from_before_time_stepped_back_is_not_repeated() -> None:
     node = embedded()
     limit = Limit(10, duration_ms=60_000, namespace="default")
     node.decide(limit, "a", 10, 60_000)

@@ -60,7 +60,7 @@ def untyped(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @pytest.mark.parametrize("value", [value for value in NOT_INTS if not isinstance(value, str)])
-def test_a_limit_that_is_no_int_is_refused(value: object) -> None:
+def test_a_limit_that_is_not_an_int_is_refused(value: object) -> None:
     refused("quota", value, lambda: untyped(Limit)(value, duration_ms=1_000, namespace="default"))
 
 
@@ -70,7 +70,7 @@ def test_a_limit_below_one_is_refused(value: int) -> None:
 
 
 @pytest.mark.parametrize("value", NOT_INTS)
-def test_a_duration_that_is_no_int_is_refused(value: object) -> None:
+def test_a_duration_that_is_not_an_int_is_refused(value: object) -> None:
     refused("duration_ms", value, lambda: untyped(Limit)(10, duration_ms=value, namespace="default"))
 
 
@@ -87,7 +87,7 @@ def test_a_limit_in_numbers_needs_a_duration_and_one_in_words_has_it() -> None:
 
 @pytest.mark.parametrize("field", ["namespace", "workspace"])
 @pytest.mark.parametrize("value", [*NOT_NAMES, "", "x" * 513])
-def test_a_name_that_is_empty_too_long_or_no_str_is_refused(field: str, value: object) -> None:
+def test_a_name_that_is_empty_too_long_or_not_a_str_is_refused(field: str, value: object) -> None:
     refused(field, value, lambda: untyped(Limit)("10/s", **{"namespace": "test", field: value}))
 
 
@@ -118,7 +118,7 @@ def test_a_request_without_a_limit_is_refused(gate: Gate, engine: Engine, value:
 
 
 @pytest.mark.parametrize("value", [*NOT_NAMES, "", "x" * 513])
-def test_an_identifier_that_is_empty_too_long_or_no_str_is_refused(
+def test_an_identifier_that_is_empty_too_long_or_not_a_str_is_refused(
     gate: Gate, engine: Engine, value: object
 ) -> None:
     for _ in range(2):
@@ -133,7 +133,7 @@ def test_an_identifier_that_is_empty_too_long_or_no_str_is_refused(
 
 
 @pytest.mark.parametrize("value", [*NOT_INTS, -1, -(2**70)])
-def test_a_cost_that_is_negative_or_no_int_is_refused_and_nothing_is_counted(
+def test_a_cost_that_is_negative_or_not_an_int_is_refused_and_nothing_is_counted(
     gate: Gate, engine: Engine, value: object
 ) -> None:
     assert gate.limit(LIMIT, "a", 3)
@@ -144,7 +144,7 @@ def test_a_cost_that_is_negative_or_no_int_is_refused_and_nothing_is_counted(
 
 
 @pytest.mark.parametrize("value", [value for value in [*NOT_INTS, -1] if value is not None])
-def test_a_time_that_is_negative_or_no_int_is_refused(gate: Gate, engine: Engine, value: object) -> None:
+def test_a_time_that_is_negative_or_not_an_int_is_refused(gate: Gate, engine: Engine, value: object) -> None:
     refused("now_ms", value, lambda: gate.limit(LIMIT, "a", 1, value))
     refused("now_ms", value, lambda: gate.ask(LIMIT, "a", 1, value))
     refused("now_ms", value, lambda: gate.decide_many([Request(LIMIT, "a")], value))
@@ -171,7 +171,7 @@ class Weight(IntEnum):
     HEAVY = 4
 
 
-def test_enumerations_are_as_good_as_what_they_stand_for(gate: Gate) -> None:
+def test_members_of_enumerations_are_accepted_as_their_values(gate: Gate) -> None:
     assert gate.limit(LIMIT, Plan.FREE, Weight.HEAVY)
     assert gate.limit(LIMIT, "free", 0).effective == 4
     decisions, _ = gate.decide_many([Request(LIMIT, Plan.FREE, Weight.HEAVY)])
@@ -211,7 +211,7 @@ def test_a_batch_of_something_else_is_refused(gate: Gate, engine: Engine, value:
 
 
 @pytest.mark.parametrize("value", [1, None, LIMIT])
-def test_something_that_is_no_batch_is_refused(gate: Gate, value: object) -> None:
+def test_something_that_is_not_a_batch_is_refused(gate: Gate, value: object) -> None:
     refused("requests", value, lambda: untyped(gate.decide_many)(value))
 
 
@@ -262,7 +262,7 @@ def test_a_closed_gate_stays_closed_and_so_does_the_same_gate_in_a_child(gate: G
     lock.release()
 
 
-def test_a_door_with_another_lock_leads_to_the_same_engine_and_is_open(gate: Gate) -> None:
+def test_a_gate_with_another_lock_uses_the_same_engine_and_is_open(gate: Gate) -> None:
     """In a forked child the old lock may be held by a thread that is gone, in the middle of a decision."""
     gate.limit(LIMIT, "a", 3)
     lock = threading.RLock()

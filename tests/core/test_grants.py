@@ -72,7 +72,7 @@ def test_the_only_writer_is_granted_all_that_the_window_leaves(
     assert granted(SubjectRecord(), request) == left
 
 
-def test_others_leave_a_quarter_to_one_that_asks_in_advance() -> None:
+def test_a_node_that_asks_in_advance_gets_a_quarter_of_what_is_left() -> None:
     record = SubjectRecord()
     assert granted(record, message("a", want=20)) == 20
     assert granted(record, message("b", want=90)) == 20  # (100 - 20) // 4
@@ -139,7 +139,7 @@ def test_a_holder_that_does_not_answer_is_named_with_the_end_of_its_credit() -> 
     assert granted(record, asks._replace(number=4), NOW_MS + 6_000) == 50
 
 
-def test_a_recall_by_a_clock_that_was_set_back_since_is_none() -> None:
+def test_a_recall_from_before_the_clock_was_set_back_does_not_count() -> None:
     record = SubjectRecord()
     record.recalled_at_ms = NOW_MS + 10_000
     assert granted(record, message(want=5)) == 5
@@ -246,7 +246,7 @@ def test_bursts_are_remembered_and_fade() -> None:
         (90, 0, NOTHING._replace(spare=20, stuck=11, stuck_ms=700), True, DENY_HELD),
     ],
 )
-def test_what_becomes_of_a_waiting_request(
+def test_the_outcomes_of_a_waiting_request(
     effective: int, spare: int, reply: CreditReply, is_patient: bool, verdict: int
 ) -> None:
     credit = Credit()

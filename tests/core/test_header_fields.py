@@ -39,7 +39,7 @@ def test_a_denied_answer_says_when_to_retry_in_both_places_alike(
 
 
 @given(names)
-def test_a_name_that_a_header_can_carry_is_carried_and_can_be_read_back(name: str) -> None:
+def test_a_name_that_a_header_can_hold_is_sent_and_can_be_read_back(name: str) -> None:
     shown = policy_name(name, "rlns_123456789")
     assert re.fullmatch(STRING, shown)
     read = re.sub(r"\\(.)", r"\1", shown[1:-1])
@@ -48,7 +48,7 @@ def test_a_name_that_a_header_can_carry_is_carried_and_can_be_read_back(name: st
         assert read == name
 
 
-def test_names_that_a_header_cannot_carry_stay_different() -> None:
+def test_names_that_a_header_cannot_hold_stay_different() -> None:
     shown = {policy_name("é"), policy_name("è"), policy_name("x" * 65)}
     assert len(shown) == 3
     assert all(re.fullmatch(STRING, name) for name in shown)

@@ -1,4 +1,4 @@
-"""What comes out of the ledger: foreign components, own rows, a wiped ledger, and anticipation."""
+"""Imports from the ledger: foreign components, own rows, a wiped ledger, and anticipation."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_expired_rows_and_rows_of_short_windows_are_ignored() -> None:
     assert node.engine.subjects.count == 1
 
 
-def test_a_row_from_a_clock_that_runs_ahead_waits_for_its_time_and_pushes_nothing_out() -> None:
+def test_a_row_from_a_clock_that_runs_ahead_is_kept_for_its_time_and_evicts_nothing() -> None:
     node, origin = Node(has_ledger=True), DictOrigin()
     for now_ms, cost in ((T - MINUTE, 40), (T, 10)):
         node.limit(LIMIT, "a", cost, now_ms, origin)
@@ -122,7 +122,7 @@ def test_a_wiped_ledger_is_published_again_after_a_full_import() -> None:
     node.publish(ledger, T)
     node.import_all(ledger, T)
     node.run_sweep(2)
-    assert node.engine.pending.changed == [], "what never was in the ledger was not lost there either"
+    assert node.engine.pending.changed == [], "what was never in the ledger cannot be lost there"
     full = dict(ledger.counts)
     ledger.counts.clear()
     node.import_all(ledger, T + 1_000)
@@ -131,7 +131,7 @@ def test_a_wiped_ledger_is_published_again_after_a_full_import() -> None:
     assert ledger.counts == full
 
 
-def test_a_row_that_goes_out_during_a_full_import_is_not_mistaken_for_a_lost_one() -> None:
+def test_a_row_that_is_published_during_a_full_import_is_not_taken_for_a_lost_one() -> None:
     node, ledger = region_of_one(), DictLedger()
     node.decide(LIMIT, "a", 50, T)
     node.ledger_sync.begin_full_import()
@@ -141,7 +141,7 @@ def test_a_row_that_goes_out_during_a_full_import_is_not_mistaken_for_a_lost_one
     assert node.plan_publish(T) is None
 
 
-def test_an_incremental_import_that_brings_no_own_row_is_no_sign_of_a_wipe() -> None:
+def test_an_incremental_import_without_an_own_row_is_not_a_sign_of_a_wipe() -> None:
     node, ledger = region_of_one(), DictLedger()
     node.decide(LIMIT, "a", 50, T)
     node.publish(ledger, T)
@@ -150,7 +150,7 @@ def test_an_incremental_import_that_brings_no_own_row_is_no_sign_of_a_wipe() -> 
     assert not node.sweep.is_active
 
 
-def test_an_empty_ledger_is_no_loss_when_nothing_was_published_or_all_has_expired() -> None:
+def test_an_empty_ledger_is_not_a_loss_when_nothing_was_published_or_all_has_expired() -> None:
     for published, now_ms in ((False, T), (True, MINUTE * 1002)):
         node = region_of_one()
         node.decide(LIMIT, "a", 50, T)
@@ -316,7 +316,7 @@ def test_anticipation_is_neither_stored_nor_published() -> None:
     assert publication is not None and [one.regional for one in publication.rows] == [5]
 
 
-def test_a_first_sight_is_no_rate_and_a_rate_has_an_end() -> None:
+def test_a_first_value_gives_no_rate_and_a_rate_ends() -> None:
     node = region_of_one(Tuning())
     growing(node, (T, 60))
     assert node.decide(LIMIT, "a", 40, T + 5_000)
@@ -345,7 +345,7 @@ def test_the_age_of_a_row_counts_in_what_is_anticipated() -> None:
     assert node.decide(LIMIT, "a", 30, T + 1_000)
 
 
-def test_growth_over_a_long_silence_is_no_rate() -> None:
+def test_growth_over_a_long_silence_gives_no_rate() -> None:
     node = region_of_one(Tuning())
     growing(node, (T, 10), (T + 10_001, 50))
     assert node.decide(LIMIT, "a", 50, T + 15_000)
@@ -357,7 +357,7 @@ def test_anticipation_can_be_switched_off_and_needs_a_ledger() -> None:
     assert node.decide(LIMIT, "a", 50, T + 5_000)
 
 
-def test_a_probable_denial_on_a_clock_that_stepped_back_is_never_told_to_retry_at_once() -> None:
+def test_a_probable_denial_on_a_clock_that_stepped_back_never_says_retry_at_once() -> None:
     node = region_of_one(Tuning())
     node.decide(LIMIT, "a", 1, T + 2 * MINUTE)
     growing(node, (T, 10), (T + 1_000, 90))

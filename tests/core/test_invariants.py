@@ -1,8 +1,8 @@
-"""The invariants of the design that the core alone can hold, by number.
+"""The invariants of the design that the core alone guarantees, by number.
 
 Here are 1 to 4 and 10. The others are where their machinery is: 5 in test_merge_laws, 6 in test_batches and
-test_threads, 7 in test_threads and test_reentrancy, 8 and 9 in test_convergence. All of 2 again, under everything at
-once, in test_engine_machine.
+test_threads, 7 in test_threads and test_reentrancy, 8 and 9 in test_convergence. Invariant 2 is also checked under all
+events together, in test_engine_machine.
 """
 
 from __future__ import annotations
@@ -145,7 +145,7 @@ def test_invariant_03_a_node_writes_only_its_own_component_and_a_region_only_its
 @given(schedules(World.break_ledger, World.mend_ledger, World.copy_ledger, World.restore_ledger))
 @settings(max_examples=60)
 def test_invariant_04_imported_counts_are_never_published(schedule: list[Event]) -> None:
-    """What stands in the ledger for a region was accepted there: no import, however often, makes it more."""
+    """The ledger's count of a region is what was accepted there: no import raises it, however often."""
     world = World()
     for event in schedule:
         run(world, [event])

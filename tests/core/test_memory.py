@@ -1,4 +1,4 @@
-"""The memory bound: who goes first, who never goes while another can, and how subjects go by themselves."""
+"""The memory bound: which subject is evicted first, which are protected, and how subjects expire."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def known(node: Node, limit: Limit, identifiers: str) -> str:
     return "".join(identifier for identifier in identifiers if node.knows(limit, identifier))
 
 
-# -- who goes first
+# -- which subject is evicted first
 
 
 def test_the_least_recently_used_subject_goes_first() -> None:
@@ -39,7 +39,7 @@ def test_recency_is_exact_to_the_touch_time() -> None:
     node = Node(has_origin=False, tuning=Tuning(subjects_max=2, touch_ms=1_000))
     for later_ms, identifier in ((0, "a"), (1, "b"), (999, "a"), (1_000, "c")):
         node.decide(DAY, identifier, 1, T + later_ms)
-    assert known(node, DAY, "abc") == "bc", "a use within the touch time is no news"
+    assert known(node, DAY, "abc") == "bc", "a use within the touch time changes nothing"
     for later_ms, identifier in ((2_000, "b"), (2_001, "d")):
         node.decide(DAY, identifier, 1, T + later_ms)
     assert known(node, DAY, "bcd") == "bd"
@@ -62,7 +62,7 @@ def test_a_denied_subject_goes_when_only_denied_ones_are_left_and_it_is_counted(
     assert node.engine.subjects.evicted_blocked == 1
 
 
-def test_a_denial_that_is_over_protects_no_subject() -> None:
+def test_a_denial_that_has_ended_protects_no_subject() -> None:
     node = bounded(2)
     node.decide(SECOND, "x", 11, T)
     node.decide(SECOND, "a", 1, T + 500)
@@ -245,7 +245,7 @@ def test_expiry_that_finds_all_subjects_alive_checks_no_more_than_it_is_asked_to
     assert subjects.expired == 0
 
 
-def test_each_new_subject_pays_for_a_few_that_expire() -> None:
+def test_each_new_subject_removes_a_few_that_have_expired() -> None:
     node = Node(has_origin=False)
     for i in range(100):
         node.decide(SECOND, f"old{i}", 1, T)
@@ -324,7 +324,7 @@ def test_slots_are_used_again() -> None:
     assert sorted(subject.identifier for subject in remembered) == ["id97", "id98", "id99"]
 
 
-def test_a_forgotten_subject_knows_that_it_is() -> None:
+def test_a_forgotten_subject_is_marked_as_forgotten() -> None:
     node = bounded(1)
     node.decide(DAY, "a", 1, T)
     subject = node.subject(DAY, "a")
@@ -362,7 +362,7 @@ def test_the_number_of_cells_is_that_of_the_cells_remembered(
         assert subjects.cells == sum(len(held.cells()) for held in subjects.slots if held is not None)
 
 
-def test_denials_after_a_read_are_told_apart() -> None:
+def test_denials_after_a_read_are_counted_separately() -> None:
     node = Node(has_origin=True, tuning=Tuning())
     node.engine.decide(DAY, "a", 11, T, ORIGIN)
     node.engine.decide(DAY, "b", 1, T, ORIGIN)

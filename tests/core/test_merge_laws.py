@@ -41,7 +41,7 @@ rows = st.lists(
 
 Delivery = Callable[[Node], None]
 
-# When answers arrive, by the clock of the node. If it stepped back meanwhile, the order would be no other order.
+# When answers arrive, by the clock of the node, which does not step back here: that would be more than another order.
 ARRIVED_MS = T + 30_000
 
 
@@ -145,7 +145,7 @@ def test_imports_in_one_piece_or_in_many_are_the_same(
 
 
 @given(st.lists(st.integers(0, 50), min_size=1, max_size=8))
-def test_a_view_never_falls_whatever_an_origin_says(totals: list[int]) -> None:
+def test_a_view_never_falls_whatever_an_origin_answers(totals: list[int]) -> None:
     node = Node()
     need = node.need(LIMIT, "a", 0, T)
     for heard_so_far, total in enumerate(totals, 1):

@@ -1,4 +1,4 @@
-"""What goes into the ledger, when, and in which order: the filters, the threshold, pressure and refusals."""
+"""What is published to the ledger, when, and in which order: the filters, the threshold, pressure and refusals."""
 
 from __future__ import annotations
 
@@ -150,7 +150,7 @@ def test_cost_zero_and_denials_are_never_published() -> None:
     assert nothing_to_publish(node)
 
 
-def test_what_is_heard_of_other_nodes_is_published_by_a_node_that_was_asked() -> None:
+def test_counts_of_other_nodes_are_published_by_a_node_that_had_requests() -> None:
     node = Node(has_ledger=True)
     need = node.need(LIMIT, "a", 0, T)
     node.origin_sync.apply_read(need, [OriginReply(70, 0), OriginReply(0, 0)], T)
@@ -322,7 +322,7 @@ def test_pressure_takes_only_what_presses_and_the_tick_takes_the_rest() -> None:
     assert nothing_to_publish(node) and nothing_to_publish(node, pressed_only=True)
 
 
-def test_a_full_cell_presses_with_every_unit() -> None:
+def test_an_almost_full_cell_is_under_pressure_with_every_unit() -> None:
     node, ledger = regional_node(), DictLedger()
     for expected in (97, 98, 99, 100):
         node.decide(LIMIT, "a", 97 if expected == 97 else 1, T)
@@ -360,7 +360,7 @@ def test_a_rejected_row_waits_longer_each_time_and_delays_no_other() -> None:
     assert node.ledger_sync.rows_set_aside == 4
 
 
-def test_a_row_that_was_refused_and_then_stands_starts_anew() -> None:
+def test_the_pause_of_a_refused_row_starts_again_after_a_success() -> None:
     node = regional_node()
     node.decide(LIMIT, "a", 50, T)
     node.ledger_sync.set_aside(planned(node), 0, T - 100_000)

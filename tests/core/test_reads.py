@@ -174,7 +174,7 @@ def test_a_denial_after_strictness_has_ended_is_a_new_activation() -> None:
         assert node.engine.strict_activations == activations
 
 
-def test_strictness_is_one_subjects_own() -> None:
+def test_strictness_belongs_to_one_subject() -> None:
     node = warmed(others=10)
     assert not node.decide(MINUTE, "a", 1, T)
     need = node.need(MINUTE, "b", 1, T)
@@ -206,13 +206,13 @@ def test_the_grace_counts_from_the_start_of_the_cell_not_from_its_first_request(
     assert node.need(MINUTE, "a", 1, start_ms + 1_000).reason == STALE
 
 
-def test_a_subject_that_was_away_for_a_whole_cell_is_cold() -> None:
+def test_a_subject_without_requests_for_a_whole_cell_is_cold() -> None:
     node = warmed(Limit(10, duration_ms=1_000, namespace="default"))
     assert node.need(Limit(10, duration_ms=1_000, namespace="default"), "a", 1, T + 2_000).reason == COLD
 
 
-def test_grace_follows_hearing_and_never_another_grace() -> None:
-    """With windows of a second every cell would otherwise be warm by inference, and a dead origin never asked."""
+def test_a_grace_follows_an_answer_and_never_another_grace() -> None:
+    """Otherwise, with windows of a second, every cell would count as warm, and a dead origin would never be asked."""
     second = Limit(10, duration_ms=1_000, namespace="default")
     node = warmed(second, at_ms=T + 500)
     assert node.decide(second, "a", 1, T + 1_000).source == "local"
@@ -275,7 +275,7 @@ def test_the_pause_after_a_failed_read_survives_a_rollover() -> None:
     assert node.need(second, "a", 1, T + 1_200).reason == COLD
 
 
-def test_a_decision_is_local_again_once_the_origin_was_heard_after_a_failed_read() -> None:
+def test_a_decision_is_local_again_once_the_origin_has_answered_after_a_failed_read() -> None:
     node, origin = warmed(), DictOrigin()
     node.limit(MINUTE, "a", 1, T + 6_000)
     assert node.decide(MINUTE, "a", 1, T + 6_050).source == "degraded"
@@ -283,7 +283,7 @@ def test_a_decision_is_local_again_once_the_origin_was_heard_after_a_failed_read
     assert node.decide(MINUTE, "a", 1, T + 6_101).source == "local"
 
 
-def test_a_decision_is_degraded_until_the_previous_cell_was_heard_too() -> None:
+def test_a_decision_is_degraded_until_the_previous_cell_was_answered_too() -> None:
     node, origin = Node(), DictOrigin()
     node.limit(MINUTE, "a", 1, T)
     assert node.decide(MINUTE, "a", 1, T + 50).source == "degraded"
@@ -396,7 +396,7 @@ def test_an_embedded_limiter_has_no_outages() -> None:
 def test_what_a_neighbour_counted_last_in_the_previous_cell_is_read_although_the_current_one_is_fresh() -> (
     None
 ):
-    """A node that has only looked before the boundary must not admit a full quota behind it."""
+    """A node that has only peeked before the boundary must not admit a full quota after it."""
     limit = Limit(100, duration_ms=60_000, namespace="default")
     node, other, origin = Node("n1"), Node("n2"), DictOrigin()
     start_ms = T // 60_000 * 60_000 + 60_000

@@ -30,7 +30,7 @@ def never(*_arguments: object) -> NoReturn:
     raise AssertionError("nothing needs to be read")
 
 
-class Door:
+class LockedGate:
     """A locked gate, and how often decisions through it were accepted and refused from within."""
 
     def __init__(self, now_ns: Callable[[], int] = lambda: NOW_NS, *, has_origin: bool = False) -> None:
@@ -67,79 +67,79 @@ class Door:
         return found[0]
 
 
-class Meddler(str):
+class CallingName(str):
     """An identifier that asks for a decision whenever it is hashed."""
 
-    __slots__ = ("meddle",)
-    meddle: Callable[[], None]
+    __slots__ = ("on_hash",)
+    on_hash: Callable[[], None]
 
     def __hash__(self) -> int:
-        self.meddle()
+        self.on_hash()
         return str.__hash__(self)
 
     def __eq__(self, other: object) -> bool:
         return str.__eq__(self, other)
 
 
-def meddler(identifier: str, meddle: Callable[[], None]) -> Meddler:
-    one = Meddler(identifier)
-    one.meddle = meddle
+def calling_name(identifier: str, on_hash: Callable[[], None]) -> CallingName:
+    one = CallingName(identifier)
+    one.on_hash = on_hash
     return one
 
 
 def test_a_call_from_within_a_decision_is_refused_and_the_decision_goes_on() -> None:
-    door = Door()
-    assert door.gate.limit(LIMIT, meddler("a", door.call_from_within))
-    assert door.refused >= 1 and door.accepted == 0
-    assert door.counted() == 1
-    assert door.is_free_for_other_threads()
+    locked = LockedGate()
+    assert locked.gate.limit(LIMIT, calling_name("a", locked.call_from_within))
+    assert locked.refused >= 1 and locked.accepted == 0
+    assert locked.counted() == 1
+    assert locked.is_free_for_other_threads()
 
 
 def test_a_call_from_within_a_batch_or_a_loop_is_refused() -> None:
-    door = Door()
-    with door.gate:
-        door.call_from_within()
+    locked = LockedGate()
+    with locked.gate:
+        locked.call_from_within()
         with pytest.raises(ReentrantCall):
-            door.gate.decide_many([Request(LIMIT, "a")])
-        with pytest.raises(ReentrantCall), door.gate:
+            locked.gate.decide_many([Request(LIMIT, "a")])
+        with pytest.raises(ReentrantCall), locked.gate:
             pass
-    assert (door.refused, door.accepted) == (1, 0)
-    assert door.counted() == 0
-    assert door.is_free_for_other_threads()
+    assert (locked.refused, locked.accepted) == (1, 0)
+    assert locked.counted() == 0
+    assert locked.is_free_for_other_threads()
 
 
 def test_the_refusal_says_what_happened_and_may_be_tried_again() -> None:
-    door = Door()
-    with door.gate, pytest.raises(ReentrantCall, match="in the middle of another one") as caught:
-        door.gate.limit(LIMIT, "a")
+    locked = LockedGate()
+    with locked.gate, pytest.raises(ReentrantCall, match="in the middle of another one") as caught:
+        locked.gate.limit(LIMIT, "a")
     assert caught.value.transient
-    assert door.gate.limit(LIMIT, "a")
+    assert locked.gate.limit(LIMIT, "a")
 
 
 def test_a_name_is_remembered_as_a_plain_str_that_runs_no_code_of_a_subclass_later() -> None:
-    door = Door()
-    meddled: list[str] = []
-    door.gate.limit(LIMIT, meddler("a", lambda: meddled.append("hashed")))
-    assert meddled, "it runs while its caller waits for it"
-    assert {type(subject.identifier) for subject in door.engine.subjects.slots if subject} == {str}
-    meddled.clear()
-    assert door.counted() == 1
-    while door.engine.subjects.expire(NOW_NS, 10):
+    locked = LockedGate()
+    calls: list[str] = []
+    locked.gate.limit(LIMIT, calling_name("a", lambda: calls.append("hashed")))
+    assert calls, "it runs while its caller waits for it"
+    assert {type(subject.identifier) for subject in locked.engine.subjects.slots if subject} == {str}
+    calls.clear()
+    assert locked.counted() == 1
+    while locked.engine.subjects.expire(NOW_NS, 10):
         pass
-    assert door.engine.subjects.count == 0
-    assert meddled == []
+    assert locked.engine.subjects.count == 0
+    assert calls == []
 
 
 def test_an_exception_from_within_leaves_the_gate_open_and_nothing_counted() -> None:
-    door = Door()
+    locked = LockedGate()
 
     def explode() -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        door.gate.limit(LIMIT, meddler("a", explode))
-    assert door.counted() == 0
-    assert door.is_free_for_other_threads()
+        locked.gate.limit(LIMIT, calling_name("a", explode))
+    assert locked.counted() == 0
+    assert locked.is_free_for_other_threads()
 
 
 # -- signals
@@ -163,11 +163,11 @@ def on_signal() -> Iterator[Callable[[Callable[[], None]], None]]:
 def test_a_signal_handler_in_the_middle_of_a_decision_is_refused(
     on_signal: Callable[[Callable[[], None]], None],
 ) -> None:
-    door = Door()
-    on_signal(door.call_from_within)
-    assert door.gate.limit(LIMIT, meddler("a", lambda: signal.raise_signal(signal.SIGUSR1)))
-    assert door.refused >= 1 and door.accepted == 0
-    assert door.counted() == 1
+    locked = LockedGate()
+    on_signal(locked.call_from_within)
+    assert locked.gate.limit(LIMIT, calling_name("a", lambda: signal.raise_signal(signal.SIGUSR1)))
+    assert locked.refused >= 1 and locked.accepted == 0
+    assert locked.counted() == 1
 
 
 def test_a_signal_handler_while_the_clock_is_read_is_served_first(
@@ -182,26 +182,26 @@ def test_a_signal_handler_while_the_clock_is_read_is_served_first(
             signal.raise_signal(signal.SIGUSR1)
         return NOW_NS
 
-    door = Door(now_ns)
-    on_signal(door.call_from_within)
-    assert door.gate.limit(LIMIT, "a")
-    assert (door.accepted, door.refused) == (1, 0)
-    assert door.counted() == 2
+    locked = LockedGate(now_ns)
+    on_signal(locked.call_from_within)
+    assert locked.gate.limit(LIMIT, "a")
+    assert (locked.accepted, locked.refused) == (1, 0)
+    assert locked.counted() == 2
 
 
 def test_a_storm_of_signals_loses_no_accepted_unit(
     on_signal: Callable[[Callable[[], None]], None],
 ) -> None:
-    door = Door()
-    on_signal(door.call_from_within)
+    locked = LockedGate()
+    on_signal(locked.call_from_within)
     signal.setitimer(signal.ITIMER_REAL, 0.0001, 0.0001)
     decided = 0
-    while door.accepted + door.refused < 200:
-        assert door.gate.limit(LIMIT, "a")
+    while locked.accepted + locked.refused < 200:
+        assert locked.gate.limit(LIMIT, "a")
         decided += 1
     signal.setitimer(signal.ITIMER_REAL, 0)
-    assert door.counted() == decided + door.accepted
-    assert door.is_free_for_other_threads()
+    assert locked.counted() == decided + locked.accepted
+    assert locked.is_free_for_other_threads()
 
 
 # -- every moment of a decision
@@ -210,8 +210,8 @@ def test_a_storm_of_signals_loses_no_accepted_unit(
 @pytest.mark.skipif(tidegate.compiled, reason="compiled code has no lines between which one could get in")
 @pytest.mark.parametrize("identifier", ["a", "new"])
 def test_invariant_07_check_and_commit_are_one_step_at_every_line_of_a_decision(identifier: str) -> None:
-    door = Door(has_origin=True)
-    door.engine.decide(LIMIT, "a", 1, NOW_NS // 1_000_000, DEGRADED)
+    locked = LockedGate(has_origin=True)
+    locked.engine.decide(LIMIT, "a", 1, NOW_NS // 1_000_000, DEGRADED)
     moments = 0
 
     def trace(frame: FrameType, event: str, _argument: object) -> Any:
@@ -221,45 +221,45 @@ def test_invariant_07_check_and_commit_are_one_step_at_every_line_of_a_decision(
             return trace if name.endswith("gate.py") else None
         if event == "line":
             moments += 1
-            door.call_from_within()
+            locked.call_from_within()
         return trace
 
     before = sys.gettrace()
     sys.settrace(trace)
     try:
-        door.gate.decide(LIMIT, identifier, 5, NOW_NS // 1_000_000, DEGRADED)
+        locked.gate.decide(LIMIT, identifier, 5, NOW_NS // 1_000_000, DEGRADED)
     finally:
         sys.settrace(before)
     assert moments > 10
-    assert (door.refused, door.accepted) == (moments, 0)
+    assert (locked.refused, locked.accepted) == (moments, 0)
     expected = {"a": 6, "new": 5}[identifier]
-    answer = door.gate.decide(LIMIT, identifier, 0, NOW_NS // 1_000_000, DEGRADED)
+    answer = locked.gate.decide(LIMIT, identifier, 0, NOW_NS // 1_000_000, DEGRADED)
     assert isinstance(answer, tidegate.Decision) and answer.effective == expected
 
 
 class Finalized:
     """Garbage in a cycle that asks for a decision when it is collected."""
 
-    def __init__(self, door: Door) -> None:
+    def __init__(self, locked: LockedGate) -> None:
         self.me = self
-        self.door = door
+        self.locked = locked
 
     def __del__(self) -> None:
-        self.door.call_from_within()
+        self.locked.call_from_within()
 
 
 def test_finalizers_that_the_garbage_collector_runs_lose_no_accepted_unit() -> None:
-    door = Door()
+    locked = LockedGate()
     limits = gc.get_threshold()
     gc.collect()
     gc.set_threshold(1)
     try:
         for i in range(200):
-            Finalized(door)
-            assert door.gate.limit(LIMIT, f"new{i}")
+            Finalized(locked)
+            assert locked.gate.limit(LIMIT, f"new{i}")
     finally:
         gc.set_threshold(*limits)
     gc.collect()
-    assert door.accepted + door.refused == 200
-    assert door.counted() == door.accepted
-    assert door.engine.subjects.count == 202
+    assert locked.accepted + locked.refused == 200
+    assert locked.counted() == locked.accepted
+    assert locked.engine.subjects.count == 202

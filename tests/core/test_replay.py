@@ -1,4 +1,4 @@
-"""Own counts on their way to the origin: idempotent, lossless, coalesced, self-healing."""
+"""Replays of own counts to the origin: idempotent, lossless, coalesced, and repaired after a loss."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_aged_out_cells_are_not_replayed_and_hold_nothing_in_memory() -> None:
 # -- answers
 
 
-def test_a_replay_hears_of_the_others() -> None:
+def test_the_answer_to_a_replay_has_the_counts_of_others() -> None:
     node, peer, origin = Node("n1"), Node("n2"), DictOrigin()
     peer.limit(LIMIT, "a", 30, T, origin)
     peer.replay(origin, T)
@@ -182,7 +182,7 @@ def test_a_node_that_only_replays_learns_the_last_counts_of_the_window_before() 
     reads = origin.reads
     node.limit(LIMIT, "a", 1, start_ms + 9_000, origin)
     assert origin.reads == reads
-    # It is told once, not with every replay.
+    # It is sent once, not with every replay.
     node.limit(LIMIT, "a", 1, start_ms + 9_100, origin)
     assert [c.sequence for c in planned(node, start_ms + 9_100).components] == [1001]
 
@@ -238,7 +238,7 @@ def test_a_failover_to_an_older_copy_heals_and_views_never_fall() -> None:
     assert origin.total(DIGEST, 1000) == 13
 
 
-def test_a_replay_on_its_way_during_the_wipe_is_no_reason_to_forget_what_it_brought() -> None:
+def test_a_replay_in_flight_during_a_wipe_is_not_counted_as_all_that_was_lost() -> None:
     node, origin = Node(), DictOrigin()
     node.limit(LIMIT, "a", 5, T, origin)
     node.replay(origin, T)
@@ -252,7 +252,7 @@ def test_a_replay_on_its_way_during_the_wipe_is_no_reason_to_forget_what_it_brou
 
 
 def test_counts_that_the_origin_lost_are_pinned_at_once() -> None:
-    """Before the sweep comes by, memory may run short: they are unreplayed again, and must not go first."""
+    """Memory may run short before the sweep reaches them: they are unreplayed again, and must not be evicted first."""
     node, origin = Node(tuning=Tuning(subjects_max=2)), DictOrigin()
     node.limit(LIMIT, "a", 5, T, origin)
     node.replay(origin, T)
@@ -282,7 +282,7 @@ def test_a_sweep_goes_in_slices_and_can_be_joined_by_another() -> None:
     assert not node.sweep.run(4)
 
 
-# -- healing has a brake
+# -- healing is limited in rate
 
 
 def test_an_origin_that_evicts_cells_is_not_sent_everything_each_time() -> None:
@@ -308,7 +308,7 @@ def test_an_origin_that_evicts_cells_is_not_sent_everything_each_time() -> None:
     assert sum(sum(held.values()) for held in origin.cells.values()) == 200
 
 
-def test_a_cell_that_the_clock_of_the_origin_has_aged_out_is_no_loss() -> None:
+def test_a_cell_that_the_clock_of_the_origin_has_aged_out_is_not_a_loss() -> None:
     second = Limit(10, duration_ms=1_000, namespace="default")
     node, origin = Node(), DictOrigin()
     node.sweep.origin_ahead_ms = 3_500
@@ -369,7 +369,7 @@ def test_a_replay_of_an_earlier_life_that_arrives_late_still_counts() -> None:
 
 
 @pytest.mark.parametrize("reads", [True, False])
-def test_a_subject_that_time_forgot_and_brought_back_counts_its_earlier_life_in_full(reads: bool) -> None:
+def test_a_subject_that_expired_before_the_clock_stepped_back_counts_in_full(reads: bool) -> None:
     """A clock that runs an hour ahead makes everything age out; then it steps back, into the same cells."""
     node, origin = Node(), DictOrigin()
     node.limit(LIMIT, "a", 10, T, origin)
@@ -383,7 +383,7 @@ def test_a_subject_that_time_forgot_and_brought_back_counts_its_earlier_life_in_
     assert node.cell(LIMIT, "a", 1000).others == 0
 
 
-def test_a_cell_that_time_forgot_and_brought_back_counts_its_earlier_life_in_full() -> None:
+def test_a_cell_that_aged_out_before_the_clock_stepped_back_counts_in_full() -> None:
     node, origin = Node(), DictOrigin()
     for sequence in range(1000, 1005):
         node.limit(LIMIT, "a", 10, 60_000 * sequence + 30_000, origin)

@@ -19,7 +19,7 @@ class Marked:
         return self.mark.assign(total, step, owner, self.now_ms, LIFE_MS, PACE_MS)
 
 
-def test_growth_stays_with_the_node_that_is_publishing_for_the_pace() -> None:
+def test_growth_within_the_pace_is_left_to_the_node_that_publishes() -> None:
     cell = Marked()
     assert cell.due(50, "a") == PRESSED
     assert cell.due(60, "b", after_ms=PACE_MS - 1) == NOT_DUE
@@ -49,7 +49,7 @@ def test_a_publisher_that_is_silent_is_replaced_when_its_time_is_over() -> None:
     assert cell.due(51, "b", after_ms=1, step=0) == PRESSED
 
 
-def test_a_mark_from_before_the_clock_was_set_back_holds_nobody_up() -> None:
+def test_a_mark_from_before_the_clock_was_set_back_delays_no_node() -> None:
     cell = Marked()
     assert cell.due(50, "a") == PRESSED
     assert cell.due(60, "b", after_ms=-10) == PRESSED

@@ -1,4 +1,4 @@
-"""A thread hammer: many threads on one subject never exceed the limit and never lose an accepted unit."""
+"""Many threads on one subject never exceed the limit and never lose an accepted unit."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def test_invariant_06_a_batch_is_all_or_nothing_to_every_observer() -> None:
     assert gate.limit(limit, "a", 0).effective == gate.limit(limit, "b", 0).effective == 2_000
 
 
-def test_threads_on_many_subjects_under_a_tight_memory_bound_keep_it_and_themselves() -> None:
+def test_threads_on_many_subjects_keep_a_tight_memory_bound() -> None:
     engine = Engine(Tuning(subjects_max=50, touch_ms=1), node_id="n1")
     gate = locked_gate(engine)
     limit = Limit(10, duration_ms=1_000, namespace="default")
@@ -128,7 +128,7 @@ def test_threads_on_many_subjects_under_a_tight_memory_bound_keep_it_and_themsel
 
 
 def test_threads_that_replay_and_read_meanwhile_lose_no_accepted_unit() -> None:
-    """What drivers do: decisions on some threads, reads where wanted, replays on another, one origin behind."""
+    """As drivers do: decisions and reads on some threads, replays on another, all with one origin."""
     engine = Engine(Tuning(fresh_ms=2), node_id="n1", has_origin=True)
     sweep = Sweep(engine.subjects, engine.pending, engine.global_view)
     origin_sync = OriginSync(engine, sweep, Tuning(fresh_ms=2))

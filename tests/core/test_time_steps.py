@@ -1,5 +1,5 @@
 """Clocks that jump ahead and step back: cells are named by their sequence, so nothing is counted twice or forgotten
-while it matters, and nothing piles up."""
+while it matters, and the number of cells stays small."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ def test_a_step_back_by_a_cell_counts_in_the_earlier_cell() -> None:
     assert node.decide(SECOND, "a", 0, T).effective == 9
 
 
-def test_a_denial_told_again_knows_what_a_later_cell_has_counted_meanwhile() -> None:
-    """At a boundary, threads that read the clock just before it come after threads that read it just behind."""
+def test_a_repeated_denial_includes_what_a_later_cell_has_counted_meanwhile() -> None:
+    """At a boundary, a thread that read the clock just before it may come after a thread that read it just after."""
     node = Node(has_origin=False)
     node.decide(SECOND, "a", 10, T)
     node.decide(SECOND, "a", 1, T + 1_900)
@@ -45,7 +45,7 @@ def test_a_denial_told_again_knows_what_a_later_cell_has_counted_meanwhile() -> 
         assert node.decide(SECOND, "a", 3, T + 1_900)
 
 
-def test_a_subject_that_once_saw_the_far_future_does_not_pile_up_cells() -> None:
+def test_a_subject_with_a_cell_in_the_far_future_keeps_few_cells() -> None:
     """No newer cell pushes the aged ones out until the clock has caught up, which may take a year."""
     node = Node(has_origin=False)
     node.decide(SECOND, "a", 1, T + 10**10)
@@ -90,7 +90,7 @@ def test_requests_from_the_future_keep_the_cells_of_the_present() -> None:
     assert node.decide(SECOND, "a", 0, T).effective == 3 + 4
 
 
-def test_cells_of_many_futures_do_not_pile_up() -> None:
+def test_requests_with_many_future_times_leave_few_cells() -> None:
     node = Node(has_origin=False)
     for number in range(1_000):
         node.engine.decide(SECOND, "a", 1, T + 10_000 * (number * 7 % 1_000), wall_ms=T)
@@ -131,7 +131,7 @@ def test_after_a_step_back_a_failed_read_does_not_pause_reads_for_the_whole_step
     assert node.limit(minute, "a", 1, M + 30_001, origin).source == "local"
 
 
-def test_after_a_small_step_back_a_failed_read_is_no_answer() -> None:
+def test_after_a_small_step_back_a_failed_read_is_not_an_answer() -> None:
     minute = Limit(10, duration_ms=60_000, namespace="default")
     node, origin = Node(), DictOrigin()
     node.limit(minute, "a", 1, M + 50_000)

@@ -73,7 +73,7 @@ def test_the_earliest_fit_is_the_first_instant_of_this_cell_that_fits(
 
 
 @given(counts, counts, counts, instants())
-def test_the_wait_equals_the_oracles(
+def test_the_wait_equals_that_of_the_oracle(
     current: int, previous: int, room: int, instant: tuple[int, int]
 ) -> None:
     elapsed_ms, duration_ms = instant

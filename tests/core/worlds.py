@@ -47,7 +47,7 @@ class World:
         node.run_sweep()
         return node
 
-    # -- what happens
+    # -- events
 
     def request(self, node: Node, identifier: str, cost: int) -> None:
         origin = self.origins[node.region] if self.origin_is_up[node.region] else None
@@ -88,7 +88,7 @@ class World:
             node.import_all(self.ledger, self.now_ms)
 
     def crash(self, region: str) -> None:
-        """The first node of a region goes, with what it has not replayed and what it has on the wire."""
+        """The first node of a region crashes, with what it has not replayed and what it has in flight."""
         index = REGIONS.index(region) * 2
         node = self.nodes[index]
         held = self.origins[node.region].cells
@@ -149,7 +149,7 @@ class World:
                 if row is not None:
                     assert row.regional <= self.truth[region, identifier, sequence]
 
-    # -- what can go wrong
+    # -- faults
 
     def break_origin(self, region: str) -> None:
         self.origin_is_up[region] = False

@@ -73,7 +73,7 @@ def test_a_wrong_word_of_a_script_is_named(word: str) -> None:
     assert repr(word) in str(caught.value) and "k@5,h@10" in str(caught.value)
 
 
-def test_a_tally_knows_the_sliding_window_of_the_hot_identifier() -> None:
+def test_a_tally_computes_the_sliding_window_of_the_hot_identifier() -> None:
     tally = Tally()
     end_ms = 2 * HOT.duration_ms
     for reset in (end_ms - HOT.duration_ms, end_ms, end_ms):

@@ -342,7 +342,7 @@ def test_header_fields_are_those_of_the_limit_that_is_closest_to_refusing() -> N
     assert limits.headers(check(limits, request()))["RateLimit"] == '"n";r=2;t=3600'
 
 
-def test_of_several_denials_the_longest_wait_is_told() -> None:
+def test_of_several_denials_the_longest_wait_is_reported() -> None:
     limits = rate_limits(Rule("1/second; 1/hour", namespace="n"))
     check(limits, request())
     denial, _, _ = limits.denial(check(limits, request()).decisions)
@@ -358,7 +358,7 @@ def test_header_fields_can_be_left_out_and_a_denial_keeps_its_retry_after() -> N
 
 
 @pytest.mark.parametrize("status", [200, 600, True, "429"])
-def test_a_status_that_is_no_error_is_refused(status: Any) -> None:
+def test_a_status_that_is_not_an_error_is_refused(status: Any) -> None:
     with pytest.raises(InvalidInput, match=r"^status: "):
         Answers(status=status)
 

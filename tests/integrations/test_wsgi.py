@@ -46,7 +46,7 @@ def test_an_answer_to_head_has_no_body(limiter: Limiter) -> None:
     assert denied.status_code == 429 and denied.data == b""
 
 
-def test_callers_behind_a_proxy_are_told_apart(limiter: Limiter) -> None:
+def test_callers_behind_a_proxy_are_distinguished(limiter: Limiter) -> None:
     client = Client(RateLimitMiddleware(hello, "1/minute", limiter=limiter, proxies=Proxies(trusted_hops=1)))
     for caller in ("198.51.100.1", "198.51.100.2"):
         headers = {"X-Forwarded-For": f"1.1.1.1, {caller}"}

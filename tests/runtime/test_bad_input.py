@@ -127,7 +127,7 @@ def test_a_bad_limit_is_refused_by_name(arguments: dict[str, Any], field: str) -
 
 
 @pytest.mark.parametrize("requests", [None, 5, "ab", {"a": 1}, iter([Request(TEN_A_MINUTE, "x")])])
-async def test_a_batch_that_is_no_list_is_refused_and_a_generator_is_not_taken_for_an_empty_batch(
+async def test_a_batch_that_is_not_a_list_is_refused_and_a_generator_is_not_taken_for_an_empty_batch(
     requests: Any,
 ) -> None:
     tasks = AsyncLimiter()

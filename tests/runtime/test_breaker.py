@@ -58,7 +58,7 @@ def test_exactly_half_is_enough() -> None:
     assert tested.state(1.0) == "open"
 
 
-def test_what_lies_before_the_window_does_not_count() -> None:
+def test_calls_before_the_window_do_not_count() -> None:
     tested = breaker()
     for _ in range(MIN - 1):
         call(tested, False, 1.0)
@@ -74,7 +74,7 @@ def test_it_stays_open_for_its_time_counted_from_the_trip_whatever_is_asked_mean
     assert tested.admit(100.0 + OPEN_S)
 
 
-def test_a_crowd_does_not_pass_with_the_first_trial() -> None:
+def test_only_one_call_is_admitted_as_the_trial() -> None:
     tested = tripped()
     assert tested.admit(100.0 + OPEN_S)
     assert not tested.admit(100.0 + OPEN_S)
@@ -97,13 +97,13 @@ def test_a_trial_that_succeeds_closes_it_and_the_past_is_forgotten() -> None:
     assert tested.state(106.0) == "closed"
 
 
-def test_a_trial_that_was_given_up_makes_room_for_the_next() -> None:
+def test_after_an_abandoned_trial_the_next_one_is_admitted() -> None:
     tested = tripped()
     tested.release(tested.admit(106.0))
     assert tested.admit(106.0)
 
 
-def test_a_call_from_before_the_trip_is_no_trial_however_late_it_ends() -> None:
+def test_a_call_from_before_the_trip_is_not_a_trial_however_late_it_ends() -> None:
     tested = breaker()
     slow = tested.admit(99.0)
     for _ in range(MIN):

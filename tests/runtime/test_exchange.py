@@ -163,7 +163,7 @@ async def test_batches_of_several_nodes_take_all_or_nothing_and_never_exceed_a_l
     answers = await asyncio.gather(*asked)
     assert fleet.over == 0
     allowed = [items for items, decisions in zip(batches, answers, strict=True) if all(decisions)]
-    await asyncio.sleep(6)  # longer than what was heard of a counter is good enough for a look
+    await asyncio.sleep(6)  # longer than an answer is recent enough for a peek
     for name in "abcd":
         counted = sum(cost for items in allowed for _, item, cost in items if item == name)
         assert counted == fleet.accepted(name) <= 30
@@ -274,7 +274,7 @@ async def test_a_stop_while_the_origin_is_down_says_what_was_not_sent(
 
 
 @on_virtual_time
-async def test_the_credit_of_a_node_that_crashed_is_back_after_its_life() -> None:
+async def test_the_credit_of_a_crashed_limiter_is_available_again_when_it_expires() -> None:
     fleet = CreditFleet(2)
     await fleet.start()
     for _ in range(100):
@@ -294,7 +294,7 @@ async def test_the_credit_of_a_node_that_crashed_is_back_after_its_life() -> Non
 
 
 @on_virtual_time
-async def test_a_node_that_recalls_do_not_reach_holds_others_up_no_longer_than_the_life_of_credit() -> None:
+async def test_a_node_that_recalls_do_not_reach_delays_others_no_longer_than_the_life_of_its_credit() -> None:
     fleet = CreditFleet(2)
     await fleet.start()
     fleet.origins[0].loses_recalls = True
@@ -387,7 +387,7 @@ async def test_a_message_whose_answer_was_lost_is_neither_counted_twice_nor_forg
 
 
 @on_virtual_time
-async def test_a_wiped_origin_costs_at_most_what_was_out_and_what_the_asking_node_had_not_heard() -> None:
+async def test_a_wipe_admits_at_most_the_credit_that_was_out_and_what_the_asking_node_did_not_know() -> None:
     worst = 0
     for seed in range(10):
         fleet = CreditFleet(4, seed=seed)
@@ -507,7 +507,7 @@ async def test_a_stop_in_the_middle_of_much_to_report_ends_without_an_error_and_
 
 @on_virtual_time
 async def test_thousands_of_new_subjects_in_one_moment_open_no_breaker() -> None:
-    """A server takes its time for each command: they wait in line at the node, each request 300 ms at most."""
+    """A server takes its time for each command: messages queue at the node, each request waits 300 ms at most."""
     fleet = CreditFleet(1, latency_ms=(0, 0))
     await fleet.start()
     lock = asyncio.Lock()

@@ -54,14 +54,14 @@ def in_child(work: Callable[[], Any]) -> Any:
     return json.loads(answer)
 
 
-def test_an_embedded_limiter_goes_on_in_the_child_with_what_it_knew() -> None:
+def test_an_embedded_limiter_continues_in_the_child_with_its_counts() -> None:
     limiter = make_limiter(clock=ManualClock(EPOCH_MS))
     limiter.limit(TEN_AN_HOUR, "x", 4)
     assert in_child(lambda: limiter.limit(TEN_AN_HOUR, "x", 2).remaining) == 4
     assert limiter.limit(TEN_AN_HOUR, "x").remaining == 5, "the parent does not see what the child did"
 
 
-def test_an_embedded_async_limiter_goes_on_in_the_child() -> None:
+def test_an_embedded_async_limiter_continues_in_the_child() -> None:
     limiter = make_async_limiter(clock=ManualClock(EPOCH_MS))
 
     def work() -> int:

@@ -123,7 +123,7 @@ async def test_imports_are_fast_while_cells_are_hot_and_slow_otherwise() -> None
 
 
 @on_virtual_time
-async def test_heartbeats_tell_how_many_regions_are_alive() -> None:
+async def test_heartbeats_show_how_many_regions_are_alive() -> None:
     ledger, region, node = world()
     for name in ("ams", "nyc"):
         ledger.heartbeat_nowait(name)
@@ -214,7 +214,7 @@ async def test_evicted_foreign_counts_come_back_within_three_intervals_and_cost_
 
 
 @on_virtual_time
-async def test_rows_that_cannot_be_read_are_counted_and_said_once_and_stop_nothing(
+async def test_rows_that_cannot_be_read_are_counted_and_logged_once_and_stop_nothing(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     ledger, region, node = world()

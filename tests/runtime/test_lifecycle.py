@@ -56,12 +56,12 @@ async def test_a_stop_during_the_start_ends_it() -> None:
     assert node.origin.closed == 1
 
 
-async def test_an_origin_of_another_region_refuses_at_the_start_and_tells_both_names() -> None:
+async def test_an_origin_of_another_region_is_refused_at_the_start_with_both_names() -> None:
     origin = TrackingOrigin(claimed_by("ams"))
     limiter = AsyncLimiter(region="fra", origin=origin)
     with pytest.raises(RegionMismatch, match=r"'fra'.*'ams'"):
         await limiter.start()
-    assert origin.closed == 1, "nothing is left open behind a limiter that never started"
+    assert origin.closed == 1, "a limiter that never started leaves nothing open"
     with pytest.raises(RegionMismatch, match=r"'fra'.*'ams'"):
         await limiter.limit(HUNDRED_A_MINUTE, "x")
     with pytest.raises(RegionMismatch):
@@ -71,7 +71,7 @@ async def test_an_origin_of_another_region_refuses_at_the_start_and_tells_both_n
     await limiter.stop()
 
 
-def test_an_origin_of_another_region_refuses_a_thread_limiter_too() -> None:
+def test_an_origin_of_another_region_is_refused_by_a_thread_limiter_too() -> None:
     limiter = Limiter(region="fra", origin=claimed_by("ams"))
     for call in (limiter.start, lambda: limiter.limit(HUNDRED_A_MINUTE, "x"), limiter.__enter__):
         with pytest.raises(RegionMismatch, match=r"'fra'.*'ams'"):
@@ -79,7 +79,7 @@ def test_an_origin_of_another_region_refuses_a_thread_limiter_too() -> None:
     limiter.stop()
 
 
-async def test_a_ledger_without_a_schema_refuses_at_the_start_and_the_origin_is_released() -> None:
+async def test_a_ledger_without_a_schema_is_refused_at_the_start_and_the_origin_is_released() -> None:
     class Bare(MemoryLedger):
         async def open(self, *, timeout_s: float) -> None:
             raise SchemaMissing("run tidegate migrate")
@@ -92,7 +92,7 @@ async def test_a_ledger_without_a_schema_refuses_at_the_start_and_the_origin_is_
 
 
 @on_virtual_time
-async def test_an_origin_that_is_down_at_the_start_is_no_error_and_heals_later() -> None:
+async def test_an_origin_that_is_down_at_the_start_is_not_an_error_and_is_used_later() -> None:
     region = Region()
     node, other = region.node(), region.node()
     node.faults.fail()
@@ -103,7 +103,7 @@ async def test_an_origin_that_is_down_at_the_start_is_no_error_and_heals_later()
     assert not health["origin"].ok
     assert "injected failure" in health["origin"].detail
     await asyncio.sleep(20)
-    assert node.origin.count("merge") == 0, "an origin that was never met is not written to"
+    assert node.origin.count("merge") == 0, "an origin that was never reached is not written to"
     node.faults.heal()
     await asyncio.sleep(7)
     assert await other.seen("x") == 5
@@ -114,7 +114,7 @@ async def test_an_origin_that_is_down_at_the_start_is_no_error_and_heals_later()
 
 
 @on_virtual_time
-async def test_an_origin_that_turns_out_to_be_another_regions_is_not_used_until_it_is_mended(
+async def test_an_origin_that_turns_out_to_be_another_regions_is_not_used_until_that_is_fixed(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     region = Region("fra")
@@ -130,7 +130,7 @@ async def test_an_origin_that_turns_out_to_be_another_regions_is_not_used_until_
     assert node.origin.count("read") == 0
     health = {line.name: line for line in node.limiter.health()}
     assert health["origin"] == type(health["origin"])("origin", False, "belongs to region 'ams'")
-    assert caplog.text.count("belongs to region 'ams'") == 1, "said once, not every second"
+    assert caplog.text.count("belongs to region 'ams'") == 1, "logged once, not every second"
     region.store.wipe()
     await asyncio.sleep(10)
     other = region.node()
@@ -139,7 +139,7 @@ async def test_an_origin_that_turns_out_to_be_another_regions_is_not_used_until_
 
 
 @on_virtual_time
-async def test_an_origin_that_is_exchanged_for_another_regions_under_way_is_left_alone() -> None:
+async def test_an_origin_that_is_replaced_by_another_regions_at_run_time_is_not_used() -> None:
     region = Region("fra")
     node = region.node()
     await node.accept("x", 5)
@@ -155,7 +155,7 @@ async def test_an_origin_that_is_exchanged_for_another_regions_under_way_is_left
 
 
 @on_virtual_time
-async def test_a_pulse_that_fails_later_does_not_make_the_origin_a_stranger() -> None:
+async def test_a_pulse_that_fails_later_does_not_stop_the_use_of_the_origin() -> None:
     region = Region()
     node = region.node()
     node.faults.fail("open")
@@ -278,7 +278,7 @@ def levels_of(caplog: pytest.LogCaptureFixture, text: str) -> list[str]:
 
 
 @on_virtual_time
-async def test_a_ledger_that_goes_down_later_is_degraded_at_the_next_import_and_told_once(
+async def test_a_ledger_that_goes_down_later_is_degraded_at_the_next_import_and_logged_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level("INFO")
@@ -301,7 +301,7 @@ async def test_a_ledger_that_goes_down_later_is_degraded_at_the_next_import_and_
 
 
 @on_virtual_time
-async def test_an_origin_that_goes_down_later_is_told_once_and_so_is_its_return(
+async def test_an_origin_that_goes_down_later_is_logged_once_and_so_is_its_return(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level("INFO")

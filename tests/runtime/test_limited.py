@@ -217,7 +217,7 @@ PLAIN_FUNCTIONS = [plain_function, functools.partial(plain_function), PlainCalla
 
 
 @pytest.mark.parametrize("function", NEITHER)
-def test_what_is_no_function_that_runs_when_called_is_refused(decorated: Decorated, function: Any) -> None:
+def test_generators_classes_and_other_objects_are_refused(decorated: Decorated, function: Any) -> None:
     with pytest.raises(TypeError, match="limited: "):
         decorated.limiter.limited(TWO_A_MINUTE)(function)
 

@@ -1,4 +1,4 @@
-"""The interface of issue and README: what a developer can do after one `pip install`, with no server of any kind."""
+"""The public interface as README shows it: what works after one `pip install`, without any server."""
 
 from __future__ import annotations
 
@@ -57,9 +57,7 @@ def test_a_decision_says_all_that_a_caller_needs(driver: Driver) -> None:
     assert decision.global_age_ms is None
 
 
-def test_a_denial_is_falsy_counts_nothing_and_says_when_to_come_back(
-    driver: Driver, clock: ManualClock
-) -> None:
+def test_a_denial_is_falsy_counts_nothing_and_says_when_to_retry(driver: Driver, clock: ManualClock) -> None:
     driver.limit(TWO_A_MINUTE, "x", 2)
     denial = driver.limit(TWO_A_MINUTE, "x")
     assert not denial
@@ -87,7 +85,7 @@ def test_peek_looks_without_consuming(driver: Driver) -> None:
 
 def test_the_request_may_bring_its_own_time(driver: Driver) -> None:
     assert driver.limit(TWO_A_MINUTE, "x", 2, now_ms=EPOCH_MS + 3_600_000)
-    assert driver.peek(TWO_A_MINUTE, "x").effective == 0, "an hour later was an hour later"
+    assert driver.peek(TWO_A_MINUTE, "x").effective == 0, "what was counted an hour ahead does not count now"
     assert not driver.limit(TWO_A_MINUTE, "x", now_ms=EPOCH_MS + 3_600_000)
     assert driver.limit_many([Request(TWO_A_MINUTE, "x", 2)], now_ms=EPOCH_MS + 7_200_000)[0]
     assert not driver.peek(TWO_A_MINUTE, "x", now_ms=EPOCH_MS + 7_200_000).remaining
@@ -114,7 +112,7 @@ def test_namespaces_workspaces_and_durations_are_apart_and_limits_are_not(driver
     assert driver.limit(Limit("6/minute", namespace="a"), "x")
 
 
-def test_an_embedded_limiter_tells_who_it_is(driver: Driver) -> None:
+def test_the_repr_of_an_embedded_limiter_names_kind_node_and_subjects(driver: Driver) -> None:
     driver.limit(TWO_A_MINUTE, "x")
     text = repr(driver.limiter)
     assert type(driver.limiter).__name__ in text
@@ -124,7 +122,7 @@ def test_an_embedded_limiter_tells_who_it_is(driver: Driver) -> None:
     assert driver.health() == []
 
 
-def test_memory_is_another_word_for_embedded() -> None:
+def test_an_origin_in_memory_is_an_embedded_limiter() -> None:
     with Limiter(origin="memory://") as limiter:
         assert limiter.limit(TWO_A_MINUTE, "x")
         assert "embedded" in repr(limiter)

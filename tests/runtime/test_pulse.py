@@ -25,7 +25,7 @@ async def test_a_wiped_origin_is_noticed_without_traffic_and_gets_everything_bac
     for n in range(30):
         assert await late.seen(f"user {n}") == 5
     assert first.limiter.statistics().origin_heals >= 30
-    assert second.limiter.statistics().origin_heals >= 30, "also the one that did not find it empty"
+    assert second.limiter.statistics().origin_heals >= 30, "also the node that did not find it empty"
     await region.stop()
 
 

@@ -93,7 +93,7 @@ async def test_a_command_carries_a_bounded_number_of_cells() -> None:
 
 
 @on_virtual_time
-async def test_failed_cells_are_sent_again_with_backoff_until_they_are_told() -> None:
+async def test_failed_cells_are_sent_again_with_backoff_until_they_are_acknowledged() -> None:
     loop = asyncio.get_running_loop()
     region = Region()
     node = region.node()
@@ -116,7 +116,7 @@ async def test_failed_cells_are_sent_again_with_backoff_until_they_are_told() ->
     await region.stop()
 
 
-def test_two_nodes_do_not_come_back_in_step() -> None:
+def test_two_nodes_do_not_retry_at_the_same_times() -> None:
     pauses = {Backoff(0.1, 5.0, Random(seed)).pause_s() for seed in range(50)}
     assert len(pauses) > 40
 
@@ -137,7 +137,7 @@ async def test_a_merge_that_was_applied_but_timed_out_is_not_counted_twice() -> 
 
 
 @on_virtual_time
-async def test_every_round_trip_brings_news_of_the_others() -> None:
+async def test_every_round_trip_brings_the_counts_of_others() -> None:
     region = Region()
     first, second = region.node(), region.node()
     await first.accept("x", 1)
@@ -210,7 +210,7 @@ async def test_a_stop_in_the_middle_of_a_merge_loses_nothing() -> None:
 
 
 @on_virtual_time
-async def test_looking_is_never_replayed() -> None:
+async def test_a_peek_is_never_replayed() -> None:
     region = Region()
     node = region.node()
     for _ in range(10):
@@ -342,7 +342,7 @@ class SlowOrigin(MemoryOrigin):
 
 
 @on_virtual_time
-async def test_with_an_interval_counts_are_told_together_and_each_within_it() -> None:
+async def test_with_an_interval_counts_are_reported_together_and_each_within_it() -> None:
     loop = asyncio.get_running_loop()
     slow = SlowOrigin(clock=clock())
     slow.merge_s = 0.2
@@ -404,7 +404,7 @@ async def test_a_large_command_is_planned_in_slices_and_a_stop_between_two_of_th
 
 
 @on_virtual_time
-async def test_a_turn_ends_when_those_who_waited_are_forgotten_meanwhile() -> None:
+async def test_a_turn_ends_when_the_subjects_that_waited_are_forgotten_meanwhile() -> None:
     slow = SlowOrigin(clock=clock())
     origin = TrackingOrigin(slow)
     short = Limit("1000000/second", namespace="tests")

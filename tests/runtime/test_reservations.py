@@ -51,7 +51,7 @@ def test_settling_higher_counts_the_excess_beyond_the_limit() -> None:
     assert not denied and denied.retry_after_ms is not None and denied.retry_after_ms > 60_000
 
 
-def test_a_block_that_ends_without_a_word_has_used_its_estimate_and_one_that_fails_nothing() -> None:
+def test_a_block_that_ends_without_settling_uses_its_estimate_and_one_that_fails_uses_nothing() -> None:
     limiter, _ = embedded()
     with limiter.reserve(MINUTE, "ann", 10):
         pass
@@ -86,7 +86,7 @@ def test_several_limits_are_reserved_all_or_nothing() -> None:
     assert (used(limiter), used(limiter, DAY)) == (35, 125)
 
 
-def test_a_reservation_that_is_forgotten_ends_with_its_life() -> None:
+def test_a_reservation_that_is_never_settled_expires() -> None:
     limiter, clock = embedded()
     forgotten = limiter.reserve(MINUTE, "ann", 100, life=30)
     forgotten.__enter__()
@@ -375,7 +375,7 @@ def over_admission(seed: int, hurt: Callable[[CreditFleet], None] = lambda fleet
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_no_double_spend_nothing_lost_and_nothing_stuck(seed: int) -> None:
+def test_reservations_are_never_spent_twice_lost_or_kept_forever(seed: int) -> None:
     worst, stuck = over_admission(seed)
     assert stuck == 0
     assert worst <= 0

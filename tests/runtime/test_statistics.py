@@ -33,7 +33,7 @@ OF_THE_ENGINE = {
 
 
 @on_virtual_time
-async def test_a_node_tells_every_field_of_the_statistics_and_no_other() -> None:
+async def test_a_node_reports_every_field_of_the_statistics_and_no_other() -> None:
     limiter = make_async_limiter(region="fra", origin=MemoryOrigin(), ledger=MemoryLedger(), clock=clock())
     await limiter.start()
     assert limiter._parts.node is not None
@@ -60,7 +60,7 @@ async def test_without_credit_a_node_reports_all_fields_but_those_of_credit_and_
     await limiter.stop()
 
 
-def test_both_drivers_tell_the_same_and_an_embedded_one_tells_zeros() -> None:
+def test_both_drivers_report_the_same_and_an_embedded_one_reports_zeros() -> None:
     limiter, tasks = Limiter(), AsyncLimiter()
     for statistics in (limiter.statistics(), tasks.statistics()):
         assert statistics.region is None
@@ -107,7 +107,7 @@ async def test_decisions_reads_and_replays_are_counted_by_what_they_were() -> No
 
 
 @on_virtual_time
-async def test_the_memory_bound_tells_what_had_to_go() -> None:
+async def test_statistics_count_what_the_memory_bound_evicted() -> None:
     region = Region(subjects_max=10)
     node = region.node()
     for n in range(25):

@@ -35,7 +35,7 @@ def test_usage_of_an_identifier_that_never_came_is_zero() -> None:
 
 
 @on_virtual_time
-async def test_usage_tells_processes_and_regions_apart_and_how_old_each_count_is() -> None:
+async def test_usage_shows_processes_and_regions_separately_and_how_old_each_count_is() -> None:
     ledger = MemoryLedger(clock=clock())
     region = Region(ledger=ledger)
     first, second = region.node(), region.node()

@@ -53,7 +53,7 @@ async def test_every_waiting_caller_is_served_in_the_end_and_the_limit_is_kept()
 
 
 @on_virtual_time
-async def test_the_one_who_stops_waiting_consumes_nothing() -> None:
+async def test_a_caller_that_stops_waiting_consumes_nothing() -> None:
     limiter = make_async_limiter(clock=clock())
     await limiter.limit(TWO_A_MINUTE, "x", 2)
     with pytest.raises(TimeoutError):
@@ -78,7 +78,7 @@ async def test_the_decorator_may_wait() -> None:
 
 @pytest.mark.parametrize("timeout", [-1, True, "5", float("nan"), [1]])
 @on_virtual_time
-async def test_a_timeout_that_is_no_time_is_refused_before_anything_is_counted(timeout: float) -> None:
+async def test_an_invalid_timeout_is_refused_before_anything_is_counted(timeout: float) -> None:
     limiter = make_async_limiter(clock=clock())
     with pytest.raises(InvalidInput, match="timeout"):
         await limiter.wait(TWO_A_MINUTE, "x", timeout=timeout)

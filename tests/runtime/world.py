@@ -48,7 +48,7 @@ async def turns(count: int = 20) -> None:
 
 
 class Region:
-    """Nodes around one origin in memory; each node's way to it can be hurt and watched apart."""
+    """Nodes around one origin in memory; each node's calls to it can be watched and made to fail separately."""
 
     def __init__(self, name: str = "fra", *, ledger: MemoryLedger | None = None, **tuning: Any) -> None:
         self.name = name

@@ -139,7 +139,7 @@ class TidegateServer:
         return self.process.stdout.readline()
 
     def rest_of_announcement(self) -> str:
-        """What it said on stdout after the first line; only once it has ended."""
+        """What it wrote to stdout after the first line; only once it has ended."""
         assert self.process is not None
         assert self.process.stdout is not None
         return self.process.stdout.read()

@@ -35,7 +35,7 @@ def test_without_an_authorization_header_the_input_is_invalid(server: TidegateSe
 @pytest.mark.parametrize(
     "value", ["tg_abc", "bearer tg_abc", "Basic dXNlcg==", "Bearer", "Bearer  ", "Bearertg_abc", ""]
 )
-def test_a_header_that_is_no_bearer_token_is_malformed(
+def test_a_header_that_is_not_a_bearer_token_is_malformed(
     server: TidegateServer, operation: str, value: str
 ) -> None:
     reply = server.call(operation, body_of(operation), None, Authorization=value)

@@ -54,7 +54,7 @@ def test_a_cost_above_the_limit_is_always_denied(workspace: Workspace) -> None:
     assert workspace.limit(limit=2, cost=2, at_ms=NOON_MS).data["success"] is True
 
 
-def test_the_limit_is_no_part_of_the_counter_and_the_duration_is(workspace: Workspace) -> None:
+def test_the_limit_is_not_part_of_the_counter_and_the_duration_is(workspace: Workspace) -> None:
     workspace.limit(limit=10, cost=4, at_ms=NOON_MS)
     assert workspace.limit(limit=100, cost=1, at_ms=NOON_MS).data["remaining"] == 95
     assert workspace.limit(limit=10, cost=1, duration=120_000, at_ms=NOON_MS).data["remaining"] == 9
@@ -157,7 +157,7 @@ def test_a_missing_field_is_a_400(workspace: Workspace, field: str) -> None:
     assert field in error["message"]
 
 
-def test_an_invalid_body_is_told_before_a_bad_key(server: TidegateServer) -> None:
+def test_an_invalid_body_is_reported_before_a_bad_key(server: TidegateServer) -> None:
     reply = server.call("limit", {"namespace": ""}, "tg_wrong")
     assert (reply.status, reply.problem) == (400, "unkey/application/invalid_input")
 
@@ -253,6 +253,6 @@ def test_huge_quotas_stay_within_what_a_header_may_carry(workspace: Workspace) -
     assert reply.data["remaining"] == INT64_MAX - 1
 
 
-def test_a_test_time_that_is_none_is_a_400(workspace: Workspace) -> None:
+def test_an_invalid_test_time_is_a_400(workspace: Workspace) -> None:
     reply = workspace.call("limit", VALID, X_Test_Time="yesterday")
     assert (reply.status, reply.problem) == (400, "unkey/application/invalid_input")

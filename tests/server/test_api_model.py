@@ -1,7 +1,7 @@
 """Random calls with a time of their own, against the arithmetic of the API page written down as plainly as it is there.
 
 Windows, costs, shared counters, batches, patterns and overrides that come and go: what no list of examples covers
-together. The model knows nothing of cells that age, of caches or of short ways.
+together. The model has no cells that age, no caches and no fast paths.
 """
 
 from __future__ import annotations

@@ -186,7 +186,7 @@ async def test_a_tenant_that_reserves_all_it_can_gets_an_error_and_others_still_
 
 @given(st.text(max_size=60))
 @settings(max_examples=200)
-def test_no_text_is_an_id_by_accident(text: str) -> None:
+def test_other_text_is_never_a_valid_id(text: str) -> None:
     for candidate in (text, "rlrs_" + text):
         with pytest.raises(Refusal):
             _decoded(candidate)

@@ -114,7 +114,7 @@ async def test_a_body_in_chunks_is_put_together(hosted: Hosted) -> None:
         assert answer.json()["data"]["remaining"] == 2
 
 
-async def test_a_client_that_goes_within_its_body_is_not_counted(hosted: Hosted) -> None:
+async def test_a_client_that_disconnects_within_its_body_is_not_counted(hosted: Hosted) -> None:
     messages: list[MutableMapping[str, Any]] = [
         {"type": "http.request", "body": json.dumps(BODY).encode(), "more_body": True},
         {"type": "http.disconnect"},
@@ -131,7 +131,7 @@ async def test_a_client_that_goes_within_its_body_is_not_counted(hosted: Hosted)
         assert looked.json()["data"]["remaining"] == 3
 
 
-async def test_a_client_that_goes_while_its_operation_waits_ends_the_operation(
+async def test_a_client_that_disconnects_while_its_operation_waits_ends_the_operation(
     hosted: Hosted, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     waiting = asyncio.Event()
@@ -237,7 +237,7 @@ async def test_counts_are_written_when_the_lifespan_ends(hosted: Hosted, tmp_pat
             assert answer.json()["data"]["remaining"] == remaining
 
 
-async def test_a_start_that_fails_is_told_to_the_host(tmp_path: Path) -> None:
+async def test_a_start_that_fails_is_reported_to_the_host(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     app = create_app(data_dir=str(tmp_path / "file"))
     sent: list[MutableMapping[str, Any]] = []
@@ -253,7 +253,7 @@ async def test_a_start_that_fails_is_told_to_the_host(tmp_path: Path) -> None:
     assert "data_dir" in sent[0]["message"]
 
 
-async def test_without_a_start_the_host_is_told_what_is_missing(hosted: Hosted) -> None:
+async def test_without_a_start_the_error_says_what_is_missing(hosted: Hosted) -> None:
     with pytest.raises(RuntimeError, match="async with app"):
         await call(hosted.app, scope("/livez", method="GET"), whole(b""))
 

@@ -30,7 +30,7 @@ def test_keys_are_long_random_and_of_one_alphabet() -> None:
     assert len(set(letters)) == 62
 
 
-def test_a_digest_tells_nothing_of_its_key_and_a_hint_little() -> None:
+def test_a_digest_shows_nothing_of_its_key_and_a_hint_little() -> None:
     key = new_key()
     assert len(digest_of(key)) == 32
     assert digest_of(key) != digest_of(key[:-1] + ("a" if key[-1] != "a" else "b"))
@@ -76,7 +76,7 @@ def test_spellings_of_one_header_do_not_fill_the_memory(
         assert len(callers._found) <= 10
 
 
-def test_an_unknown_key_is_worth_one_question_until_any_key_changes(view: CatalogView) -> None:
+def test_an_unknown_key_is_looked_up_once_until_any_key_changes(view: CatalogView) -> None:
     callers = Callers(view)
     assert callers.find(b"Bearer tg_new", b"tg_new") is None
     assert not callers.is_negative_cached(b"tg_new"), "ask the database"

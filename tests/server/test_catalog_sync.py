@@ -125,7 +125,7 @@ async def test_all_callers_that_wait_for_a_poll_share_it(database: Outage) -> No
     assert database.calls == ["version"]
 
 
-async def test_a_poll_that_was_under_way_does_not_count_for_who_comes_later(database: Outage) -> None:
+async def test_a_poll_that_was_under_way_does_not_count_for_later_callers(database: Outage) -> None:
     sync = sync_of(database)
     await sync.start()
     database.calls.clear()
@@ -168,7 +168,7 @@ async def test_a_namespace_first_seen_during_an_outage_is_written_afterwards(dat
     assert [row.id for row in changes.namespaces] == [made.id]
 
 
-async def test_an_id_that_is_taken_is_drawn_anew(database: Outage) -> None:
+async def test_an_id_that_is_taken_is_drawn_again(database: Outage) -> None:
     taken = NamespaceRow(namespace_id("w", "mine"), "elsewhere", "x", 1, None)
     await database.inner.create_namespace(taken, timeout_s=TIMEOUT_S)
     sync = sync_of(database)
@@ -178,7 +178,7 @@ async def test_an_id_that_is_taken_is_drawn_anew(database: Outage) -> None:
     assert workspace_of(sync).namespaces["mine"] is made
 
 
-async def test_a_database_that_was_restored_from_a_copy_is_read_anew(
+async def test_a_database_that_was_restored_from_a_copy_is_read_again(
     database: Outage, tmp_path: Path
 ) -> None:
     sync = sync_of(database)
@@ -196,7 +196,7 @@ async def purge_all(database: Outage) -> None:
         pass
 
 
-async def test_a_purge_costs_a_node_that_was_awake_nothing_and_frees_its_memory(database: Outage) -> None:
+async def test_a_purge_costs_a_node_that_followed_it_nothing_and_frees_its_memory(database: Outage) -> None:
     sync = sync_of(database)
     await sync.start()
     namespace = await sync.create_namespace(workspace_of(sync), "one")
@@ -214,7 +214,7 @@ async def test_a_purge_costs_a_node_that_was_awake_nothing_and_frees_its_memory(
     assert database.calls == ["version"]
 
 
-async def test_a_node_that_slept_while_marks_were_purged_reads_everything(database: Outage) -> None:
+async def test_a_node_that_missed_purged_marks_reads_everything(database: Outage) -> None:
     sleeper, other = sync_of(database), sync_of(database)
     await other.start()
     namespace = await other.create_namespace(workspace_of(other), "one")

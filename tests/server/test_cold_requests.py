@@ -1,4 +1,4 @@
-"""Requests of callers that this node has not seen yet: the origin is asked about all of a turn in one round trip."""
+"""Requests of callers that are new to this node: those of one turn of the loop ask the origin in one round trip."""
 
 from __future__ import annotations
 

@@ -323,7 +323,7 @@ def test_an_empty_variable_counts_as_unset() -> None:
     assert load(environ={"TIDEGATE_WORKERS": "", "TIDEGATE_REGION": ""}).config == ServerConfig()
 
 
-def test_a_misspelt_variable_is_warned_about_and_those_of_kubernetes_are_not() -> None:
+def test_a_misspelled_variable_is_warned_about_and_those_of_kubernetes_are_not() -> None:
     loaded = load(
         environ={
             "TIDEGATE_REGOIN": "fra",
@@ -370,7 +370,7 @@ def test_a_url_with_a_secret_can_come_from_a_file_of_its_own(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("content", [b"listen = ", b"\xff\xfe", b"a = 1\na = 2", b"[http]\n[http]"])
-def test_a_file_that_is_no_toml_is_a_fault(tmp_path: Path, content: bytes) -> None:
+def test_a_file_that_is_not_toml_is_a_fault(tmp_path: Path, content: bytes) -> None:
     file = tmp_path / "c.toml"
     file.write_bytes(content)
     (fault,) = faults_of(file=file)

@@ -77,7 +77,8 @@ def test_no_header_and_a_wrong_one_are_two_errors_and_both_have_their_page(
 
 
 def test_the_table_holds_nothing_that_is_never_sent() -> None:
-    # Named by other descriptions of the API. No header at all is invalid input here, and who has hung up reads nothing.
+    # Named by other descriptions of the API. A missing header is invalid input here, and to a client that has
+    # disconnected nothing is sent.
     assert not {"unkey/authentication/missing", "user/bad_request/client_closed_request"}.intersection(
         SUFFIXES
     )

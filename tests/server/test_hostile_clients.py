@@ -1,4 +1,4 @@
-"""Attacks that once worked, in small form: what a client can make one node hold, and whom it can exclude."""
+"""Attacks that once worked, scaled down: what memory a client can cost a node, and whom it can exclude."""
 
 from __future__ import annotations
 
@@ -168,7 +168,7 @@ def test_every_pipelined_request_is_answered_in_order_however_slowly_it_is_read(
 # Connections that are held.
 
 
-async def test_a_client_that_never_takes_the_last_bytes_loses_its_connection_after_the_linger() -> None:
+async def test_a_client_that_never_reads_the_last_bytes_loses_its_connection_after_the_linger() -> None:
     place = Place()
     connection, transport = place.connect()
     connection.data_received(get("/page"))
@@ -267,7 +267,7 @@ async def test_at_the_bound_the_longest_idle_connection_makes_room(sent: bytes) 
             each.close()
 
 
-async def test_when_every_connection_waits_for_an_answer_probes_still_get_theirs_and_others_a_503() -> None:
+async def test_when_every_connection_waits_probes_are_still_answered_and_others_get_a_503() -> None:
     async with listening(2) as (place, port):
         busy = [await Caller.connect(port) for _ in range(2)]
         for each in busy:
@@ -312,7 +312,7 @@ async def test_clients_that_never_finish_their_tls_handshake_do_not_exclude_othe
             each.close()
 
 
-async def test_a_client_that_does_not_speak_tls_gives_its_place_back(tmp_path: Path) -> None:
+async def test_a_client_that_does_not_speak_tls_is_disconnected(tmp_path: Path) -> None:
     create_certificate(tmp_path / "cert.pem", tmp_path / "key.pem")
     server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     server.load_cert_chain(tmp_path / "cert.pem", tmp_path / "key.pem")
@@ -583,7 +583,7 @@ async def test_wrong_keys_never_reach_the_database_one_by_one(
         assert polls < 10
         for key in keys:
             assert (await answer_of(service, "limit", body, key))[0] == 401
-        assert waits == 150, "known to be unknown: no waiting"
+        assert waits == 150, "remembered as unknown: no waiting"
 
 
 async def test_a_key_that_the_database_was_too_slow_to_confirm_is_not_called_unknown(
@@ -610,7 +610,7 @@ async def test_a_key_that_the_database_was_too_slow_to_confirm_is_not_called_unk
         assert (await answer_of(service, "limit", body, key))[0] == 200, "and not remembered as unknown"
 
 
-async def test_a_reload_that_a_stop_overtakes_is_no_failure(
+async def test_a_reload_that_a_stop_interrupts_is_not_a_failure(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with serving(tmp_path) as (service, _):
@@ -676,7 +676,7 @@ class Lookups:
         self._is_counting = False
 
 
-async def test_patterns_that_almost_match_take_a_turn_of_the_loop_from_others_never_more(
+async def test_patterns_that_almost_match_cost_a_bounded_part_of_each_turn_of_the_loop(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def body(**fields: object) -> bytes:

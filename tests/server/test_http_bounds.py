@@ -33,12 +33,12 @@ def hurried() -> Iterator[TidegateServer]:
         yield server
 
 
-def test_a_client_that_says_nothing_is_let_go(hurried: TidegateServer) -> None:
+def test_a_client_that_sends_nothing_is_disconnected(hurried: TidegateServer) -> None:
     with hurried.socket() as connection:
         assert Client(connection).is_closed()
 
 
-def test_an_idle_connection_is_closed_without_a_word(hurried: TidegateServer) -> None:
+def test_an_idle_connection_is_closed_without_an_answer(hurried: TidegateServer) -> None:
     with hurried.socket() as connection:
         client = Client(connection)
         client.send(LIVENESS)
@@ -86,7 +86,7 @@ def test_a_body_that_does_not_come_is_a_408(hurried: TidegateServer) -> None:
         assert client.is_closed()
 
 
-def test_a_client_that_does_not_read_is_not_read_from_and_then_cut_off(hurried: TidegateServer) -> None:
+def test_a_client_that_does_not_read_is_not_read_from_and_then_disconnected(hurried: TidegateServer) -> None:
     with hurried.socket() as connection:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4_096)
         connection.setblocking(False)
@@ -228,7 +228,7 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return cert, key
 
 
-def test_tls_serves_the_same_api_and_survives_strangers(certificate: tuple[Path, Path]) -> None:
+def test_tls_serves_the_same_api_and_survives_clients_without_tls(certificate: tuple[Path, Path]) -> None:
     cert, key = certificate
     with TidegateServer("--tls-cert", str(cert), "--tls-key", str(key)) as server:
         assert server.url.startswith("https://")

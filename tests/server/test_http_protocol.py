@@ -54,7 +54,7 @@ def test_pipelined_requests_are_answered_in_order_also_when_one_must_wait(
         assert b'"message"' in client.answer()[2]
 
 
-def test_thousands_of_pipelined_requests_in_one_breath_are_all_answered(
+def test_thousands_of_pipelined_requests_in_one_write_are_all_answered(
     client: Client, workspace: Workspace
 ) -> None:
     count = 5_000
@@ -280,7 +280,7 @@ def test_chunk_extensions_and_tiny_chunks_are_bounded_too(
         (b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n1\r\nab\r\n", 400),
     ],
 )
-def test_what_is_no_request_is_refused_once_and_the_connection_ends(
+def test_bytes_that_are_not_a_request_are_refused_once_and_the_connection_ends(
     client: Client, data: bytes, status: int
 ) -> None:
     client.send(data)

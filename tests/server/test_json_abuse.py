@@ -183,11 +183,11 @@ def test_wide_json_is_a_400_and_names_a_few_of_its_faults(workspace: Workspace) 
         VALID[:-1] + b',"limit":10' * 100_000 + b"}",
     ],
 )
-def test_a_key_that_stands_twice_is_a_400(workspace: Workspace, body: bytes) -> None:
+def test_a_duplicate_key_is_a_400(workspace: Workspace, body: bytes) -> None:
     assert "twice" in refused(workspace.call("limit", body))
 
 
-def test_keys_that_stand_twice_are_found_in_every_operation(workspace: Workspace) -> None:
+def test_duplicate_keys_are_found_in_every_operation(workspace: Workspace) -> None:
     workspace.limit("api")
     pair = b'"namespace":"api","identifier":"x"'
     for operation, body in (
@@ -214,7 +214,7 @@ def test_strings_that_look_like_keys_are_only_strings(workspace: Workspace, name
     )
 
 
-def test_whitespace_up_to_the_bound_of_the_body_is_no_fault(
+def test_whitespace_up_to_the_bound_of_the_body_is_not_a_fault(
     server: TidegateServer, workspace: Workspace
 ) -> None:
     bound = 10_485_760

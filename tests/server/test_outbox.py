@@ -111,7 +111,7 @@ async def test_no_answer_waits_for_more_than_a_few_others() -> None:
 
 async def test_answers_of_one_turn_leave_in_one_write() -> None:
     connection, transport = connected(http_server())
-    for data in (REQUEST, REQUEST, 3 * REQUEST):  # the long way, the short way, pipelined
+    for data in (REQUEST, REQUEST, 3 * REQUEST):  # parsed, recognised by its head, pipelined
         connection.data_received(data)
     assert transport.done == []
     await turn()

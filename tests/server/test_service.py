@@ -118,7 +118,7 @@ def test_what_a_server_and_the_keys_command_keep_on_disk_is_for_their_user_only(
     assert {path.stat().st_mode & 0o777 for path in other.iterdir()} == {0o600}
 
 
-def test_with_json_the_first_start_is_told_as_one_json_line(tmp_path: Path) -> None:
+def test_with_json_the_first_start_prints_one_json_line(tmp_path: Path) -> None:
     with TidegateServer("--json", data_dir=tmp_path / "data") as server:
         told = json.loads(server.announcement)
         assert told["url"] == server.url and told["data_dir"] == str(tmp_path / "data")
@@ -188,7 +188,9 @@ def test_sighup_reads_the_log_level_and_the_keys_again(tmp_path: Path) -> None:
         assert server.get("/livez").status == 200
 
 
-def test_an_address_in_use_is_told_and_nothing_is_left_behind(server: TidegateServer, tmp_path: Path) -> None:
+def test_an_address_in_use_is_reported_and_nothing_is_left_behind(
+    server: TidegateServer, tmp_path: Path
+) -> None:
     done = subprocess.run(
         [
             *(sys.executable, "-m", "tidegate.cli", "serve", "--data-dir", str(tmp_path / "d")),
@@ -368,7 +370,7 @@ def test_metrics_are_those_of_all_workers_and_survive_the_death_of_one(crowd: Ti
     assert workspace.limit().status == 200
 
 
-def test_workers_go_with_their_supervisor(tmp_path: Path) -> None:
+def test_workers_end_with_their_supervisor_stopped_or_killed(tmp_path: Path) -> None:
     with TidegateServer("--workers", "2", data_dir=tmp_path / "data") as server:
         workers = children(server.pid)
         assert server.stop() == 0
@@ -407,7 +409,7 @@ def test_a_crash_of_a_node_with_redis_loses_nothing_older_than_a_round_trip(
         assert workspace.call("limit", many | {"cost": 0}).data["remaining"] == 1_000_000 - 200
 
 
-def test_a_redis_that_takes_no_counts_is_degraded_and_said_once(
+def test_a_redis_that_takes_no_counts_is_degraded_and_logged_once(
     fresh_redis: RedisServer, tmp_path: Path
 ) -> None:
     with TidegateServer("--origin", fresh_redis.url, "--region", "fra", data_dir=tmp_path / "data") as server:

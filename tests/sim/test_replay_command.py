@@ -48,7 +48,7 @@ def test_json_has_the_same_and_at_most_so_many_identifiers(log: Path) -> None:
     assert [caller["identifier"] for caller in document["callers"]] == ["\x1b[2Jten"]
 
 
-def test_a_limit_that_changes_nothing_lists_nobody(log: Path) -> None:
+def test_a_limit_that_changes_nothing_lists_no_identifier(log: Path) -> None:
     code, output = run(str(log), "--limit", "100/minute")
     assert code == 0 and "0 requests of 0 identifiers would have been denied" in output
     assert "identifier  " not in output

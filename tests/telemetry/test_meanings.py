@@ -240,7 +240,7 @@ async def test_publishes_that_got_no_answer_are_errors_and_rejected_rows_are_set
     "global_import_rows_unreadable_total",
     "global_lag_seconds",
 )
-async def test_imports_count_rows_and_what_got_no_answer_and_heartbeats_are_no_imports() -> None:
+async def test_imports_count_rows_and_failures_and_heartbeats_are_not_imports() -> None:
     ledger = MemoryLedger(clock=clock())
     region = Region(ledger=ledger)
     node = region.node(with_origin=False)

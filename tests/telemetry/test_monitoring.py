@@ -30,7 +30,7 @@ def declared(name: str) -> Metric:
     entry = BY_FULL_NAME.get(name)
     if entry is None:
         base, _, suffix = name.rpartition("_")
-        assert suffix in {"bucket", "count", "sum"}, f"{name} is no metric"
+        assert suffix in {"bucket", "count", "sum"}, f"{name} is not a metric"
         entry = BY_FULL_NAME[base]
         assert entry.kind == "histogram", name
     return entry

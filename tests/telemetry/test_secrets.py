@@ -142,7 +142,7 @@ def test_the_password_of_a_url_is_hidden(url: str) -> None:
         ("sqlite:///data/tidegate.db", "sqlite:///data/tidegate.db"),
     ],
 )
-def test_what_is_no_secret_stays_readable(url: str, shown: str) -> None:
+def test_text_that_is_not_a_secret_stays_readable(url: str, shown: str) -> None:
     assert mask(url) == shown
 
 

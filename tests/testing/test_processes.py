@@ -32,7 +32,7 @@ pytestmark = pytest.mark.server
 
 EVERY_SERVER = pytest.mark.parametrize("kind", [RedisServer, MariaDBServer, PostgresServer])
 
-# Two of the servers are frozen: a stopped process does not hear of its parent's death like others do.
+# Two of the servers are frozen: a stopped process does not get the signal of its parent's death as others do.
 OWNER = """
 import sys
 from tidegate.testing import MariaDBServer, PostgresServer, RedisServer
@@ -50,7 +50,7 @@ sys.stdin.read()
 """
 
 
-def test_a_killed_owner_leaves_no_process_behind_and_the_next_one_sweeps_its_data() -> None:
+def test_a_killed_owner_leaves_no_process_behind_and_the_next_one_removes_its_data() -> None:
     with subprocess.Popen(
         [sys.executable, "-c", OWNER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as owner:
@@ -200,7 +200,7 @@ def test_a_missing_valkey_is_an_error_that_names_its_package_and_make_test(
         ValkeyServer().start()
 
 
-def test_a_directory_in_use_is_not_swept_and_an_abandoned_one_is(tmp_path: Path) -> None:
+def test_a_directory_in_use_is_not_removed_and_an_abandoned_one_is(tmp_path: Path) -> None:
     used = DataDirectory("test")
     try:
         remove_abandoned()
@@ -246,7 +246,7 @@ def test_a_server_that_ignores_the_order_to_stop_is_killed_and_reported(
 
 @contextmanager
 def listener(port: int = 0) -> Iterator[int]:
-    """A stranger who listens and never answers."""
+    """Another process that listens and never answers."""
     with socket.socket() as stranger:
         stranger.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         stranger.bind((LOOPBACK, port))

@@ -108,7 +108,7 @@ def test_a_stalled_request_does_not_reach_the_server_until_the_stall_ends(
     assert raw.recv(100) == b":1\r\n"
 
 
-def test_with_stalled_replies_a_request_is_applied_though_the_client_hears_nothing(
+def test_with_stalled_replies_a_request_is_applied_though_the_client_gets_no_answer(
     fresh_redis: RedisServer, proxy: FaultProxy, raw: socket.socket
 ) -> None:
     proxy.apply(Faults(stall_replies=True))
@@ -154,7 +154,7 @@ def test_a_stall_holds_a_bounded_number_of_bytes_and_delivers_them_all_afterward
     wait_until(
         lambda: link.requests._held_bytes > HELD_BYTES_MAX,
         timeout_s=LONG_S,
-        what="the proxy to have its fill",
+        what="the buffers of the proxy to be full",
     )
     sender.join(SHORT_S)
     assert sender.is_alive()
@@ -281,7 +281,7 @@ def test_the_same_seed_draws_the_same_jitter_for_the_same_connection(fresh_redis
     assert draw(1) != draw(2)
 
 
-def test_what_makes_no_sense_is_refused() -> None:
+def test_invalid_faults_are_refused() -> None:
     with pytest.raises(ValueError, match="latency_ms -1"):
         Faults(latency_ms=-1)
     with pytest.raises(ValueError, match="bytes_per_s 0 must be at least 1; to forward nothing, stall"):

@@ -7,7 +7,7 @@ from tidegate import Limit
 from tidegate.adapters.memory import MemoryLedger
 from tidegate.core.model import LedgerRow
 
-# Far from full after the first publish: what follows is no pressure.
+# Far from full after the first publish: what follows causes no pressure.
 HALF_USED = Limit("1000/hour", namespace="tests")
 
 

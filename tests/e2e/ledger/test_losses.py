@@ -115,7 +115,7 @@ class ReplicaReader:
         return self._primary.statistics()
 
 
-async def test_a_stale_replica_takes_nothing_back_and_doubles_nothing(server_world: World) -> None:
+async def test_a_stale_replica_lowers_and_doubles_no_count(server_world: World) -> None:
     world = server_world
     server = world.database.server  # type: ignore[attr-defined]  # a ServerDatabase
     replica_url = server.create_database()
@@ -127,7 +127,7 @@ async def test_a_stale_replica_takes_nothing_back_and_doubles_nothing(server_wor
     await until(lambda: world.database.counts() == {("ada", "fra"): 30}, "it is published")
     await ledger.catch_up(world.clock.now_ms())
     await until_all_see([iad], {"ada": 30})
-    # The replica stands still while the world goes on; full reads show the region's own row as it was.
+    # The replica is not updated while counts go on; full reads show the region's own row as it was.
     await accept(fra, "ada", 25)
     await accept(fra, "bob", 40)
     await until(lambda: world.database.counts().get(("ada", "fra")) == 55, "it is published")
@@ -145,7 +145,7 @@ async def test_a_stale_replica_takes_nothing_back_and_doubles_nothing(server_wor
     server.drop_database(replica_url)
 
 
-async def test_a_cursor_from_before_a_wipe_is_told_that_rows_were_lost(world: World) -> None:
+async def test_a_cursor_from_before_a_wipe_gets_the_answer_that_rows_were_lost(world: World) -> None:
     ledger = world.ledger()
     try:
         await ledger.publish([world.row("ada", "fra", 5)], timeout_s=10)
@@ -161,7 +161,7 @@ async def test_a_cursor_from_before_a_wipe_is_told_that_rows_were_lost(world: Wo
         await ledger.close()
 
 
-def test_a_ledger_in_memory_tells_a_loss_too() -> None:
+def test_a_ledger_in_memory_reports_a_loss_too() -> None:
     ledger = MemoryLedger()
     cursor = ledger.changes_nowait(None, now_ms=0).cursor
     assert not ledger.changes_nowait(cursor, now_ms=0).lost

@@ -89,7 +89,7 @@ async def traffic(nodes: list[AsyncLimiter], identifiers: list[str]) -> AsyncIte
 
 
 @pytest.mark.parametrize("how", ["killed", "frozen", "restarted"])
-async def test_the_database_is_hurt_in_the_middle_and_all_is_well_afterwards(
+async def test_a_database_that_fails_in_the_middle_loses_and_doubles_nothing(
     server_world: World, how: str
 ) -> None:
     """Decisions go on, nothing is lost or doubled, and propagation resumes by itself."""
@@ -148,7 +148,7 @@ async def test_a_publish_of_many_chunks_is_finished_after_the_server_died_in_it(
 
     await until(finished, "a turn succeeds")
     assert database.counts() == {(name, "fra"): 50 for name in names}
-    # What stood in the ledger was not sent again, apart from the chunk whose answer was lost.
+    # What was in the ledger was not sent again, apart from the chunk whose answer was lost.
     sent = [row for rows in ledger.arguments("publish")[sent_before:] for row in rows]  # type: ignore[attr-defined]  # lists of rows
     assert len({row.identifier for row in sent}) <= len(names) - len(stored) + 50
 
@@ -212,7 +212,7 @@ async def test_a_row_that_the_database_rejects_is_set_aside_and_the_others_go_ou
         await accept(fra, name, 50)
     with caplog.at_level(logging.WARNING):
         turn = await publish.run_once()
-    assert turn.ok, "the ledger is well: it looked at the row and said no"
+    assert turn.ok, "the ledger works: it rejected the row"
     assert set(names) <= {name for name, _ in database.counts()}
     assert ("mallory", "fra") not in database.counts()
     assert fra.statistics().rows_set_aside == 1
@@ -282,7 +282,7 @@ async def test_a_missing_schema_is_an_error_that_names_the_command(server_world:
     await limiter.stop()
 
 
-async def test_a_schema_that_is_missing_when_the_ledger_comes_up_late_is_told_and_waited_for(
+async def test_a_schema_that_is_missing_when_the_ledger_comes_up_late_is_logged_and_waited_for(
     server_world: World, caplog: pytest.LogCaptureFixture
 ) -> None:
     world = server_world

@@ -181,7 +181,7 @@ async def test_concurrent_flushers_of_the_same_cells_never_deadlock_for_good(wor
         accepted += await _traffic(nodes, identifiers, 2, THOUSAND_A_DAY, seed=100 * turn)
         turns = await asyncio.gather(*(node_of(node).publish.run_once() for node in nodes))  # type: ignore[union-attr]  # all have ledgers
         assert all(turn.ok for turn in turns)
-    # Silent cells speak up, so that there is something to compare.
+    # Cells below their threshold are raised above it, so that there is something to compare.
     for node in (nodes[0], nodes[3]):
         for identifier in identifiers:
             cost = await accept(node, identifier, 200, THOUSAND_A_DAY)
@@ -207,7 +207,7 @@ async def test_a_region_that_restarts_with_an_empty_origin_gets_its_counts_back_
 
 
 async def test_the_previous_window_is_shared_too(world: World) -> None:
-    """A region that has seen no traffic yet knows what still weighs from the window before."""
+    """A region without traffic so far knows what still counts from the window before."""
     limit = Limit(100, duration_ms=DAY_MS, namespace="tests")
     now_ms = world.clock.now_ms()
     yesterday_ms = now_ms - DAY_MS
@@ -221,7 +221,7 @@ async def test_the_previous_window_is_shared_too(world: World) -> None:
 
 
 async def test_a_denial_propagates_nothing_that_blocks_anyone(world: World) -> None:
-    """Neither one for a cost above the limit, nor one by what weighs from the window before."""
+    """Neither one for a cost above the limit, nor one because of the window before."""
     fra, iad = await world.grid("fra", "iad", nodes=1)
     now_ms = world.clock.now_ms()
     assert not await fra.limit(HUNDRED_A_DAY, "huge", 1_000_000)
@@ -240,8 +240,8 @@ async def test_a_denial_propagates_nothing_that_blocks_anyone(world: World) -> N
     assert await seen(iad, "nobody") == 0
 
 
-async def test_rows_that_are_old_when_a_full_read_meets_them_are_no_lag(world: World) -> None:
-    """A region that had nothing to say for ten minutes is quiet, not late."""
+async def test_old_rows_in_a_full_read_are_not_lag(world: World) -> None:
+    """A region that published nothing for ten minutes is idle, not late."""
     await world.publish(world.row("ada", "syd", 40))
     for table, column in (("ratelimit_window_counts", "updated_at"), ("ratelimit_publishes", "published_at")):
         world.database.sql(f"UPDATE {table} SET {column} = {column} - 600000")
@@ -254,7 +254,7 @@ async def test_rows_that_are_old_when_a_full_read_meets_them_are_no_lag(world: W
 
 
 async def test_limiters_for_threads_converge_too(world: World) -> None:
-    """Their loops run in a thread of their own, which a decision has to wake when a cell presses."""
+    """Their loops run in a thread of their own, which a decision has to wake when a cell is under pressure."""
     tuning = Tuning(**{**BRISK, "publish_interval_ms": 600_000})
     fra = make_limiter(region="fra", ledger=world.database.url, clock=world.clock, tuning=tuning)
     iad = make_limiter(region="iad", ledger=world.database.url, clock=world.clock, tuning=tuning)

@@ -35,7 +35,7 @@ BRISK: Final[Mapping[str, Any]] = {
     "backoff_last_ms": 200,
     "breaker_open_ms": 250,
     "pulse_interval_ms": 100,
-    # A guess about others is right to deny, and would make counts depend on the speed of the machine.
+    # Anticipation may deny, which would make counts depend on the speed of the machine.
     "anticipation": False,
 }
 
@@ -55,7 +55,7 @@ class Midday:
 
 
 class Database(ABC):
-    """A database with the schema in it, that can be asked behind the ledger's back."""
+    """A database with the schema, which tests can query directly, not only through the ledger."""
 
     name: str
     url: str

@@ -1,4 +1,4 @@
-"""Who accepted what, and whether all agree: the origin, every node, and the sum of what was answered.
+"""What was accepted, and whether all agree: the origin, every node, and the sum of all answers.
 
 Nodes live in this process (`Fleet.node`) or in processes of their own (`process.py`). All share a clock that is
 shifted so that the present is the middle of a window: no test meets the end of one.
@@ -24,7 +24,7 @@ LIMIT = Limit(10**9, duration_ms=DURATION_MS, namespace="audited")
 DEADLINE_S = 40.0
 POLL_S = 0.02
 
-# Everything that is a matter of patience is faster than in production; nothing that is a matter of correctness is.
+# Timeouts and pauses are shorter than in production; what decides about correctness is the same.
 QUICK = {
     "fresh_ms": 100,
     "breaker_open_ms": 400,

@@ -1,8 +1,8 @@
 """Exactly the quota passes, however many nodes share it: on real servers and on a file that several processes share.
 
 The pauses between requests are the traffic of a published table; nothing is awaited by them. A machine that is busy
-makes answers late, so requests are patient here, and one that is refused although it would fit comes again when it was
-told to: what is proven is that exactly the quota passes, not how fast.
+makes answers late, so timeouts are long here, and a request that is denied although it would fit is repeated after its
+retry time: what is proven is that exactly the quota passes, not how fast.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""One real Redis, hurt in every way it can be. After each: all nodes agree, and on exactly what was accepted."""
+"""One real Redis with every kind of fault. After each, all nodes agree on exactly what was accepted."""
 
 from __future__ import annotations
 
@@ -122,8 +122,8 @@ async def test_a_frozen_origin_keeps_no_request_waiting(server: RedisServer) -> 
         assert first.answered + second.answered >= before + asked, "every request was answered"
         for node in (first, second):
             errors = node.limiter.statistics().origin_errors
-            assert errors.get(("exchange", "timeout"), 0) > 0, "the freeze was felt"
-            assert errors.get(("exchange", "circuit_open"), 0) > 0, "and then not asked any more"
+            assert errors.get(("exchange", "timeout"), 0) > 0, "some reads failed"
+            assert errors.get(("exchange", "circuit_open"), 0) > 0, "and then the breaker stopped them"
             assert reads_waited_longer_than_half_a_second(node) == 0
         await asyncio.to_thread(server.thaw)
         await fleet.more_traffic()

@@ -40,7 +40,7 @@ def has_imported(limiter: AsyncLimiter) -> bool:
 
 
 async def accept(limiter: AsyncLimiter, wanted: int) -> int:
-    """How many of so many requests pass; one that others' credit refuses comes again when it was told to."""
+    """How many of so many requests pass; one denied because of others' credit is repeated after its retry time."""
     accepted = 0
     for _ in range(wanted):
         decision = await limiter.limit(LIMIT, "x")

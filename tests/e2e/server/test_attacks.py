@@ -35,7 +35,7 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize("kind", HOSTILE)
-def test_a_hostile_body_is_a_400_on_a_connection_that_lives_on(
+def test_a_hostile_body_is_a_400_and_the_connection_stays_open(
     server: TidegateServer, workspace: Workspace, kind: str
 ) -> None:
     key = workspace.key.secret
@@ -56,7 +56,7 @@ def test_the_largest_numbers_are_judged_and_not_wrapped(workspace: Workspace) ->
     assert (reply.data["success"], reply.data["remaining"]) == (False, 0)
 
 
-def test_a_key_that_stands_twice_is_refused_and_nothing_is_counted(workspace: Workspace) -> None:
+def test_a_duplicate_key_is_refused_and_nothing_is_counted(workspace: Workspace) -> None:
     server, key = workspace.server, workspace.key.secret
     for more in (b',"cost":5,"cost":2}', b',"identifier":"other"}', b',"limit":1}'):
         assert server.call("limit", body("twice")[:-1] + more, key).status == 400
@@ -96,12 +96,12 @@ def test_thousands_of_wrong_keys_at_once_are_refused_and_others_are_served(
                 client.send(post(key, body("nobody")))
             assert honest.ask(post(workspace.key.secret, body("honest"))).data["success"]
             assert {client.reply().status for client in clients} == {401}
-        # Known to be unknown by now: refused at once, without a word with the database.
+        # Remembered as unknown by now: refused at once, without asking the database.
         for key in wrong[-100:]:
             assert clients[0].ask(post(key, body("nobody"))).status == 401
 
 
-def test_what_is_remembered_of_wrong_keys_is_bounded() -> None:
+def test_the_memory_of_wrong_keys_is_bounded() -> None:
     callers = Callers(CatalogView())
     for number in range(5 * MISSING_MAX):
         callers.remember_missing(b"wrong_%d" % number)
@@ -133,7 +133,7 @@ def test_a_key_is_looked_up_by_its_digest_alone_so_that_no_prefix_shows_in_the_t
     assert not [key for key in near if digest_of(key)[:6] == whole[:6]]
 
 
-def test_a_near_miss_is_refused_in_the_same_words_as_any_other_key(
+def test_an_almost_correct_key_gets_the_same_error_as_any_other(
     server: TidegateServer, workspace: Workspace
 ) -> None:
     right = workspace.key.secret
@@ -164,7 +164,9 @@ def test_a_key_that_is_revoked_stops_working_on_connections_that_use_it(
         assert used(server, workspace.key.secret, "soon gone") == before
 
 
-def test_an_expired_key_is_refused_at_full_speed(server: TidegateServer, workspace: Workspace) -> None:
+def test_pipelined_requests_with_an_expired_key_are_all_refused(
+    server: TidegateServer, workspace: Workspace
+) -> None:
     key = server.key(workspace.id, expires_at_ms=1)
     with Client(server) as client:
         client.send(post(key.secret, body("too late")) * 500)

@@ -92,7 +92,7 @@ def test_a_thousand_connections_at_once_are_counted_exactly(
         assert all(not client.ask(request).data["success"] for client in clients)
 
 
-def test_above_the_bound_of_connections_new_ones_wait_for_a_place() -> None:
+def test_above_the_bound_of_connections_new_ones_wait() -> None:
     with TidegateServer("--http-connections-max", "5") as server, ExitStack() as stack:
         key = server.workspace().key.secret
         request = post(key, body())
@@ -101,7 +101,7 @@ def test_above_the_bound_of_connections_new_ones_wait_for_a_place() -> None:
         late = stack.enter_context(Client(server))
         late.send(request)
         assert not select.select([late.socket], [], [], 0)[0]
-        assert all(client.ask(request).data["success"] for client in clients), "those inside are served"
+        assert all(client.ask(request).data["success"] for client in clients), "connected clients are served"
         clients[0].close()
         assert late.reply().data["success"]
 
@@ -113,7 +113,7 @@ def slow_start(key: str, kind: str) -> bytes:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["headers", "body"])
-def test_clients_that_trickle_are_closed_and_others_are_served_meanwhile(kind: str) -> None:
+def test_clients_that_send_too_slowly_are_closed_and_others_are_served_meanwhile(kind: str) -> None:
     with (
         TidegateServer("--http-header-timeout-s", "1", "--http-request-timeout-s", "1.5") as server,
         ExitStack() as stack,
@@ -142,7 +142,7 @@ def test_clients_that_trickle_are_closed_and_others_are_served_meanwhile(kind: s
 
 
 @pytest.mark.slow
-def test_a_client_that_reads_no_answers_is_cut_and_costs_bounded_memory() -> None:
+def test_a_client_that_reads_no_answers_is_disconnected_and_costs_bounded_memory() -> None:
     with TidegateServer("--http-request-timeout-s", "1") as server, Client(server) as deaf:
         key = server.workspace().key.secret
         request = post(key, body("deaf")) * 200
@@ -151,7 +151,10 @@ def test_a_client_that_reads_no_answers_is_cut_and_costs_bounded_memory() -> Non
             while sent < 50_000_000:
                 sent += deaf.socket.send(request)
         assert sent < 50_000_000, "it stops being read"
-        eventually(lambda: server.metrics()["tidegate_http_connections"] == 1, "the deaf client is cut")
+        eventually(
+            lambda: server.metrics()["tidegate_http_connections"] == 1,
+            "the client that does not read is disconnected",
+        )
 
 
 def test_a_body_one_byte_too_large_is_a_413_whether_it_says_so_or_not(
@@ -180,7 +183,7 @@ def test_a_body_of_exactly_ten_mebibytes_is_read(server: TidegateServer, workspa
     with Client(server) as client:
         assert client.ask(post(workspace.key.secret, content)).data["success"]
         assert client.ask(post(workspace.key.secret, body("large"))).data["success"], (
-            "the connection lives on"
+            "the connection stays open"
         )
 
 

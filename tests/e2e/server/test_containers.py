@@ -29,7 +29,7 @@ IMAGE_USER = "65532"
 
 
 def program(name: str) -> str:
-    """A tool that checks files, if it is installed; its variable is the way to name one elsewhere."""
+    """A tool that checks files, if it is installed; an environment variable can name one elsewhere."""
     found = os.environ.get(name.upper()) or shutil.which(name)
     if found is None:
         pytest.skip(f"no {name} on this machine: what it checks was not checked")

@@ -1,4 +1,4 @@
-"""`tidegate serve` with the rate limit service and the check: one set of rules, one limiter, one life."""
+"""`tidegate serve` with the rate limit service and the check: one set of rules, one limiter, one process."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ def test_a_check_may_come_with_the_method_of_the_request_that_it_is_about(
     assert shared.check("/v1/check?policy=api", method, **fields).status == 429
 
 
-def test_a_policy_may_choose_another_status_for_no(shared: Gatekeeper) -> None:
+def test_a_policy_may_choose_another_status_for_a_denial(shared: Gatekeeper) -> None:
     statuses = [shared.check("/v1/check?policy=nginx", x_user="status").status for _ in range(6)]
     assert statuses == [200] * 5 + [403]
 

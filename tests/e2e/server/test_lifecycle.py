@@ -63,7 +63,7 @@ def test_a_killed_embedded_server_loses_at_most_its_last_second() -> None:
         server.kill()
         server.start()
         assert used(server, key, "early") == 50
-        # A machine that stalls all of us stalls the writing too: what the client saw of it is allowed for.
+        # A machine that stalls the client stalls the writing too: the longest pause that the client saw is allowed for.
         kept = used(server, key, "steady")
         assert seen.before(killed_at - 1.0 - seen.longest_gap_s) <= kept <= len(seen.answered_at)
         assert kept > 0
@@ -210,7 +210,7 @@ def handshake(server: TidegateServer, trusted: Path) -> ssl.SSLSocket:
     return context.wrap_socket(server.socket(), server_hostname="localhost")
 
 
-def test_tls_serves_those_who_speak_it_and_outlives_those_who_do_not(
+def test_tls_serves_clients_that_use_it_and_survives_those_that_do_not(
     tls_server: TidegateServer, certificate: tuple[Path, Path]
 ) -> None:
     key = tls_server.workspace().key.secret
@@ -313,7 +313,7 @@ def test_the_first_start_prints_a_key_and_a_curl_line_that_works_and_the_second_
         assert mode == 0o700
 
 
-def test_make_serve_is_that_same_command() -> None:
+def test_make_serve_runs_the_same_command() -> None:
     makefile = Path(__file__).parents[3] / "Makefile"
     if not makefile.exists():
         pytest.skip("no Makefile beside the tests")

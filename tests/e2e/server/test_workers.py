@@ -88,7 +88,7 @@ def test_a_killed_worker_is_replaced_and_what_it_counted_is_kept(pair: TidegateS
 
 
 def attempt(condition: object) -> bool:
-    """A connection that was waiting for a worker that died is reset: clients try again, and so do we."""
+    """A connection that was waiting for a worker that died is reset: clients retry, and so does this."""
     assert callable(condition)
     try:
         return bool(condition())

@@ -44,7 +44,7 @@ def flood_frame(kind: str, peer_block: bytes, stream_id: int) -> bytes:
         "data on closed streams",
     ],
 )
-async def test_a_flood_of_frames_that_are_no_calls_ends_the_connection(kind: str) -> None:
+async def test_a_flood_of_frames_that_are_not_calls_ends_the_connection(kind: str) -> None:
     async with serving() as served:
         peer = await served.peer()
         for _ in range(BUDGET_MAX + 1):
@@ -212,7 +212,7 @@ async def check_deadline(served: Served, data: bytes, seconds: float) -> None:
         h2.PREFACE + h2.settings_frame({})[:5],
     ],
 )
-async def test_a_connection_that_does_not_begin_is_closed(data: bytes) -> None:
+async def test_a_connection_whose_preface_does_not_arrive_is_closed(data: bytes) -> None:
     async with serving(options=Http2Options(header_timeout_s=3)) as served:
         await check_deadline(served, data, 4)
 
@@ -286,7 +286,7 @@ async def test_text_that_is_not_http2_ends_the_connection() -> None:
         assert await peer.goaway() == h2.ErrorCode.PROTOCOL_ERROR
 
 
-async def test_more_than_one_message_size_of_a_request_that_is_no_call_is_not_read() -> None:
+async def test_more_than_one_message_size_of_a_request_that_is_not_a_call_is_not_read() -> None:
     async with serving() as served:
         peer = await served.peer()
         stream_id = peer.next_id()

@@ -278,7 +278,7 @@ async def test_a_body_that_is_not_one_message_is_refused(body: bytes, status: st
         ({":method": "CONNECT"}, "501"),
     ],
 )
-async def test_a_request_that_is_no_call_gets_an_http_status(change: dict[str, str], status: str) -> None:
+async def test_a_request_that_is_not_a_call_gets_an_http_status(change: dict[str, str], status: str) -> None:
     async with serving() as served:
         peer = await served.peer()
         stream_id = peer.next_id()

@@ -1,4 +1,4 @@
-"""Other people's HTTP/2: grpcio, h2spec and h2load against our server, in cleartext and over TLS."""
+"""Independent HTTP/2 clients: grpcio, h2spec and h2load against our server, in cleartext and over TLS."""
 
 from __future__ import annotations
 

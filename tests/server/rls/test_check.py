@@ -210,9 +210,7 @@ def test_what_a_client_writes_never_reaches_the_address(forged: list[str], hops:
         ("domain=%FF&descriptor=a=b", {}, "query: "),
     ],
 )
-def test_a_question_that_cannot_be_right_is_a_400_that_says_why(
-    query: str, headers: dict[str, str], text: str
-) -> None:
+def test_an_invalid_question_is_a_400_with_the_reason(query: str, headers: dict[str, str], text: str) -> None:
     answer = Gateway().check(query, **headers)
     assert answer.status == 400
     assert text in answer.body.decode()

@@ -189,7 +189,7 @@ def test_detailed_metrics_count_values_apart_and_are_bounded() -> None:
         (b"\xff\xff", "not a RateLimitRequest"),
     ],
 )
-def test_a_request_that_cannot_be_right_fails_with_invalid_argument(data: bytes, text: str) -> None:
+def test_an_invalid_request_fails_with_invalid_argument(data: bytes, text: str) -> None:
     asked = Asked()
     for _ in range(2):
         with pytest.raises(GrpcError) as error:
