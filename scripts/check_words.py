@@ -17,7 +17,7 @@ __all__ = ["problems"]
 
 ROOT: Final = Path(__file__).resolve().parent.parent
 SUFFIXES: Final = frozenset(
-    {".md", ".py", ".lua", ".sql", ".toml", ".yml", ".js", ".html", ".c", ".service", ""}
+    {".md", ".py", ".lua", ".sql", ".toml", ".yml", ".json", ".js", ".html", ".c", ".service", ""}
 )
 EXCLUDED: Final = frozenset({"scripts/check_words.py", "LICENSE", "constraints.txt"})
 

@@ -88,7 +88,7 @@ def install_axe(folder: Path) -> str:
     return (folder / "node_modules" / "axe-core" / "axe.min.js").read_text(encoding="utf-8")
 
 
-class Desk:
+class ConsolePage:
     """One page, and everything that must not happen on it."""
 
     def __init__(self, page: Page, server: TidegateServer) -> None:

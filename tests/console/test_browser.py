@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import pytest
 
-from tests.console.browser import Desk, Traffic, aside, chromium, find_chromium, install_axe
+from tests.console.browser import ConsolePage, Traffic, aside, chromium, find_chromium, install_axe
 from tests.server.harness import TIMEOUT_S, TidegateServer, Workspace, eventually
 from tidegate.adapters.migrations import migrate
 from tidegate.testing import RedisServer
@@ -91,15 +91,15 @@ def context(browser: Browser) -> Iterator[BrowserContext]:
 
 
 @pytest.fixture
-def desk(context: BrowserContext, fleet: Fleet) -> Iterator[Desk]:
+def desk(context: BrowserContext, fleet: Fleet) -> Iterator[ConsolePage]:
     """Signed in at the server of fra."""
-    desk = Desk(context.new_page(), fleet.fra)
+    desk = ConsolePage(context.new_page(), fleet.fra)
     desk.sign_in(fleet.workspace.key.secret)
     yield desk
     desk.check()
 
 
-def open_with_data(desk: Desk, view: str) -> None:
+def open_with_data(desk: ConsolePage, view: str) -> None:
     desk.open(view)
     if view == "What if":
         desk.page.get_by_label("Namespace").select_option("login")
@@ -108,7 +108,7 @@ def open_with_data(desk: Desk, view: str) -> None:
     desk.until("document.querySelectorAll('main table tbody tr').length > 0")
 
 
-def test_each_view_shows_the_fleet(desk: Desk, fleet: Fleet) -> None:
+def test_each_view_shows_the_fleet(desk: ConsolePage, fleet: Fleet) -> None:
     page = desk.page
     desk.until("parseFloat(document.querySelector('.tiles .allowed .value').textContent) > 0")
     page.get_by_role("cell", name="email.send").first.wait_for()
@@ -134,7 +134,7 @@ def test_each_view_shows_the_fleet(desk: Desk, fleet: Fleet) -> None:
 
 
 def test_an_identifier_shows_its_cells_with_the_part_of_other_regions_and_why_it_was_denied(
-    desk: Desk, fleet: Fleet
+    desk: ConsolePage, fleet: Fleet
 ) -> None:
     page = desk.page
     desk.open_identifier("login", "user_123")
@@ -155,7 +155,7 @@ def test_an_identifier_shows_its_cells_with_the_part_of_other_regions_and_why_it
     assert "Decided" in reasons
 
 
-def test_an_identifier_is_found_by_a_part_of_its_name(desk: Desk) -> None:
+def test_an_identifier_is_found_by_a_part_of_its_name(desk: ConsolePage) -> None:
     desk.open("Identifiers")
     desk.page.get_by_role("searchbox", name="Find an identifier").fill("org")
     desk.page.get_by_role("button", name="Find").click()
@@ -170,7 +170,7 @@ def limit_of(server: TidegateServer, fleet: Fleet, identifier: str) -> int:
 
 
 def test_an_override_made_by_hand_changes_the_next_decision_and_its_preview_names_whom(
-    desk: Desk, fleet: Fleet
+    desk: ConsolePage, fleet: Fleet
 ) -> None:
     page = desk.page
     assert limit_of(fleet.fra, fleet, "user_77") == 30
@@ -203,7 +203,7 @@ def test_an_override_made_by_hand_changes_the_next_decision_and_its_preview_name
 
 
 def test_another_limit_is_replayed_with_the_last_minutes_and_changes_nothing(
-    desk: Desk, fleet: Fleet
+    desk: ConsolePage, fleet: Fleet
 ) -> None:
     page = desk.page
     key = fleet.workspace.key.secret
@@ -227,7 +227,7 @@ def test_another_limit_is_replayed_with_the_last_minutes_and_changes_nothing(
     page.get_by_text("With 10 per hour nothing would have changed.").wait_for()
 
 
-def test_namespaces_are_made_deleted_and_restored(desk: Desk, fleet: Fleet) -> None:
+def test_namespaces_are_made_deleted_and_restored(desk: ConsolePage, fleet: Fleet) -> None:
     page = desk.page
     desk.open("Namespaces")
     page.get_by_role("button", name="New namespace").click()
@@ -247,7 +247,7 @@ def test_namespaces_are_made_deleted_and_restored(desk: Desk, fleet: Fleet) -> N
     assert fleet.fra.call("limit", body, key).status == 200
 
 
-def test_a_read_only_key_is_made_used_and_revoked(desk: Desk, fleet: Fleet, browser: Browser) -> None:
+def test_a_read_only_key_is_made_used_and_revoked(desk: ConsolePage, fleet: Fleet, browser: Browser) -> None:
     page = desk.page
     desk.open("Keys")
     page.get_by_role("button", name="New key").click()
@@ -259,7 +259,7 @@ def test_a_read_only_key_is_made_used_and_revoked(desk: Desk, fleet: Fleet, brow
     page.get_by_role("button", name="Close").click()
     context = browser.new_context()
     try:
-        reader = Desk(context.new_page(), fleet.fra)
+        reader = ConsolePage(context.new_page(), fleet.fra)
         reader.sign_in(secret)
         reader.page.get_by_text("read only").wait_for()
         reader.open("Overrides")
@@ -272,7 +272,7 @@ def test_a_read_only_key_is_made_used_and_revoked(desk: Desk, fleet: Fleet, brow
         context.close()
 
 
-def test_a_hostile_name_stays_text(desk: Desk, fleet: Fleet) -> None:
+def test_a_hostile_name_stays_text(desk: ConsolePage, fleet: Fleet) -> None:
     page = desk.page
     for name in HOSTILE:
         body = {"namespace": name, "identifier": name, "limit": 1, "duration": 60_000}
@@ -303,7 +303,7 @@ def test_the_page_comes_back_by_itself_after_a_restart_of_the_server(browser: Br
         workspace = aside(server.workspace)
         context = browser.new_context()
         try:
-            desk = Desk(context.new_page(), server)
+            desk = ConsolePage(context.new_page(), server)
             desk.sign_in(workspace.key.secret)
             desk.until("document.querySelector('.tiles .allowed .value').textContent !== '–'")
             assert server.stop() == 0
@@ -318,7 +318,7 @@ def test_the_page_comes_back_by_itself_after_a_restart_of_the_server(browser: Br
 
 
 def test_everything_can_be_done_with_the_keyboard(context: BrowserContext, fleet: Fleet) -> None:
-    desk = Desk(context.new_page(), fleet.fra)
+    desk = ConsolePage(context.new_page(), fleet.fra)
     page = desk.page
     keyboard = page.keyboard
 
@@ -370,7 +370,7 @@ def test_everything_can_be_done_with_the_keyboard(context: BrowserContext, fleet
     desk.check()
 
 
-def test_the_focus_stays_where_it_is_while_numbers_change(desk: Desk) -> None:
+def test_the_focus_stays_where_it_is_while_numbers_change(desk: ConsolePage) -> None:
     page = desk.page
     desk.open("Identifiers")
     link = page.get_by_role("region", name="Hottest").get_by_role("link", name="user_123").first
@@ -380,7 +380,7 @@ def test_the_focus_stays_where_it_is_while_numbers_change(desk: Desk) -> None:
     assert page.evaluate("document.activeElement.innerText") == "user_123"
 
 
-def test_every_view_fits_a_phone(desk: Desk) -> None:
+def test_every_view_fits_a_phone(desk: ConsolePage) -> None:
     desk.page.set_viewport_size({"width": PHONE[0], "height": PHONE[1]})
     for view in VIEWS:
         open_with_data(desk, view)
@@ -393,7 +393,7 @@ def test_every_view_fits_a_phone(desk: Desk) -> None:
 def test_axe_finds_nothing_serious(browser: Browser, fleet: Fleet, axe_source: str, scheme: Scheme) -> None:
     context = new_context(browser, DESKTOP, scheme)
     try:
-        desk = Desk(context.new_page(), fleet.fra)
+        desk = ConsolePage(context.new_page(), fleet.fra)
         desk.page.goto(f"{fleet.fra.url}/console")
         desk.page.get_by_label("Root key").wait_for()
         found = {"sign-in": desk.axe(axe_source)}
@@ -423,7 +423,7 @@ def test_pictures_can_be_made(
     folder.mkdir(parents=True, exist_ok=True)
     context = new_context(browser, size, scheme)
     try:
-        desk = Desk(context.new_page(), fleet.fra)
+        desk = ConsolePage(context.new_page(), fleet.fra)
         desk.sign_in(fleet.workspace.key.secret)
         points = 5 if PICTURES is None else 75  # for the documentation, a curve worth looking at
         desk.until(

@@ -6,7 +6,6 @@ import asyncio
 import gc
 import os
 import pwd
-import subprocess
 import tempfile
 import warnings
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -36,6 +35,7 @@ from tidegate.testing.contracts.ledger import NOW_MS, TIMEOUT_S, held, publish, 
 from tidegate.testing.contracts.ledger_server import until
 from tidegate.testing.servers import MariaDBServer, MySQLServer, PostgresServer, ServerProcess
 from tidegate.testing.servers.mysql_family import MySQLFamilyServer
+from tidegate.testing.servers.redis import create_certificate
 
 Connect = Callable[[str], Lane[Any, Any]]
 DIALECTS = [pytest.param(name, marks=pytest.mark.server) for name in ("mariadb", "mysql", "postgres")]
@@ -336,25 +336,7 @@ class Certificates:
     @staticmethod
     def _made(directory: Path, name: str) -> tuple[Path, Path]:
         certificate, key = directory / f"{name}.crt", directory / f"{name}.key"
-        subprocess.run(
-            [
-                *(
-                    "openssl",
-                    "req",
-                    "-x509",
-                    "-newkey",
-                    "rsa:2048",
-                    "-nodes",
-                    "-days",
-                    "2",
-                    "-subj",
-                    f"/CN={name}",
-                ),
-                *("-addext", "subjectAltName=IP:127.0.0.1", "-keyout", str(key), "-out", str(certificate)),
-            ],
-            check=True,
-            capture_output=True,
-        )
+        create_certificate(certificate, key)
         return certificate, key
 
 

@@ -1,28 +1,17 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from aiohttp import WSMsgType, WSServerHandshakeError, web
 from aiohttp.test_utils import TestClient, TestServer
 
-from tests.integrations.kit import manual_async_limiter, manual_clock, no_blocking
 from tidegate import AsyncLimiter, ConfigurationError, Limit
 from tidegate.integrations import Rule, user
 from tidegate.integrations.aiohttp import install, limited
 
-
-@pytest.fixture(autouse=True)
-def guard() -> Iterator[None]:
-    with no_blocking():
-        yield
-
-
-@pytest.fixture
-def limiter() -> AsyncLimiter:
-    return manual_async_limiter(manual_clock())
+pytestmark = pytest.mark.usefixtures("loop_guard")
 
 
 @web.middleware

@@ -6,28 +6,14 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.integrations.kit import lifespan, manual_async_limiter, manual_clock, no_blocking
+from tests.integrations.kit import lifespan
 from tidegate import AsyncLimiter, ConfigurationError, Limit, LimitExceeded
 from tidegate.adapters.memory import MemoryOrigin
 from tidegate.integrations import Proxies, Rule
 from tidegate.integrations.asgi import RateLimitMiddleware
-from tidegate.testing import FailingOrigin, ManualClock
+from tidegate.testing import FailingOrigin
 
-
-@pytest.fixture(autouse=True)
-def guard() -> Any:
-    with no_blocking():
-        yield
-
-
-@pytest.fixture
-def clock() -> ManualClock:
-    return manual_clock()
-
-
-@pytest.fixture
-def limiter(clock: ManualClock) -> AsyncLimiter:
-    return manual_async_limiter(clock)
+pytestmark = pytest.mark.usefixtures("loop_guard")
 
 
 async def hello(scope: Any, receive: Any, send: Any) -> None:

@@ -9,7 +9,7 @@ import httpx
 import pytest
 import requests
 
-from tests.integrations.kit import consumed, manual_async_limiter, manual_clock, manual_limiter, no_blocking
+from tests.integrations.kit import consumed, manual_async_limiter, manual_limiter, no_blocking
 from tidegate import InvalidInput, LimitExceeded
 from tidegate.integrations.httpx import AsyncRateLimitTransport, RateLimitTransport
 from tidegate.integrations.requests import RateLimitAdapter
@@ -37,11 +37,6 @@ def url() -> Iterator[str]:
         yield f"http://127.0.0.1:{server.server_port}/"
         server.shutdown()
         thread.join()
-
-
-@pytest.fixture
-def clock() -> ManualClock:
-    return manual_clock()
 
 
 class Slept:

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Annotated, Any
 
 import pytest
@@ -8,7 +7,7 @@ from fastapi import APIRouter, Depends, FastAPI, HTTPException, Request, WebSock
 from starlette.testclient import TestClient
 from starlette.websockets import WebSocketDisconnect
 
-from tests.integrations.kit import consumed, manual_async_limiter, manual_clock, no_blocking
+from tests.integrations.kit import consumed, manual_async_limiter
 from tidegate import AsyncLimiter, ConfigurationError, Limit
 from tidegate.integrations import Answers, Rule, header
 from tidegate.integrations.fastapi import install, limited
@@ -26,20 +25,7 @@ async def current_user(request: Request) -> str:
 CurrentUser = Annotated[str, Depends(current_user)]
 
 
-@pytest.fixture(autouse=True)
-def guard() -> Iterator[None]:
-    with no_blocking():
-        yield
-
-
-@pytest.fixture
-def clock() -> ManualClock:
-    return manual_clock()
-
-
-@pytest.fixture
-def limiter(clock: ManualClock) -> AsyncLimiter:
-    return manual_async_limiter(clock)
+pytestmark = pytest.mark.usefixtures("loop_guard")
 
 
 def application(limiter: AsyncLimiter, *rules: Any, **options: Any) -> FastAPI:

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -8,21 +7,12 @@ from litestar import Litestar, Request, Router, get
 from litestar.exceptions import NotAuthorizedException
 from litestar.testing import TestClient
 
-from tests.integrations.kit import consumed, manual_async_limiter, manual_clock, no_blocking
+from tests.integrations.kit import consumed
 from tidegate import AsyncLimiter, ConfigurationError, Limit
 from tidegate.integrations import Rule, header
 from tidegate.integrations.litestar import RateLimitPlugin, limited
 
-
-@pytest.fixture(autouse=True)
-def guard() -> Iterator[None]:
-    with no_blocking():
-        yield
-
-
-@pytest.fixture
-def limiter() -> AsyncLimiter:
-    return manual_async_limiter(manual_clock())
+pytestmark = pytest.mark.usefixtures("loop_guard")
 
 
 @get("/asynchronous", guards=[limited("2/minute")])

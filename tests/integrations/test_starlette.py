@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -13,21 +12,12 @@ from starlette.responses import PlainTextResponse
 from starlette.routing import Mount, Route
 from starlette.testclient import TestClient
 
-from tests.integrations.kit import consumed, manual_async_limiter, manual_clock, no_blocking
+from tests.integrations.kit import consumed
 from tidegate import AsyncLimiter, ConfigurationError, InvalidInput
 from tidegate.integrations import Rule, header, session, user
 from tidegate.integrations.starlette import install, limited
 
-
-@pytest.fixture(autouse=True)
-def guard() -> Iterator[None]:
-    with no_blocking():
-        yield
-
-
-@pytest.fixture
-def limiter() -> AsyncLimiter:
-    return manual_async_limiter(manual_clock())
+pytestmark = pytest.mark.usefixtures("loop_guard")
 
 
 @limited("2/minute")

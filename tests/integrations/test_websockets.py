@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -12,23 +11,14 @@ from litestar.testing import TestClient as LitestarClient
 from starlette.testclient import TestClient, WebSocketDenialResponse
 from starlette.websockets import WebSocketDisconnect
 
-from tests.integrations.kit import consumed, manual_async_limiter, manual_clock, no_blocking
+from tests.integrations.kit import consumed
 from tidegate import AsyncLimiter
 from tidegate.integrations import Rule
 from tidegate.integrations.asgi import RateLimitMiddleware
 from tidegate.integrations.fastapi import install
 from tidegate.integrations.litestar import RateLimitPlugin
 
-
-@pytest.fixture(autouse=True)
-def guard() -> Iterator[None]:
-    with no_blocking():
-        yield
-
-
-@pytest.fixture
-def limiter() -> AsyncLimiter:
-    return manual_async_limiter(manual_clock())
+pytestmark = pytest.mark.usefixtures("loop_guard")
 
 
 def application(limiter: AsyncLimiter, *rules: Any, **options: Any) -> FastAPI:

@@ -7,7 +7,6 @@ import select
 import signal
 import socket
 import ssl
-import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -17,6 +16,7 @@ import pytest
 
 from tests.server.harness import TIMEOUT_S, TidegateServer, Workspace, eventually
 from tests.server.raw import LIVENESS, Client, limit_body, post
+from tidegate.testing.servers.redis import create_certificate
 
 HURRIED = {
     "TIDEGATE_HTTP_HEADER_TIMEOUT_S": "0.5",
@@ -206,25 +206,7 @@ def test_a_node_that_is_stopping_is_not_ready() -> None:
 def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     folder = tmp_path_factory.mktemp("tls")
     cert, key = folder / "cert.pem", folder / "key.pem"
-    subprocess.run(
-        [
-            *(
-                "openssl",
-                "req",
-                "-x509",
-                "-newkey",
-                "rsa:2048",
-                "-nodes",
-                "-days",
-                "2",
-                "-subj",
-                "/CN=localhost",
-            ),
-            *("-addext", "subjectAltName=IP:127.0.0.1", "-keyout", str(key), "-out", str(cert)),
-        ],
-        check=True,
-        capture_output=True,
-    )
+    create_certificate(cert, key)
     return cert, key
 
 

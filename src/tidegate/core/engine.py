@@ -355,10 +355,7 @@ class Engine:
         verdict = self.judge_all(items)
         if verdict == UNREAD:
             return None, self._needs(items)
-        if verdict == FITS:
-            for item in items:
-                item.cell.own += item.cost
-        decisions = [self._answer(item, verdict) for item in items]
+        decisions = self.answer_all(items, verdict, 0)
         self._make_room(len(items), wall_ms)
         return decisions, []
 
@@ -436,14 +433,14 @@ class Engine:
         return found
 
     def answer_all(self, items: list[Evaluation], verdict: int, clock_ms: int) -> list[Decision]:
-        """The decisions on a batch with credit that got `verdict`; consumes it if it fits.
+        """The decisions on a batch that got `verdict`; consumes it if it fits.
 
         What is allowed without an answer of the origin is counted, and spends no credit.
         """
         if verdict == FITS:
             for item in items:
                 item.cell.own += item.cost
-                if item.cost > 0:
+                if item.cost > 0 and self.has_credit:
                     credit = self.credit_of(item.subject)
                     if item.source == DEGRADED:
                         credit.count_without(item.cost, clock_ms)
