@@ -19,7 +19,7 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
-from environment import ROOT, requirements
+from environment import ROOT, log, requirements, run
 
 # A link of an index page (PEP 503): the address ends with the hash, the text is the name of the file.
 LINK = re.compile(r'<a [^>]*href="[^"#]*#sha256=([0-9a-f]{64})"[^>]*>\s*([^<]+?)\s*</a>')
@@ -54,6 +54,7 @@ def write_hashed(project: dict[str, Any]) -> None:
     wanted = requirements(project, EXTRAS, [])
     versions = dict(line.split("==") for line in resolved(wanted, constraints=ROOT / "constraints.txt"))
     index = index_url()
+    log(f"constraints: reading the hashes of {len(versions)} packages")
     lines = [
         "# Made by `make constraints`: what a server needs, with the hash of every file. Install with --require-hashes."
     ]
@@ -72,20 +73,13 @@ def resolved(wanted: set[str], constraints: Path | None = None) -> list[str]:
         python = str(Path(name) / "venv" / "bin" / "python")
         report = Path(name) / "report.json"
         pip_install = [python, "-m", "pip", "install", "--quiet", "--no-input"]
-        for command in (
-            [sys.executable, "-m", "venv", str(Path(name) / "venv")],
-            [*pip_install, "--upgrade", "pip"],
-            [
-                *pip_install,
-                "--dry-run",
-                "--ignore-installed",
-                "--report",
-                str(report),
-                *limits,
-                *sorted(wanted),
-            ],
-        ):
-            subprocess.run(command, check=True, stdin=subprocess.DEVNULL)
+        run([sys.executable, "-m", "venv", str(Path(name) / "venv")], "constraints: creating an environment")
+        run([*pip_install, "--upgrade", "pip"], "constraints: updating its pip")
+        dry_run = ["--dry-run", "--ignore-installed", "--report", str(report)]
+        run(
+            [*pip_install, *dry_run, *limits, *sorted(wanted)],
+            f"constraints: resolving {len(wanted)} requirements",
+        )
         found = [item["metadata"] for item in json.loads(report.read_text())["install"]]
     return sorted(f"{re.sub(r'[-_.]+', '-', item['name']).lower()}=={item['version']}" for item in found)
 
