@@ -103,7 +103,6 @@ class Judge:
         self.over_units = 0
         self.admitted = 0
         self.units = 0
-        self.falsely_denied = 0
         self.falsely_denied_units = 0
 
     def effective(self, now_ms: int) -> int:
@@ -128,7 +127,6 @@ class Judge:
     def deny(self, at_ms: int, cost: int, quota: int, pending: int) -> bool:
         was_false = self.effective(at_ms) + cost + pending <= quota
         if was_false:
-            self.falsely_denied += 1
             self.falsely_denied_units += cost
         return was_false
 
@@ -437,7 +435,6 @@ class World:
         self.event_count = 0
         self.pending = 0
         self.messages = 0
-        self.pushes = 0
         self.decided = 0
         self.waited = 0
         self.waited_us_max = 0
@@ -498,7 +495,6 @@ class World:
 
     def push(self, at_us: int, writers: Iterable[str]) -> None:
         for writer in writers:
-            self.pushes += 1
             if not self.is_lost(self.faults.pushes_lost or self.faults.lost):
                 self.at(at_us + self.latency(), self.by_writer[writer].on_recall)
 
