@@ -156,8 +156,8 @@ class SharingContract:
         (reply,) = await origin.exchange([cells.message(3, floor=50)], timeout_s=TIMEOUT_S)
         assert reply.cells[0].due == NOT_DUE
         # The importer has to publish what was below the threshold.
-        (reply,) = await share(origin, cells.entry("us", 9, owner="importer"))
-        assert (reply.due, reply.total) == (PRESSED, 3)
+        (shared,) = await share(origin, cells.entry("us", 9, owner="importer"))
+        assert (shared.due, shared.total) == (PRESSED, 3)
 
     async def test_a_publisher_that_dies_is_not_waited_for(self, origin: Origin, place: OriginPlace) -> None:
         cells = await new_cells(origin)
@@ -165,19 +165,19 @@ class SharingContract:
         assert reply.cells[0].due == PRESSED
         now_ms = (await origin.pulse(REGION, timeout_s=TIMEOUT_S)).time_ms
         await place.wait_until(now_ms + origin.rules.publish_ms, origin)
-        (reply,) = await share(origin, cells.entry("", 0, owner="b"))
-        assert reply.due != NOT_DUE
+        (shared,) = await share(origin, cells.entry("", 0, owner="b"))
+        assert shared.due != NOT_DUE
 
     async def test_a_ledger_that_lost_rows_gets_them_again(self, origin: Origin) -> None:
         cells = await new_cells(origin)
         await origin.exchange([cells.message(10, floor=5)], timeout_s=TIMEOUT_S)
         await share(origin, cells.entry("", 10))
-        (reply,) = await share(origin, cells.entry("", 0, owner="b", epoch=1))
-        assert (reply.published, reply.total) == (0, 10)
-        assert reply.due != NOT_DUE
+        (shared,) = await share(origin, cells.entry("", 0, owner="b", epoch=1))
+        assert (shared.published, shared.total) == (0, 10)
+        assert shared.due != NOT_DUE
         # What was published before the loss does not count.
-        (reply,) = await share(origin, cells.entry("", 10, owner="c", epoch=0))
-        assert reply.published == 0
+        (shared,) = await share(origin, cells.entry("", 10, owner="c", epoch=0))
+        assert shared.published == 0
 
     async def test_credit_that_an_import_leaves_no_room_for_is_asked_back(self, open_node: OpenNode) -> None:
         importer, holder = await open_node(), await open_node()
