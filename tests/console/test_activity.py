@@ -188,7 +188,7 @@ def test_a_denial_keeps_the_counts_and_the_override_behind_it() -> None:
     assert (kept.effective, kept.cost, kept.source) == (6, 2, "local")
 
 
-def test_namespaces_that_are_counted_apart_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_namespaces_that_are_counted_separately_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "NAMESPACES_MAX", 3)
     activity = made(Clock())
     for name in ("a", "b", "c", "d", "e"):

@@ -414,7 +414,7 @@ async def test_an_encrypted_connection_with_an_awkward_password(
 
 
 @pytest.mark.server
-async def test_a_server_that_cannot_prove_who_it_is_is_refused(
+async def test_a_server_with_an_untrusted_certificate_is_refused(
     guarded_url: str, certificates: Certificates
 ) -> None:
     ledger = open_ledger(f"{guarded_url}?ssl=verify-full&ssl_ca={certificates.stranger}")

@@ -87,7 +87,7 @@ def test_a_connection_that_was_not_answered_in_time_is_closed(
     assert hung_up(listener) == 3
 
 
-def test_a_caller_who_leaves_at_any_moment_leaves_no_connection(
+def test_a_caller_cancelled_at_any_moment_leaves_no_connection(
     connect: Connect, listener: socket.socket
 ) -> None:
     async def work() -> None:

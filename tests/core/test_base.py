@@ -90,7 +90,7 @@ class World:
         return 0 if cell is None else cell.total
 
 
-def test_a_wipe_loses_nothing_that_a_survivor_had_heard_of_a_node_that_left() -> None:
+def test_a_wipe_loses_nothing_that_a_survivor_knew_of_a_node_that_left() -> None:
     """Issue: one node accepts 50 of 100 and stops, the origin restarts empty, and two others had heard of the 50."""
     world = World("gone", "b", "c")
     world.accept("gone", 50)
@@ -164,7 +164,7 @@ def test_an_older_copy_is_brought_up_to_date() -> None:
     assert world.total == world.accepted
 
 
-def test_lives_that_were_evicted_leave_one_component_for_each_node() -> None:
+def test_evicted_incarnations_leave_one_component_for_each_node() -> None:
     world = World("a", "b")
     late = []
     for life in range(50):
@@ -250,7 +250,7 @@ def test_an_origin_that_is_wiped_never_counts_twice_and_nodes_agree_afterwards(s
 
 
 @pytest.mark.parametrize("losses", [1, 2, 5])
-def test_without_lost_messages_all_that_survivors_had_heard_comes_back(losses: int) -> None:
+def test_without_lost_messages_all_that_survivors_knew_comes_back(losses: int) -> None:
     for seed in range(200):
         random = Random(f"{losses} {seed}")
         world = World("gone", "a", "b", "c")

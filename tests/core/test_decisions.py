@@ -115,7 +115,7 @@ def test_an_accepted_cost_is_counted_in_full_and_a_denied_one_not_at_all(
         )
 
 
-def test_identifiers_namespaces_workspaces_and_durations_count_apart() -> None:
+def test_identifiers_namespaces_workspaces_and_durations_are_counted_separately() -> None:
     node = embedded()
     limits = [
         Limit(1, duration_ms=1000, namespace="default"),

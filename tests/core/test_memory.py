@@ -27,7 +27,7 @@ def known(node: Node, limit: Limit, identifiers: str) -> str:
 # -- which subject is evicted first
 
 
-def test_the_least_recently_used_subject_goes_first() -> None:
+def test_the_least_recently_used_subject_is_evicted_first() -> None:
     node = bounded(3)
     for later_ms, identifier in enumerate("abcabd"):
         node.decide(DAY, identifier, 1, T + later_ms)
@@ -45,7 +45,7 @@ def test_recency_is_exact_to_the_touch_time() -> None:
     assert known(node, DAY, "bcd") == "bd"
 
 
-def test_denied_subjects_go_after_all_others() -> None:
+def test_denied_subjects_are_evicted_last() -> None:
     node = bounded(3)
     assert not node.decide(DAY, "x", 11, T)
     for later_ms, identifier in enumerate("abcdef", 1):
@@ -54,7 +54,7 @@ def test_denied_subjects_go_after_all_others() -> None:
     assert node.engine.subjects.evicted_blocked == 0
 
 
-def test_a_denied_subject_goes_when_only_denied_ones_are_left_and_it_is_counted() -> None:
+def test_a_denied_subject_is_evicted_when_only_denied_ones_are_left_and_it_is_counted() -> None:
     node = bounded(2)
     for later_ms, identifier in enumerate("abc"):
         assert not node.decide(DAY, identifier, 11, T + later_ms)
@@ -71,7 +71,7 @@ def test_a_denial_that_has_ended_protects_no_subject() -> None:
     assert node.engine.subjects.evicted_clean == 1
 
 
-def test_denied_subjects_go_first_while_they_are_more_than_half() -> None:
+def test_denied_subjects_are_evicted_first_while_they_are_more_than_half() -> None:
     node = bounded(8)
     for number in range(8):
         assert not node.decide(DAY, f"denied{number}", 11, T + number)
@@ -107,7 +107,7 @@ def test_pressure_costs_the_namespace_that_causes_it(spray: int, cost: int) -> N
     assert not any(node.decide(others, identifier, 1, T + 100) for identifier in "abcdefghi")
 
 
-def test_unreplayed_counts_of_a_spray_go_before_the_subjects_of_others() -> None:
+def test_unreplayed_counts_of_a_spray_are_evicted_before_the_subjects_of_others() -> None:
     node, origin = bounded(20, has_origin=True), DictOrigin()
     others = Limit(10, duration_ms=86_400_000, namespace="others")
     for identifier in "abcdefghi":
@@ -127,7 +127,7 @@ def test_a_denied_subject_that_is_allowed_again_is_like_any_other() -> None:
     assert node.subject(SECOND, "x").queue == CLEAN
 
 
-def test_unreplayed_counts_stay_while_anything_else_can_go() -> None:
+def test_unreplayed_counts_stay_while_anything_else_can_be_evicted() -> None:
     node = bounded(3, has_origin=True)
     node.decide(DAY, "u", 1, T, DEGRADED)
     assert node.subject(DAY, "u").queue == PINNED
@@ -145,7 +145,7 @@ def test_unreplayed_counts_stay_while_anything_else_can_go() -> None:
     assert node.engine.subjects.evicted_unreplayed == 1
 
 
-def test_acknowledged_counts_may_go_and_the_origin_gives_them_back() -> None:
+def test_acknowledged_counts_may_be_evicted_and_the_origin_gives_them_back() -> None:
     node, origin = bounded(1, has_origin=True), DictOrigin()
     node.limit(DAY, "a", 7, T, origin)
     node.replay(origin, T)
@@ -181,7 +181,7 @@ def test_the_bound_is_kept_after_every_decision(uses: list[tuple[int, int, int]]
 # -- expiry
 
 
-def test_a_subject_goes_by_itself_when_its_newest_cell_has_aged_out() -> None:
+def test_a_subject_expires_when_its_newest_cell_has_aged_out() -> None:
     node = Node(has_origin=False)
     node.decide(MINUTE, "a", 1, T)
     subjects = node.engine.subjects
@@ -207,7 +207,7 @@ def test_a_cell_is_kept_until_three_durations_after_its_start() -> None:
     assert sorted(component.sequence - sequence for component in replay.components) == [1, 3]
 
 
-def test_a_subject_that_lives_on_in_a_newer_cell_is_only_looked_at_again_later() -> None:
+def test_a_subject_with_a_newer_cell_is_only_checked_again_later() -> None:
     node = Node(has_origin=False)
     for minute in range(20):
         node.decide(MINUTE, "a", 1, T + minute * 60_000)
@@ -218,7 +218,7 @@ def test_a_subject_that_lives_on_in_a_newer_cell_is_only_looked_at_again_later()
     assert not node.knows(MINUTE, "a")
 
 
-def test_expiry_looks_at_no_more_subjects_than_it_is_told_to() -> None:
+def test_expiry_checks_no_more_subjects_than_it_is_asked_to() -> None:
     node = Node(has_origin=False)
     for i in range(100):
         node.decide(SECOND, f"id{i}", 1, T)
@@ -383,9 +383,7 @@ def test_a_spray_while_the_origin_is_down_fills_no_queue() -> None:
 # -- a ledger without an origin
 
 
-def test_counts_that_wait_for_the_ledger_stay_while_anything_else_can_go_and_are_counted_when_they_go() -> (
-    None
-):
+def test_counts_that_wait_for_the_ledger_are_evicted_last_and_are_counted_then() -> None:
     node = Node(has_origin=False, has_ledger=True, tuning=Tuning(subjects_max=4, touch_ms=1))
     for later_ms, identifier in enumerate("ab"):
         node.decide(DAY, identifier, 5, T + later_ms)

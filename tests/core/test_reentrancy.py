@@ -87,7 +87,7 @@ def calling_name(identifier: str, on_hash: Callable[[], None]) -> CallingName:
     return one
 
 
-def test_a_call_from_within_a_decision_is_refused_and_the_decision_goes_on() -> None:
+def test_a_call_from_within_a_decision_is_refused_and_the_decision_continues() -> None:
     locked = LockedGate()
     assert locked.gate.limit(LIMIT, calling_name("a", locked.call_from_within))
     assert locked.refused >= 1 and locked.accepted == 0

@@ -342,7 +342,7 @@ def test_a_loss_in_the_pause_after_a_heal_is_healed_after_it() -> None:
 # -- two lives of one subject
 
 
-def test_an_evicted_subject_that_comes_back_counts_its_earlier_life_in_full() -> None:
+def test_an_evicted_subject_that_comes_back_counts_its_earlier_part_in_full() -> None:
     node, origin = Node(tuning=Tuning(subjects_max=1)), DictOrigin()
     for life in range(1, 5):
         node.limit(LIMIT, "a", 10, T, origin)
@@ -354,7 +354,7 @@ def test_an_evicted_subject_that_comes_back_counts_its_earlier_life_in_full() ->
     assert len(origin.cells[DIGEST, 1000]) == 4, "each life is a component of its own"
 
 
-def test_a_replay_of_an_earlier_life_that_arrives_late_still_counts() -> None:
+def test_a_replay_from_before_an_eviction_that_arrives_late_still_counts() -> None:
     node, origin = Node(tuning=Tuning(subjects_max=1)), DictOrigin()
     node.limit(LIMIT, "a", 10, T, origin)
     late = planned(node)

@@ -97,7 +97,7 @@ def test_requests_with_many_future_times_leave_few_cells() -> None:
     assert len(node.subject(SECOND, "a").cells()) < 200
 
 
-def test_a_request_of_the_past_is_not_fresher_than_the_node_knows() -> None:
+def test_a_request_with_a_time_in_the_past_is_not_fresher_than_the_node() -> None:
     minute = Limit(100, duration_ms=60_000, namespace="default")
     node, origin = Node(), DictOrigin()
     node.limit(minute, "a", 1, T, origin)

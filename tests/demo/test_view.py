@@ -54,7 +54,7 @@ def test_the_bar_of_a_node_shows_its_part_of_the_limit_and_what_is_beyond() -> N
     assert bar(HOT.quota * 5 // 4) == "█" * 24 + "▒" * 6 and len(bar(HOT.quota * 100)) == 48
 
 
-def test_a_line_names_the_troubles_and_when_all_agree_it_says_so() -> None:
+def test_a_line_names_the_faults_or_says_that_all_nodes_agree() -> None:
     assert "iad database cut off, iad origin killed" in log_line(PICTURE)
     well = replace(PICTURE, nodes=tuple(replace(PICTURE.nodes[0], name=name) for name in ("a", "b")))
     assert "all 2 nodes see 900; all well" in log_line(well)

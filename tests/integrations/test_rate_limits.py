@@ -311,7 +311,7 @@ def test_a_limit_that_is_itself_in_shadow_mode_never_refuses_and_is_in_no_header
     assert [limits.headers(one) for one in outcomes] == [{}, {}]
 
 
-def test_a_whole_application_in_shadow_mode_refuses_nothing_and_counts_apart() -> None:
+def test_a_whole_application_in_shadow_mode_denies_nothing_and_counts_separately() -> None:
     limits = rate_limits(Rule(Limit("1/minute", namespace="n")), shadow=True)
     assert [len(check(limits, request()).shadow_denied) for _ in range(2)] == [0, 1]
     assert consumed(limits.limiter, "1/minute", "n", "203.0.113.7") == 0

@@ -37,7 +37,7 @@ def test_an_origin_without_a_ledger_needs_no_region() -> None:
     assert read_settings({"TIDEGATE_ORIGIN": URL, "TIDEGATE_LEDGER": "mysql://db/t"})["region"] is None
 
 
-def test_a_url_may_stand_in_a_file(tmp_path: Path) -> None:
+def test_a_url_may_be_in_a_file(tmp_path: Path) -> None:
     file = tmp_path / "origin"
     file.write_text(URL + "\n")
     assert read_settings({"TIDEGATE_ORIGIN_FILE": str(file)})["origin"] == URL

@@ -220,7 +220,7 @@ async def test_a_batch_does_not_hold_up_others_on_a_subject_that_it_has_credit_f
 
 
 @on_virtual_time
-async def test_a_caller_that_goes_away_consumes_nothing_and_cancels_no_message() -> None:
+async def test_a_cancelled_caller_consumes_nothing_and_cancels_no_message() -> None:
     fleet = CreditFleet(2, latency_ms=(10, 10))
     await fleet.start()
     loop = asyncio.get_running_loop()

@@ -262,7 +262,7 @@ def test_a_stopped_limiter_that_never_started_is_stopped_all_the_same() -> None:
         limiter.start()
 
 
-async def test_an_adapter_whose_open_fails_in_a_way_of_its_own_is_not_swallowed() -> None:
+async def test_an_unexpected_error_of_an_adapters_open_is_raised() -> None:
     class Broken(MemoryOrigin):
         async def open(self, region: str, *, timeout_s: float) -> None:
             raise LookupError("a fault of the adapter")

@@ -83,7 +83,7 @@ def test_peek_looks_without_consuming(driver: Driver) -> None:
         assert driver.peek(TWO_A_MINUTE, "x").remaining == 1
 
 
-def test_the_request_may_bring_its_own_time(driver: Driver) -> None:
+def test_the_request_may_have_its_own_time(driver: Driver) -> None:
     assert driver.limit(TWO_A_MINUTE, "x", 2, now_ms=EPOCH_MS + 3_600_000)
     assert driver.peek(TWO_A_MINUTE, "x").effective == 0, "what was counted an hour ahead does not count now"
     assert not driver.limit(TWO_A_MINUTE, "x", now_ms=EPOCH_MS + 3_600_000)
@@ -103,7 +103,7 @@ def test_a_batch_is_all_or_nothing(driver: Driver) -> None:
     assert driver.limit_many([]) == []
 
 
-def test_namespaces_workspaces_and_durations_are_apart_and_limits_are_not(driver: Driver) -> None:
+def test_namespaces_workspaces_and_durations_have_separate_counters_and_limits_do_not(driver: Driver) -> None:
     driver.limit(Limit("5/minute", namespace="a"), "x", 5)
     assert driver.limit(Limit("5/minute", namespace="b"), "x")
     assert driver.limit(Limit("5/minute", namespace="a", workspace="w"), "x")

@@ -78,7 +78,7 @@ async def test_pressure_does_not_wait_for_the_tick_and_comes_at_most_once_per_it
 
 
 @on_virtual_time
-async def test_rows_go_out_in_bounded_chunks() -> None:
+async def test_rows_are_published_in_bounded_chunks() -> None:
     ledger, region, node = world(publish_rows_max=40)
     await node.limiter.start()
     await fill(node, 110)
@@ -104,7 +104,7 @@ async def test_a_count_beyond_what_a_database_holds_is_published_as_the_largest_
 
 
 @on_virtual_time
-async def test_a_row_that_the_ledger_refuses_is_set_aside_and_all_others_go_out_in_the_same_turn(
+async def test_a_row_that_the_ledger_refuses_is_set_aside_and_all_others_are_published_in_the_same_turn(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     ledger, region, node = world()

@@ -189,7 +189,7 @@ async def test_a_blocked_subject_costs_the_origin_nothing_and_is_strict_once_it_
 
 
 @on_virtual_time
-async def test_what_two_nodes_accept_together_is_what_the_limit_allows_once_they_have_heard() -> None:
+async def test_two_nodes_together_accept_what_the_limit_allows_once_they_know_each_others_counts() -> None:
     region = Region()
     first, second = region.node(), region.node()
     assert await first.accept("x", 70, HUNDRED_A_MINUTE) == 70
@@ -222,7 +222,7 @@ async def test_reads_that_mostly_fail_open_their_breaker_and_decisions_go_on() -
 
 
 @on_virtual_time
-async def test_a_driver_that_fails_in_a_way_of_its_own_is_a_failed_read_and_no_more(
+async def test_an_unexpected_error_of_a_driver_is_only_a_failed_read(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     region = Region()

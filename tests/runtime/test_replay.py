@@ -32,7 +32,7 @@ def owns(argument: object) -> list[int]:
 
 
 @on_virtual_time
-async def test_dirty_cells_go_out_at_once_and_without_any_timer() -> None:
+async def test_dirty_cells_are_sent_at_once_and_without_any_timer() -> None:
     loop = asyncio.get_running_loop()
     region = Region()
     node = region.node()
@@ -59,7 +59,7 @@ async def test_ten_thousand_requests_between_two_round_trips_cost_one_merge() ->
 
 
 @on_virtual_time
-async def test_what_gets_dirty_meanwhile_goes_next_and_one_merge_is_in_flight_at_a_time() -> None:
+async def test_what_becomes_dirty_meanwhile_is_sent_next_and_one_merge_is_in_flight_at_a_time() -> None:
     region = Region()
     node = region.node()
     await node.limiter.start()
@@ -232,7 +232,7 @@ async def test_a_peek_is_never_replayed() -> None:
         max_size=40,
     )
 )
-def test_whatever_happens_on_the_way_all_nodes_agree_in_the_end_on_what_was_accepted(
+def test_whatever_happens_to_messages_all_nodes_agree_in_the_end_on_what_was_accepted(
     steps: list[tuple[int, str, str, int]],
 ) -> None:
     @on_virtual_time

@@ -195,7 +195,7 @@ async def test_counts_that_are_not_reported_yet_are_not_counted_twice_by_a_reser
 
 
 @on_virtual_time
-async def test_a_crash_returns_what_was_reserved_after_its_life() -> None:
+async def test_after_a_crash_a_reservation_ends_when_it_expires() -> None:
     fleet = CreditFleet(2)
     await fleet.start()
     rule = fleet.limit_of(10)

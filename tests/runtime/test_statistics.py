@@ -137,7 +137,7 @@ async def test_a_subject_that_was_forgotten_and_comes_back_counts_in_full() -> N
 
 
 @on_virtual_time
-async def test_aged_out_subjects_go_by_themselves() -> None:
+async def test_aged_out_subjects_expire() -> None:
     region = Region()
     node = region.node()
     for n in range(2_000):

@@ -68,7 +68,7 @@ def test_settling_higher_counts_beyond_the_limit(workspace: Workspace) -> None:
     assert (usage["used"], usage["remaining"]) == (130, 0)
 
 
-def test_several_limits_are_all_or_nothing_and_settled_apart(workspace: Workspace) -> None:
+def test_several_limits_are_all_or_nothing_and_settled_separately(workspace: Workspace) -> None:
     day = item(namespace="llm.day", limit=50, cost=40)
     data = reserve(workspace, item(cost=40), day)
     assert settle(workspace, data["reservationId"], 30, 20).data == {"repeated": False}

@@ -234,7 +234,7 @@ async def test_what_the_client_of_a_stream_sends_is_dropped_up_to_a_bound() -> N
     assert "abort" in scene.transport.done
 
 
-def test_the_scenes_are_the_whole_table() -> None:
+def test_the_scenes_cover_the_whole_table() -> None:
     table = {(state, to) for state, targets in TRANSITIONS.items() for to in targets}
     assert table - SCENES.keys() == {(BLOCKED, LINGERING), (BLOCKED, CLOSING)}  # in the test above
     assert SCENES.keys() <= table

@@ -277,7 +277,7 @@ def test_requests_and_decisions_are_counted(tmp_path: Path) -> None:
         assert f'tidegate_top_workspace_decisions{{workspace="{hidden.id}"}}' not in server.metrics()
 
 
-def test_what_a_server_says_about_itself(tmp_path: Path) -> None:
+def test_the_metrics_and_health_of_the_server_itself(tmp_path: Path) -> None:
     with TidegateServer(data_dir=tmp_path, env={"TIDEGATE_HTTP_CONNECTIONS_MAX": "3"}) as server:
         found = server.metrics()
         (about,) = [name for name in found if name.startswith("tidegate_build_info{")]

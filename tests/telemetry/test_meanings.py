@@ -37,12 +37,12 @@ ELSEWHERE = {
     "http_requests_total": "tests/server/test_service.py::test_requests_and_decisions_are_counted",
     "top_workspace_decisions": "tests/server/test_service.py::test_requests_and_decisions_are_counted",
     "top_identifier_denials": "tests/server/test_service.py::test_requests_and_decisions_are_counted",
-    "build_info": "tests/server/test_service.py::test_what_a_server_says_about_itself",
-    "origin_file_bytes": "tests/server/test_service.py::test_what_a_server_says_about_itself",
-    "http_connections": "tests/server/test_service.py::test_what_a_server_says_about_itself",
-    "http_connections_evicted_total": "tests/server/test_service.py::test_what_a_server_says_about_itself",
+    "build_info": "tests/server/test_service.py::test_the_metrics_and_health_of_the_server_itself",
+    "origin_file_bytes": "tests/server/test_service.py::test_the_metrics_and_health_of_the_server_itself",
+    "http_connections": "tests/server/test_service.py::test_the_metrics_and_health_of_the_server_itself",
+    "http_connections_evicted_total": "tests/server/test_service.py::test_the_metrics_and_health_of_the_server_itself",
     "decision_log_records_total": "tests/server/test_decision_log.py",
-    "workers": "tests/server/test_service.py::test_what_a_server_says_about_itself",
+    "workers": "tests/server/test_service.py::test_the_metrics_and_health_of_the_server_itself",
     **dict.fromkeys(
         [
             "rls_requests_total",

@@ -197,7 +197,7 @@ async def test_a_chunk_that_fails_in_the_middle_is_the_only_one_that_is_repeated
     assert {name for name, region in database.counts() if region == "fra"} == {"first", *names}
 
 
-async def test_a_row_that_the_database_rejects_is_set_aside_and_the_others_go_out_in_the_same_turn(
+async def test_a_row_that_the_database_rejects_is_set_aside_and_the_others_are_published_in_the_same_turn(
     server_world: World, caplog: pytest.LogCaptureFixture
 ) -> None:
     world = server_world

@@ -47,7 +47,7 @@ def unit_of(path: Path) -> configparser.RawConfigParser:
     return unit
 
 
-def test_the_sample_loads_without_a_warning_and_says_what_it_seems_to_say(tmp_path: Path) -> None:
+def test_the_sample_loads_without_a_warning_and_has_the_values_that_it_shows(tmp_path: Path) -> None:
     loaded = load(file=local_copy(tmp_path), environ=environment(tmp_path), flags={})
     config = loaded.config
     assert not loaded.warnings

@@ -197,7 +197,7 @@ def test_the_check_is_as_the_openapi_document_of_this_server_describes_it(shared
     assert "Tested: 1" in done.stdout
 
 
-def test_the_public_listener_wants_a_key_with_the_permission(shared: Gatekeeper) -> None:
+def test_the_public_listener_needs_a_key_with_the_permission(shared: Gatekeeper) -> None:
     target = "/v1/check?policy=api"
 
     def check(**fields: str) -> Reply:

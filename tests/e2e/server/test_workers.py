@@ -148,7 +148,7 @@ class StoppedWhileStarting(Supervisor):
         return await super()._start(bound)
 
 
-async def test_a_worker_that_is_made_while_the_supervisor_stops_is_told_to_stop_too(tmp_path: Path) -> None:
+async def test_a_worker_that_is_started_while_the_supervisor_stops_is_stopped_too(tmp_path: Path) -> None:
     config = ServerConfig(listen="127.0.0.1:0", data_dir=str(tmp_path), workers=2)
     await prepare(config)  # or it would end by itself, for want of a schema
     assert await StoppedWhileStarting(config).run() == 0

@@ -162,7 +162,7 @@ def test_a_rule_of_zero_blocks() -> None:
     assert Asked().ask(one([("blocked", "x")])).code == OVER_LIMIT
 
 
-def test_detailed_metrics_count_values_apart_and_are_bounded() -> None:
+def test_detailed_metrics_count_values_separately_and_are_bounded() -> None:
     asked = Asked()
     for _ in range(3):
         asked.ask(one([("path", "/a")]))

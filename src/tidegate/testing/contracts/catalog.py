@@ -225,7 +225,7 @@ class CatalogContract:
                 namespace(workspace_id, "m")._replace(id=stored.id), timeout_s=TIMEOUT_S
             )
 
-    async def test_names_and_identifiers_are_told_apart_byte_by_byte(
+    async def test_names_and_identifiers_are_compared_byte_by_byte(
         self, catalog: Catalog, workspace_id: str
     ) -> None:
         namespaces = [
@@ -273,7 +273,7 @@ class CatalogContract:
         ]
         assert found == [second]
 
-    async def test_an_override_goes_into_shadow_mode_and_back(self, catalog: Catalog) -> None:
+    async def test_an_override_can_be_put_into_shadow_mode_and_back(self, catalog: Catalog) -> None:
         row = override(f"rlns_{next(_numbers)}", "x")
         for shadow in True, False, True:
             stored = await catalog.set_override(row._replace(shadow=shadow), timeout_s=TIMEOUT_S)
@@ -284,7 +284,7 @@ class CatalogContract:
             ]
             assert found == [stored] and stored.shadow is shadow
 
-    async def test_a_deleted_override_is_marked_and_comes_back_to_life_when_it_is_set(
+    async def test_a_deleted_override_is_marked_and_is_active_again_when_it_is_set(
         self, catalog: Catalog
     ) -> None:
         row = override(f"rlns_{next(_numbers)}", "x", limit=0)
@@ -367,7 +367,7 @@ class CatalogContract:
         assert await catalog.purge(100, timeout_s=TIMEOUT_S) == 0
         assert await catalog.version(timeout_s=TIMEOUT_S) == before, "nothing to do leaves no trace"
 
-    async def test_what_was_purged_can_be_made_anew(self, catalog: Catalog, workspace_id: str) -> None:
+    async def test_what_was_purged_can_be_created_again(self, catalog: Catalog, workspace_id: str) -> None:
         home = await catalog.create_namespace(namespace(workspace_id, "n"), timeout_s=TIMEOUT_S)
         first = await catalog.set_override(override(home.id, "x"), timeout_s=TIMEOUT_S)
         await catalog.delete_override(home.id, "x", deleted_at_ms=1, timeout_s=TIMEOUT_S)
@@ -379,7 +379,7 @@ class CatalogContract:
         assert second.id != first.id
         assert second in (await all_changes(catalog)).overrides
 
-    async def test_the_purged_version_tells_readers_that_have_not_seen_the_mark_and_no_others(
+    async def test_the_purged_version_is_above_that_of_readers_that_have_not_seen_the_mark_and_of_no_others(
         self, catalog: Catalog, workspace_id: str
     ) -> None:
         home = await catalog.create_namespace(namespace(workspace_id, "n"), timeout_s=TIMEOUT_S)
@@ -408,7 +408,7 @@ class CatalogContract:
         assert second in left
         assert first not in left
 
-    async def test_a_purge_never_takes_what_comes_back_to_life_at_the_same_moment(
+    async def test_a_purge_never_deletes_what_is_restored_at_the_same_moment(
         self, catalog: Catalog, open_catalog: OpenCatalog, workspace_id: str
     ) -> None:
         cleaner = await open_catalog()

@@ -254,7 +254,7 @@ class LedgerContract:
         await ledger.publish([row(regional=0)], timeout_s=TIMEOUT_S)
         assert await held(ledger) == [row(regional=0)]
 
-    async def test_each_part_of_the_key_tells_rows_apart(self, ledger: Ledger) -> None:
+    async def test_each_part_of_the_key_distinguishes_rows(self, ledger: Ledger) -> None:
         rows = [
             *(row(), row("other"), row(namespace="other"), row(workspace="other"), row(region="other")),
             *(row(sequence=SEQUENCE + 1), row(duration_ms=2 * DURATION_MS)),
@@ -383,7 +383,9 @@ class LedgerContract:
             rows, cursor = await read_all(ledger, cursor)
             assert set(step) <= set(rows)
 
-    async def test_a_cursor_of_an_empty_ledger_brings_everything_that_comes(self, ledger: Ledger) -> None:
+    async def test_a_cursor_of_an_empty_ledger_brings_everything_that_is_published_later(
+        self, ledger: Ledger
+    ) -> None:
         _, cursor = await read_all(ledger)
         await publish(ledger, [*rows_of(3), *rows_of(3, region="iad")])
         rows, _ = await read_all(ledger, cursor)
@@ -504,11 +506,11 @@ class LedgerContract:
         assert again[0].beat_at_ms >= first.beat_at_ms
         assert again[1] == beats[1]
 
-    async def test_publishing_is_no_heartbeat(self, ledger: Ledger) -> None:
+    async def test_publishing_is_not_a_heartbeat(self, ledger: Ledger) -> None:
         await publish(ledger, [row(region="fra")])
         assert [beat.region for beat in await ledger.heartbeat("iad", timeout_s=TIMEOUT_S)] == ["iad"]
 
-    async def test_cleanup_deletes_what_expired_before_the_cutoff_and_no_more_than_told(
+    async def test_cleanup_deletes_what_expired_before_the_cutoff_and_no_more_than_its_bound(
         self, ledger: Ledger
     ) -> None:
         old = [row(f"user-{number}", sequence=SEQUENCE - 3) for number in range(7)]
@@ -520,7 +522,7 @@ class LedgerContract:
         rows, _ = await read_all(ledger, now_ms=0)
         assert sorted(rows) == sorted([edge, live])
 
-    async def test_cleanup_may_be_told_to_delete_many(self, ledger: Ledger) -> None:
+    async def test_cleanup_may_delete_many_rows(self, ledger: Ledger) -> None:
         await publish(ledger, [row(f"user-{number}", sequence=SEQUENCE - 3) for number in range(2_500)])
         assert await ledger.cleanup(NOW_MS, rows_max=2_200, timeout_s=TIMEOUT_S) == 2_200
         assert await ledger.cleanup(NOW_MS, rows_max=2_200, timeout_s=TIMEOUT_S) == 300
@@ -533,7 +535,7 @@ class LedgerContract:
         rows, _ = await read_all(ledger, cursor)
         assert rows == [row(regional=2)]
 
-    async def test_the_overview_tells_regions_rows_and_the_hottest_cells(self, ledger: Ledger) -> None:
+    async def test_the_overview_has_regions_rows_and_the_hottest_cells(self, ledger: Ledger) -> None:
         hot = [row("hot", 100), row("warm", 50, region="iad"), row("mild", 20)]
         await publish(ledger, [*hot, *rows_of(5), row("gone", 999, sequence=SEQUENCE - 2)])
         beats = await ledger.heartbeat("fra", timeout_s=TIMEOUT_S)

@@ -168,7 +168,7 @@ class ServerLedgerContract(LedgerContract):
 
     # ---- a frozen server
 
-    async def test_every_time_limit_is_kept_when_the_server_stands_still(
+    async def test_every_time_limit_is_kept_when_the_server_is_frozen(
         self, ledger: Ledger, place: ServerLedgerPlace
     ) -> None:
         await publish(ledger, [row()])
@@ -186,7 +186,7 @@ class ServerLedgerContract(LedgerContract):
             assert await held(one) == [row()]
         await cold.close()
 
-    async def test_closing_does_not_wait_for_a_server_that_stands_still(
+    async def test_closing_does_not_wait_for_a_frozen_server(
         self, place: ServerLedgerPlace, open_ledger: OpenLedger
     ) -> None:
         ledger = await open_ledger()
@@ -245,7 +245,7 @@ class ServerLedgerContract(LedgerContract):
         overview = await ledger.overview(now_ms=0, hottest_max=50, timeout_s=TIMEOUT_S)
         assert "\\xff\\xfe" in overview.rows
 
-    async def test_a_dead_server_is_unavailable_and_found_again(
+    async def test_a_dead_server_is_unavailable_and_is_connected_to_again(
         self, ledger: Ledger, place: ServerLedgerPlace
     ) -> None:
         await publish(ledger, rows_of(10))
@@ -360,7 +360,7 @@ class ServerLedgerContract(LedgerContract):
         await until(lambda: place.connections() <= connections, "the server has forgotten the others")
         assert len(asyncio.all_tasks()) <= tasks
 
-    async def test_a_caller_who_leaves_the_queue_does_not_disturb_it(self, ledger: Ledger) -> None:
+    async def test_a_caller_cancelled_in_the_queue_does_not_disturb_it(self, ledger: Ledger) -> None:
         tasks = [
             asyncio.create_task(ledger.publish([row(f"user-{index}")], timeout_s=TIMEOUT_S))
             for index in range(20)

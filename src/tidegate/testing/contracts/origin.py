@@ -140,7 +140,7 @@ class OriginContract(ReservingContract, SharingContract):
         for _ in range(3):
             assert await self.merged(origin, component(digest, 4)) == OriginReply(4, 4)
 
-    async def test_cells_of_one_subject_are_counted_apart(self, origin: Origin) -> None:
+    async def test_cells_of_one_subject_are_counted_separately(self, origin: Origin) -> None:
         digest = new_digest()
         cells = [
             component(digest, own, sequence=sequence)
@@ -431,7 +431,7 @@ class OriginContract(ReservingContract, SharingContract):
         await first.close()
         await second.close()
 
-    async def test_an_origin_of_another_region_refuses_and_says_whose_it_is(
+    async def test_an_origin_of_another_region_is_refused_with_both_names(
         self, place: OriginPlace, open_node: OpenNode
     ) -> None:
         ours = await open_node("fra")
@@ -451,7 +451,7 @@ class OriginContract(ReservingContract, SharingContract):
         for node in nodes:
             assert not (await node.pulse(REGION, timeout_s=TIMEOUT_S)).was_empty
 
-    async def test_a_wiped_origin_shows_by_the_component_before_the_merge(
+    async def test_a_wiped_origin_is_recognised_by_the_component_before_the_merge(
         self, place: OriginPlace, origin: Origin
     ) -> None:
         digest = new_digest()
@@ -460,7 +460,7 @@ class OriginContract(ReservingContract, SharingContract):
         assert await self.read(origin, component(digest)) == OriginReply(0, 0)
         assert await self.merged(origin, component(digest, 6)) == OriginReply(6, 0)
 
-    async def test_what_a_wiped_origin_had_counted_of_departed_nodes_comes_back_once(
+    async def test_counts_of_departed_nodes_that_a_wiped_origin_lost_come_back_once(
         self, place: OriginPlace, origin: Origin
     ) -> None:
         """One node has left 50. Another one, with 5 of its own, knows of it; a third one has counted nothing."""
@@ -488,7 +488,7 @@ class OriginContract(ReservingContract, SharingContract):
         late = part._replace(own=5, known=5, published=5)
         assert (await self.report(origin, digest, "c", late)).total == 67
 
-    async def test_lives_of_a_node_leave_one_entry_and_all_their_counts(
+    async def test_incarnations_of_a_subject_leave_one_entry_and_all_their_counts(
         self, place: OriginPlace, origin: Origin
     ) -> None:
         digest, part = new_digest(), CellPart(SEQUENCE, 2, 2)

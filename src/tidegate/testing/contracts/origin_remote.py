@@ -57,7 +57,7 @@ class RemoteOriginContract(OriginContract):
         raise NotImplementedError("give the fixture `place` in your subclass")
 
     @pytest.mark.parametrize("call", ["read", "merge", "pulse"])
-    async def test_the_time_limit_is_kept_when_the_store_stands_still(
+    async def test_the_time_limit_is_kept_when_the_store_is_frozen(
         self, origin: Origin, place: RemotePlace, call: str
     ) -> None:
         cell = component(new_digest(), 3)
@@ -71,7 +71,7 @@ class RemoteOriginContract(OriginContract):
         await self.recovered(origin, cell)
         assert await self.read(origin, cell) == OriginReply(3, 3)
 
-    async def test_the_time_limit_is_kept_when_the_store_stands_still_before_the_first_connection(
+    async def test_the_time_limit_is_kept_when_the_store_is_frozen_before_the_first_connection(
         self, place: RemotePlace
     ) -> None:
         origin = place.node()
@@ -87,7 +87,7 @@ class RemoteOriginContract(OriginContract):
         await origin.open(REGION, timeout_s=TIMEOUT_S)
         await origin.close()
 
-    async def test_closing_does_not_wait_for_a_store_that_stands_still(
+    async def test_closing_does_not_wait_for_a_frozen_store(
         self, place: RemotePlace, open_node: OpenNode
     ) -> None:
         origin = await open_node()
@@ -98,7 +98,7 @@ class RemoteOriginContract(OriginContract):
         finally:
             place.thaw()
 
-    async def test_a_dead_store_is_said_to_be_unavailable_and_found_again(
+    async def test_a_dead_store_is_unavailable_and_is_connected_to_again(
         self, origin: Origin, place: RemotePlace
     ) -> None:
         cell = component(new_digest(), 4)

@@ -112,7 +112,7 @@ class ReservingContract:
         assert reply.state == GONE
         assert (await self.granted(origin, digest, 10)).granted == 10
 
-    async def test_a_repeated_keep_changes_nothing(self, origin: Origin) -> None:
+    async def test_keeping_a_reservation_twice_changes_nothing(self, origin: Origin) -> None:
         digest = secrets.token_bytes(16)
         for _ in range(2):
             reply = await self.claim(origin, digest, "node+1", 3, is_final=False, life_ms=HOUR_MS)
@@ -120,7 +120,7 @@ class ReservingContract:
                 await self.take(origin, digest, "node+1", 3)
         assert (await self.granted(origin, digest, 8)).spare == 3
 
-    async def test_reservations_of_one_subject_end_apart(self, origin: Origin) -> None:
+    async def test_reservations_of_one_subject_end_separately(self, origin: Origin) -> None:
         digest = secrets.token_bytes(16)
         for name, amount in ("node+1", 2), ("node+2", 3), ("node~4+1", 4):
             await self.take(origin, digest, name, amount)
