@@ -2,7 +2,7 @@
  *
  *   openloop PORT RATE_PER_S SECONDS CONNECTIONS SEED FILE
  *
- * FILE holds requests, each behind its length in 4 bytes, little end first; they are sent in turn, with Poisson
+ * FILE holds requests, each behind its length in 4 bytes, little-endian; they are sent in turn, with Poisson
  * arrivals, one at a time on a connection. A latency counts from the moment at which the request should have left:
  * waiting for a free connection, or for the processor, counts against the server. Prints one JSON object.
  *

@@ -2,7 +2,7 @@
  *
  *   openloop_grpc PORT RATE_PER_S SECONDS CONNECTIONS STREAMS SEED PATH FILE
  *
- * FILE holds messages, each behind its length in 4 bytes, little end first; they are sent in turn. With a rate calls
+ * FILE holds messages, each behind its length in 4 bytes, little-endian; they are sent in turn. With a rate calls
  * leave at times fixed beforehand (Poisson arrivals), whatever the server does, and a latency counts from the moment at
  * which the call should have left: waiting for a free stream, or for the processor, counts against the server. With
  * rate 0 all streams are kept busy. Prints one JSON object.
