@@ -96,6 +96,14 @@ def test_every_alert_has_a_runbook_and_every_runbook_an_alert() -> None:
         assert "## What to do\n" in text
 
 
+def test_the_runbook_of_breakers_names_them_all() -> None:
+    sources = "".join(
+        path.read_text(encoding="utf-8") for path in (ROOT / "src/tidegate/runtime").glob("*.py")
+    )
+    first, _, _ = (RUNBOOKS / "breaker-open.md").read_text(encoding="utf-8").partition("\n## ")
+    assert set(re.findall(r"`(\w+)`", first)) - {"name"} == set(re.findall(r'Calls\(\s*"(\w+)"', sources))
+
+
 def test_the_rules_are_yaml_with_a_description_and_a_runbook_each() -> None:
     (group,) = yaml.safe_load(RULES.read_text(encoding="utf-8"))["groups"]
     assert [rule["alert"] for rule in group["rules"]] == [alert.name for alert in ALERTS]
