@@ -198,7 +198,7 @@ class Ledger(Protocol):
     async def changes(self, cursor: str | None, *, now_ms: int, timeout_s: float) -> Changes:
         """Rows of all regions that changed since `cursor` (None: all), unless expired at `now_ms`.
 
-        Overlaps the previous answer on purpose, so that a transaction that committed late is never missed.
+        A transaction that commits late is never missed; a row may come more than once.
         At most 50,000 rows an answer: when more are left the cursor continues inside, and `more` is true.
         """
 
