@@ -253,7 +253,7 @@ METRICS: Final[tuple[Metric, ...]] = (
         "global_import_rows_last",
         "gauge",
         "Rows in the last import.",
-        "It is 50,000 repeatedly: imports cannot keep up.",
+        "It stays at 50,000 or more: imports cannot keep up.",
         across="max",
     ),
     Metric(
