@@ -984,7 +984,7 @@ def a_life_that_was_evicted_takes_its_counts_with_it() -> None:
     replace(grants_module, "adopt", make)
 
 
-# -- one voice for a region
+# -- one importer and one publisher for a region
 
 
 @credit_mutant
