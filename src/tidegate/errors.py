@@ -10,6 +10,7 @@
     ├── ReentrantCall (RuntimeError)   a signal handler or finalizer called in the middle of a decision
     ├── LimitExceeded                  raised by a function that `limited` decorates; carries the decisions
     ├── TooManyReservations            the workspace holds as many reservations as it may; nothing was reserved
+    ├── TooManyResets                  the workspace has as many live resets as it may; nothing was reset
     └── DependencyError                an origin or a ledger failed; decisions went on without it
         ├── DependencyTimeout          no answer in time (it may have been applied all the same)
         ├── DependencyUnavailable      not reachable, or refused while loading, failing over, shutting down
@@ -44,6 +45,7 @@ __all__ = [
     "SchemaMissing",
     "TidegateError",
     "TooManyReservations",
+    "TooManyResets",
 ]
 
 
@@ -154,6 +156,25 @@ class TooManyReservations(TidegateError):
 
     def __reduce__(self) -> tuple[type[TooManyReservations], tuple[str]]:
         return TooManyReservations, (self.workspace,)
+
+
+class TooManyResets(TidegateError):
+    """The workspace has as many live resets as it may, and nothing was reset.
+
+    A reset is remembered for about three windows. Try again later, or allow more with an override.
+    """
+
+    transient = True
+
+    def __init__(self, workspace: str) -> None:
+        super().__init__(
+            f"workspace {workspace!r} has as many live resets as it may; each is remembered for about three windows; "
+            "try again later, or raise the limit of the identifier for a while"
+        )
+        self.workspace = workspace
+
+    def __reduce__(self) -> tuple[type[TooManyResets], tuple[str]]:
+        return TooManyResets, (self.workspace,)
 
 
 class DependencyError(TidegateError):

@@ -17,6 +17,7 @@ from typing import NamedTuple, Protocol
 from tidegate.core.grants import CreditReply, CreditRequest, GrantRules
 from tidegate.core.model import Component, LedgerRow, OriginReply
 from tidegate.core.reservations import Claim, ClaimReply
+from tidegate.core.resets import Reset, ResetsReply
 from tidegate.core.sharing import ImportState, Lease, Share, ShareReply
 
 __all__ = [
@@ -53,6 +54,8 @@ class Pulse(NamedTuple):
     was emptied and claimed again by another node since this adapter last looked."""
     time_ms: int
     """The origin's own clock, the reference against which nodes report their offset."""
+    resets: int = 0
+    """The number of the last reset that it keeps; 0 for none."""
 
 
 class Origin(Protocol):
@@ -132,6 +135,13 @@ class Origin(Protocol):
         """Take, renew or (with a life of 0) give back the import of the region, as
         `tidegate.core.sharing.take_lease` does, in one atomic step; the answer says who has it. `has_lost`: this node
         has seen that the origin lost counts."""
+
+    async def resets(self, known: Sequence[Reset], *, since: int, timeout_s: float) -> ResetsReply:
+        """Keep these resets, by maximum, until they expire; answer those that were kept after number `since` (0: all).
+
+        One atomic step; at most 1,000 an answer, in the order of their numbers. Numbers rise, and begin with the
+        origin's time in ms, so that those after a wipe are higher than those before. Safe to repeat and reorder.
+        """
 
     async def pulse(self, region: str, *, timeout_s: float) -> Pulse:
         """Claim the region name if none is held (never overwrite one), and answer it with the origin's clock."""

@@ -117,6 +117,18 @@ def test_usage_prints_the_parts_of_a_count(
     assert (data["used"], data["own"], data["regional"], data["foreign"], data["carried"]) == (4, 4, 4, 0, 0)
 
 
+def test_reset_begins_a_counter_again(as_client: Server, invoke: Invoke, invoke_json: InvokeJSON) -> None:
+    invoke("limit", "email.send", "again", "10/day", "--cost", "10")
+    shown = invoke("reset", "email.send", "again", "10/day")
+    assert (shown.exit_code, shown.stdout) == (
+        0,
+        "again begins again at zero in email.send, in windows of 1 d\n",
+    )
+    assert invoke_json("usage", "email.send", "again", "10/day")["used"] == 0
+    data = invoke_json("reset", "email.send", "again", "10", "--duration", "1d")
+    assert data == {"duration": 86_400_000, "confirmed": True}
+
+
 def test_limit_prints_what_is_left_and_when_to_retry(as_client: Server, invoke: Invoke) -> None:
     allowed = invoke("limit", "email.send", "text", "1/day")
     time_left = r"(\d+ (h|min|s)( \d+ (min|s))?|1 d)"

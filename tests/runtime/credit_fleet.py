@@ -14,6 +14,7 @@ from tidegate.adapters.memory import MemoryOrigin
 from tidegate.core.grants import CreditReply, CreditRequest, GrantRules
 from tidegate.core.model import Component, OriginReply
 from tidegate.core.reservations import Claim, ClaimReply
+from tidegate.core.resets import Reset, ResetsReply
 from tidegate.core.sharing import ImportState, Lease, Share, ShareReply
 from tidegate.errors import DependencyTimeout
 from tidegate.ports import Pulse
@@ -80,6 +81,12 @@ class FarOrigin:
         if self.loses_answers:
             raise DependencyTimeout("the answer was lost")
         return replies
+
+    async def resets(self, known: Sequence[Reset], *, since: int, timeout_s: float) -> ResetsReply:
+        await self._travel()
+        if self.is_down:
+            raise DependencyTimeout("down")
+        return await self.inner.resets(known, since=since, timeout_s=timeout_s)
 
     async def listen(self, node_id: str, on_recall: Callable[[bytes, str], None]) -> None:
         loop = asyncio.get_running_loop()

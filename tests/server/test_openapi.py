@@ -55,6 +55,7 @@ def test_the_document_describes_every_route_of_the_api(server: TidegateServer) -
         "limit",
         "multiLimit",
         "usage",
+        "reset",
         "reserve",
         "settle",
         "release",

@@ -40,6 +40,7 @@ from tidegate.runtime.node import Node
 from tidegate.runtime.pulse import PulseLoop
 from tidegate.runtime.reads import Reads
 from tidegate.runtime.replay import ReplayLoop
+from tidegate.runtime.resets import ResetLoop
 from tidegate.sim.plan import Options, Plan, draw_plan
 from tidegate.sim.simulation import run_plan
 
@@ -50,6 +51,7 @@ FIRST_SEED: Final = {
     "a_guess_makes_the_subject_strict": 37,
     "a_guess_names_the_end_of_the_window": 37,
     "a_node_keeps_what_it_is_asked_to_give_back": 63,
+    "an_answer_from_before_a_reset_is_merged": 69,
     "an_origin_that_refuses_counts_looks_healthy": 55,
     "evicted_foreign_counts_do_not_come_back": 34,
     "every_loss_merges_everything_again": 116,
@@ -390,8 +392,10 @@ def a_failed_read_makes_the_cell_fresh() -> None:
 @mutant
 def an_import_makes_the_cell_fresh() -> None:
     def make(original: Any) -> Any:
-        def import_cell(self: LedgerSync, subject: Subject, row: LedgerRow, now_ms: int) -> Any:
-            cell = original(self, subject, row, now_ms)
+        def import_cell(
+            self: LedgerSync, subject: Subject, row: LedgerRow, sequence: int, now_ms: int
+        ) -> Any:
+            cell = original(self, subject, row, sequence, now_ms)
             cell.origin.fresh_until_ms = cell.origin.previous_until_ms = now_ms + self._tuning.fresh_ms
             return cell
 
@@ -1040,6 +1044,44 @@ def an_importer_takes_its_own_row_for_that_of_another_region() -> None:
         return share
 
     replace(ImportLoop, "_share", make)
+
+
+# -- resets
+
+
+@credit_mutant
+def the_origin_keeps_counts_under_their_old_names() -> None:
+    replace(grants_module, "cell_name", lambda _original: lambda sequence, generation, duration_ms: sequence)
+
+
+@credit_mutant
+def an_answer_from_before_a_reset_is_merged() -> None:
+    replace(
+        credit_sync_module, "cell_name", lambda _original: lambda sequence, generation, duration_ms: sequence
+    )
+
+
+@mutant
+def rows_from_before_a_reset_are_imported() -> None:
+    def make(original: Any) -> Any:
+        def is_counted(self: LedgerSync, row: LedgerRow, now_ms: int) -> bool:
+            original(self, row, now_ms)
+            is_short = row.duration_ms < self._tuning.ledger_duration_ms_min
+            return now_ms < row.expires_at_ms and row.sequence != -1 and not is_short
+
+        return is_counted
+
+    replace(LedgerSync, "is_counted", make)
+
+
+@mutant
+def a_replay_from_before_a_reset_is_merged() -> None:
+    replace(OriginSync, "_is_reset", lambda _original: lambda self, subject, sequence, name: False)
+
+
+@credit_mutant
+def nodes_do_not_ask_for_resets() -> None:
+    replace(ResetLoop, "on_pulse", lambda _original: lambda self, number, was_empty: None)
 
 
 # -- the search

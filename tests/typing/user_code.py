@@ -57,6 +57,7 @@ def decisions() -> None:
     assert_type(limiter.limit_many([Request(LIMIT, "user"), Request(HOURLY, "user", 2)]), list[Decision])
     assert_type(limiter.peek(LIMIT, "user"), Decision)
     assert_type(limiter.usage(LIMIT, "user"), Usage)
+    assert_type(limiter.reset(LIMIT, "user"), bool)
     with limiter.reserve(LIMIT, "user", 5) as reservation:
         assert_type(reservation, Reservation)
         reservation.settle(3)
@@ -78,6 +79,7 @@ async def decisions_of_tasks() -> None:
     assert_type(tasks.limit_many_nowait([Request(LIMIT, "user")]), list[Decision] | None)
     assert_type(await tasks.peek(LIMIT, "user"), Decision)
     assert_type(await tasks.usage(LIMIT, "user"), Usage)
+    assert_type(await tasks.reset(LIMIT, "user"), bool)
     async with tasks.reserve_many([Request(LIMIT, "user", 5)], life=1.5) as reservation:
         assert_type(reservation, AsyncReservation)
         reservation.settle(3)

@@ -14,11 +14,13 @@ from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Final
 
 from tidegate.adapters.clock import WallClock
+from tidegate.adapters.resets import RESETS_PER_ANSWER
+from tidegate.core.generations import RESET_NAME, cell_name, cell_of
 from tidegate.core.grants import (
     CellRecord,
     CreditReply,
@@ -31,6 +33,7 @@ from tidegate.core.grants import (
 )
 from tidegate.core.model import Component, LedgerRow, OriginReply
 from tidegate.core.reservations import ENDED, Claim, ClaimReply, claim
+from tidegate.core.resets import Reset, ResetsReply
 from tidegate.core.sharing import ImportState, Lease, Share, ShareReply, take_lease
 from tidegate.errors import RegionMismatch, RowsRejected
 from tidegate.ports import Changes, Clock, LedgerOverview, Pulse, RegionBeat
@@ -65,6 +68,8 @@ class OriginSnapshot:
     region: str | None
     incarnation: int
     lease: Lease | None = None
+    resets: Mapping[tuple[str, str, str, int], tuple[int, Reset]] = field(default_factory=dict)
+    resets_number: int = 0
 
     @cached_property
     def cells(self) -> Mapping[CellKey, CellCopy]:
@@ -88,6 +93,9 @@ class _OriginStore:
         self.lease: Lease | None = None
         # When the end of a reservation is forgotten, by (digest, holder), in order of insertion.
         self.ended: dict[tuple[bytes, str], int] = {}
+        # Resets with the number under which each was kept, in the order of the numbers; and the last number.
+        self.resets: dict[tuple[str, str, str, int], tuple[int, Reset]] = {}
+        self.resets_number = 0
         self.region: str | None = None
         self.incarnation = 0  # the value of `claims` when the present name was claimed
         self.claims = 0
@@ -115,13 +123,15 @@ class _OriginStore:
             self._queue_holds(digest, now_ms + request.life_ms + rules.margin_ms)
         held = set(record.cells)
         answer = grant(record, request, now_ms, rules)
-        for sequence in record.cells.keys() - held:
-            heapq.heappush(self.expiries, ((sequence + 3) * request.duration_ms, (digest, sequence)))
+        for name in record.cells.keys() - held:
+            sequence, _ = cell_of(name, request.duration_ms)
+            heapq.heappush(self.expiries, ((sequence + 3) * request.duration_ms, (digest, name)))
         return answer
 
     def share(self, entry: Share, now_ms: int, rules: GrantRules) -> tuple[ShareReply, list[str]]:
         if entry.counted > 0:
-            self.cell((entry.digest, entry.sequence), (entry.sequence + 3) * entry.duration_ms)
+            name = cell_name(entry.sequence, entry.generation, entry.duration_ms)
+            self.cell((entry.digest, name), (entry.sequence + 3) * entry.duration_ms)
         return share(self.records.get(entry.digest, SubjectRecord()), entry, now_ms, rules)
 
     def claim(self, entry: Claim, now_ms: int) -> ClaimReply:
@@ -129,7 +139,8 @@ class _OriginStore:
         until_ms = self.ended.get(place)
         record = self.records.get(entry.digest, SubjectRecord())
         if entry.is_final and entry.amount > 0 and entry.holder in record.holds:
-            self.cell((entry.digest, entry.sequence), (entry.sequence + 3) * entry.duration_ms)
+            name = cell_name(entry.sequence, entry.generation, entry.duration_ms)
+            self.cell((entry.digest, name), (entry.sequence + 3) * entry.duration_ms)
         reply = claim(record, entry, until_ms is not None and until_ms > now_ms, now_ms)
         if reply.state == ENDED:
             self.ended.pop(place, None)
@@ -155,6 +166,21 @@ class _OriginStore:
             if held.holds:
                 self._queue_holds(digest, max(hold.expires_at_ms for hold in held.holds.values()))
             self._drop_empty(digest, held)
+
+    def keep_resets(self, known: Sequence[Reset], since: int, now_ms: int) -> ResetsReply:
+        for place in [place for place, (_, held) in self.resets.items() if held.expires_at_ms <= now_ms]:
+            del self.resets[place]
+        for reset in known:
+            held = self.resets.get(reset[:4])
+            if reset.expires_at_ms > now_ms and (held is None or reset.generation > held[1].generation):
+                self.resets_number = max(self.resets_number + 1, now_ms)
+                self.resets.pop(reset[:4], None)
+                self.resets[reset[:4]] = (self.resets_number, reset)
+        found = [(number, reset) for number, reset in self.resets.values() if number > since]
+        if len(found) > RESETS_PER_ANSWER:
+            found = found[:RESETS_PER_ANSWER]
+            return ResetsReply(found[-1][0], [reset for _, reset in found], True)
+        return ResetsReply(self.resets_number, [reset for _, reset in found])
 
     def _queue_holds(self, digest: bytes, due_ms: int) -> None:
         self.holds_queued.add(digest)
@@ -309,7 +335,14 @@ class MemoryOrigin:
             elif self._incarnation is not None:
                 was_empty = self._incarnation != store.incarnation
             self._incarnation = store.incarnation
-            return Pulse(store.region, was_empty, self._clock.now_ms())
+            return Pulse(store.region, was_empty, self._clock.now_ms(), store.resets_number)
+
+    def resets_nowait(self, known: Sequence[Reset], since: int) -> ResetsReply:
+        """See `Origin.resets`."""
+        store = self._store
+        with store.lock:
+            self._commands += 1
+            return store.keep_resets(known, since, self._clock.now_ms())
 
     # ---- failures
 
@@ -318,7 +351,15 @@ class MemoryOrigin:
         store = self._store
         with store.lock:
             records = {digest: record.copied() for digest, record in store.records.items()}
-            return OriginSnapshot(records, list(store.expiries), store.region, store.incarnation, store.lease)
+            return OriginSnapshot(
+                records,
+                list(store.expiries),
+                store.region,
+                store.incarnation,
+                store.lease,
+                dict(store.resets),
+                store.resets_number,
+            )
 
     def restore(self, snapshot: OriginSnapshot) -> None:
         """Fail over to an older copy."""
@@ -332,6 +373,8 @@ class MemoryOrigin:
             store.incarnation = snapshot.incarnation
             store.lease = snapshot.lease
             store.ended = {}
+            store.resets = dict(snapshot.resets)
+            store.resets_number = snapshot.resets_number
 
     def drop_lease(self) -> None:
         """Lose who imports for the region, and how far it has come."""
@@ -384,6 +427,9 @@ class MemoryOrigin:
         timeout_s: float,
     ) -> Lease:
         return self.lease_nowait(node_id, life_ms, state, has_lost=has_lost)
+
+    async def resets(self, known: Sequence[Reset], *, since: int, timeout_s: float) -> ResetsReply:
+        return self.resets_nowait(known, since)
 
     async def listen(self, node_id: str, on_recall: Callable[[bytes, str], None]) -> None:
         loop = asyncio.get_running_loop()
@@ -531,7 +577,11 @@ class MemoryLedger:
                 regions=self._all_beats(),
                 rows=dict(Counter(row.region for row in live)),
                 expired_rows=len(self._held) - len(live),
-                hottest=heapq.nsmallest(hottest_max, live, key=lambda row: (-row.regional, _key(row))),
+                hottest=heapq.nsmallest(
+                    hottest_max,
+                    [row for row in live if row.sequence != RESET_NAME],
+                    key=lambda row: (-row.regional, _key(row)),
+                ),
                 clock_ms=self._clock.now_ms(),
             )
 

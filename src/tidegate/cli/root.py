@@ -36,6 +36,9 @@ COMMANDS: Final[dict[str, Entry]] = {
     "usage": Entry(
         "tidegate.cli.usage", "usage", "Show what counts against a limit, and where it was accepted."
     ),
+    "reset": Entry(
+        "tidegate.cli.reset", "reset", "Begin the counter of an identifier again at zero, everywhere."
+    ),
     "overrides": Entry("tidegate.cli.overrides", "overrides", "Set, get, list and delete overrides."),
     "keys": Entry("tidegate.cli.keys", "keys", "Create, list, expire and revoke root keys."),
     "namespaces": Entry("tidegate.cli.namespaces", "namespaces", "List, delete and restore namespaces."),

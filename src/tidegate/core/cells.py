@@ -70,6 +70,7 @@ class Subject:
         "credit",
         "current",
         "digest",
+        "generation",
         "identifier",
         "incarnation",
         "is_asking",
@@ -119,6 +120,8 @@ class Subject:
         self.incarnation: Final[int] = incarnation
         self.oldest: Cell | None = None
         self.rest: dict[int, Cell] | None = None
+        # Its last reset; 0 for none. Part of the names of its cells in every store. Written by `Subjects` and `Resets`.
+        self.generation: int = 0
         # Computed when first needed; never in an embedded limiter.
         self.digest: bytes | None = None
 
@@ -190,6 +193,18 @@ class Subject:
         elif ahead == -1:
             self.previous = cell
         elif ahead == -2:
+            self.oldest = cell
+        else:
+            self._add_to_rest(cell)
+
+    def replace(self, cell: Cell) -> None:
+        """Put this cell in the place of the one with its sequence."""
+        behind = self.sequence - cell.sequence
+        if behind == 0:
+            self.current = cell
+        elif behind == 1:
+            self.previous = cell
+        elif behind == 2:
             self.oldest = cell
         else:
             self._add_to_rest(cell)

@@ -29,6 +29,7 @@ from tidegate.core.credit import (
     stuck_of,
 )
 from tidegate.core.engine import FITS, HELD, Engine
+from tidegate.core.generations import cell_name
 from tidegate.core.grants import CellPart, CreditReply, CreditRequest, GrantRules
 from tidegate.core.ledger_sync import LedgerSync
 from tidegate.core.model import LOCAL, ORIGIN, Tuning
@@ -268,6 +269,8 @@ class CreditSync:
             floor = self.pending.floor_of(current.ledger)
             step = self.pending.step_of(subject, current, current.ledger, now_ms, duration_ms)
             request = request._replace(floor=floor, step=step)
+        if subject.generation:
+            request = request._replace(generation=subject.generation)
         exchange.add(request, subject, acked)
         self.messages += 1
         self._holders.pop(digest, None)
@@ -336,7 +339,13 @@ class CreditSync:
                 continue
             self._merge(subject, request, reply, exchange.acked[i], now_ms)
             credit = self._engine.credit_of(subject)
-            if credit.apply_reply(request, reply):
+            if request.generation != subject.generation:
+                # What was granted beside the counts of before is not spent: what waits asks again.
+                if credit.fail_message(request.number):
+                    if credit.waiting is not None:
+                        self.pending.queue_ask(subject)
+                    self.pending.queue_replay(subject, subject.touched_ms)
+            elif credit.apply_reply(request, reply):
                 credit.failed_until_ms = -1
                 self._serve(subject, credit, reply, clock_ms, patience_ms, served)
                 is_running = request.cells[0].sequence == now_ms // request.duration_ms
@@ -374,6 +383,10 @@ class CreditSync:
         duration_ms = request.duration_ms
         for i, totals in enumerate(reply.cells):
             part = request.cells[i]
+            if request.generation != subject.generation:
+                name = cell_name(part.sequence, request.generation, duration_ms)
+                if name != cell_name(part.sequence, subject.generation, duration_ms):
+                    continue  # it was reset since
             cell = subject.cell(part.sequence)
             if cell is None:
                 if totals.total == 0 and totals.foreign == 0:

@@ -21,6 +21,7 @@ from typing import Final, final
 from tidegate.core._native import mypyc_attr
 from tidegate.core.cells import BLOCKED, CLEAN, PINNED, Cell, Subject
 from tidegate.core.credit import Credit
+from tidegate.core.generations import cell_name
 from tidegate.core.model import (
     DEGRADED,
     LOCAL,
@@ -33,6 +34,7 @@ from tidegate.core.model import (
 )
 from tidegate.core.pending import Pending
 from tidegate.core.reservations import Reservations
+from tidegate.core.resets import Resets
 from tidegate.core.subjects import Subjects
 from tidegate.core.table import Table
 from tidegate.core.tickets import Ticket
@@ -153,6 +155,7 @@ class Engine:
         "node_id",
         "pending",
         "reservations",
+        "resets",
         "strict_activations",
         "subjects",
     )
@@ -180,6 +183,7 @@ class Engine:
         self.reservations: Final[Reservations] = Reservations(self.subjects)
         self.global_view: Final[GlobalView] = GlobalView(tuning.import_interval_ms)
         self.pending: Final[Pending] = Pending(self.subjects, self.global_view, tuning)
+        self.resets: Final[Resets] = Resets(self.subjects, self.pending)
 
         self.allowed: int = 0
         self.denied: int = 0
@@ -685,9 +689,8 @@ class Engine:
     def component(self, subject: Subject, cell: Cell, key: tuple[str, str, int]) -> Component:
         """This node's component of a cell, as the origin stores it."""
         writer = self.writer_of(subject.incarnation)
-        return Component(
-            subject.digest_of(key), cell.sequence, writer, cell.own, (cell.sequence + 3) * key[2]
-        )
+        name = cell_name(cell.sequence, subject.generation, key[2])
+        return Component(subject.digest_of(key), name, writer, cell.own, (cell.sequence + 3) * key[2])
 
     def writer_of(self, incarnation: int) -> str:
         """This node's name at the origin, for a subject that was created after so many evictions."""

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple, final
 
+from tidegate.core.generations import cell_name
 from tidegate.core.sharing import NOT_DUE, Mark, Share, ShareReply, owner_of
 from tidegate.core.windows import carried
 
@@ -121,6 +122,8 @@ class CreditRequest(NamedTuple):
     """From which count on other regions should know the cell; 0: this node does not publish."""
     step: int = 0
     """By how much it may grow after that before it is published at once; 0: it can wait."""
+    generation: int = 0
+    """The last reset of the subject: part of the names of its cells (`tidegate.core.generations`)."""
 
 
 class CellTotals(NamedTuple):
@@ -245,6 +248,7 @@ class SubjectRecord:
     __slots__ = ("cells", "holds", "recalled_at_ms")
 
     def __init__(self) -> None:
+        # By name: the sequence, unless the subject was reset (`tidegate.core.generations`).
         self.cells: dict[int, CellRecord] = {}
         self.holds: dict[str, Hold] = {}
         # The last recall: nothing is granted in advance for a while after it.
@@ -321,12 +325,13 @@ def merge(record: SubjectRecord, request: CreditRequest, now_ms: int, rules: Gra
     same. Then see who publishes."""
     totals: list[CellTotals] = []
     for part in request.cells:
-        cell = record.cells.get(part.sequence)
+        name = cell_name(part.sequence, request.generation, request.duration_ms)
+        cell = record.cells.get(name)
         if cell is None:
             if part.known == 0 and part.own == 0:
                 totals.append(CellTotals(0, 0, part.foreign))
                 continue
-            cell = record.cell(part.sequence)
+            cell = record.cell(name)
         if cell.id == 0 and (part.own > 0 or part.known > 0 or cell.total > 0):
             cell.id = now_ms if now_ms > part.id else part.id + 1
         before = merge_part(cell, part, request.writer)
@@ -412,9 +417,10 @@ def share(
 
     Names the writers whose credit must be asked back: what other regions have counted may leave less than is out.
     """
-    if entry.counted == 0 and entry.sequence not in record.cells:
+    name = cell_name(entry.sequence, entry.generation, entry.duration_ms)
+    if entry.counted == 0 and name not in record.cells:
         return ShareReply(0, 0, 0, NOT_DUE), []
-    cell = record.cell(entry.sequence)
+    cell = record.cell(name)
     mark = cell.marked()
     if entry.epoch > mark.epoch:
         # The ledger has lost rows since: what was published may not be there any more.
@@ -454,8 +460,8 @@ def recall_overdrawn(record: SubjectRecord, entry: Share, now_ms: int, rules: Gr
                 quota = hold.quota
     if spare == 0:
         return []
-    current = record.cells.get(sequence)
-    previous = record.cells.get(sequence - 1)
+    current = record.cells.get(cell_name(sequence, entry.generation, entry.duration_ms))
+    previous = record.cells.get(cell_name(sequence - 1, entry.generation, entry.duration_ms))
     used = 0 if current is None else current.total + current.foreign
     if previous is not None:
         before = previous.total + previous.foreign
@@ -504,7 +510,8 @@ def usage(record: SubjectRecord, request: CreditRequest, totals: list[CellTotals
     previous = at_least(totals[1].total, request.cells[1].known) + totals[1].foreign
     elapsed_ms = request.as_of_ms - request.cells[0].sequence * request.duration_ms
     used = current + carried(previous, elapsed_ms, request.duration_ms)
-    following = record.cells.get(request.cells[0].sequence + 1)
+    name = cell_name(request.cells[0].sequence + 1, request.generation, request.duration_ms)
+    following = record.cells.get(name)
     if following is not None:
         later = following.total + following.foreign
         if later > 0 and later + current > used:

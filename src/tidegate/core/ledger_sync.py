@@ -13,9 +13,11 @@ from typing import Final, final
 
 from tidegate.core.cells import BLOCKED, CLEAN, PINNED, Cell, Subject
 from tidegate.core.engine import Engine
+from tidegate.core.generations import RESET_NAME, cell_name, cell_of
 from tidegate.core.grants import CellTotals
 from tidegate.core.model import LedgerRow, Tuning, subject_digest
 from tidegate.core.pending import Pending
+from tidegate.core.resets import Reset, Resets
 from tidegate.core.sharing import DUE, NOT_DUE, PRESSED
 from tidegate.core.subjects import Subjects
 from tidegate.core.sweep import Sweep
@@ -60,6 +62,7 @@ class LedgerSync:
         "_global_view",
         "_import_at_ms",
         "_region",
+        "_resets",
         "_rows_until_ms",
         "_subjects",
         "_tuning",
@@ -77,6 +80,7 @@ class LedgerSync:
         self._global_view: Final[GlobalView] = engine.global_view
         self._tuning: Final[Tuning] = tuning
         self._region: Final[str] = region
+        self._resets: Final[Resets] = engine.resets
         self.pending: Final[Pending] = engine.pending
         self.sweep: Final[Sweep] = sweep
         # Until when the ledger must hold rows of this region.
@@ -172,8 +176,11 @@ class LedgerSync:
         """The origin has made this node responsible for a row that it imports: True if its cell is in memory, where
         what a message said of it waits too, so that it is published once."""
         subject = self._subjects.find((row.workspace, row.namespace, row.duration_ms), row.identifier)
-        cell = None if subject is None else subject.cell(row.sequence)
+        sequence, _ = cell_of(row.sequence, row.duration_ms)
+        cell = None if subject is None else subject.cell(sequence)
         if subject is None or cell is None or cell.ledger is None:
+            return False
+        if row.sequence != cell_name(sequence, subject.generation, row.duration_ms):
             return False
         if row.regional - cell.own > cell.others:
             cell.others = row.regional - cell.own
@@ -235,7 +242,7 @@ class LedgerSync:
             namespace,
             subject.identifier,
             duration_ms,
-            cell.sequence,
+            cell_name(cell.sequence, subject.generation, duration_ms),
             self._region,
             cell.own + cell.others,
             (cell.sequence + 2) * duration_ms,
@@ -308,13 +315,14 @@ class LedgerSync:
         """
         self._import_at_ms = now_ms
         for row in rows:
-            if now_ms >= row.expires_at_ms or row.duration_ms < self._tuning.ledger_duration_ms_min:
+            if not self.is_counted(row, now_ms):
                 continue
             self.rows_imported += 1
-            subject = self._import_subject(row, now_ms)
+            sequence, _ = cell_of(row.sequence, row.duration_ms)
+            subject = self._import_subject(row, sequence, now_ms)
             if subject is None:
                 continue
-            cell = self._import_cell(subject, row, now_ms)
+            cell = self._import_cell(subject, row, sequence, now_ms)
             ledger = cell.ledger
             assert ledger is not None
             if row.region == self._region:
@@ -323,7 +331,40 @@ class LedgerSync:
                 lag = 0 if lag_ms is None else lag_ms.get(row.region, 0)
                 self._apply_foreign_row(subject, cell, ledger, row, now_ms, lag)
 
-    def _import_subject(self, row: LedgerRow, now_ms: int) -> Subject | None:
+    def is_counted(self, row: LedgerRow, now_ms: int) -> bool:
+        """Whether a row is the count of a cell that matters: not over, not from before a reset, and not a reset itself.
+
+        A reset is applied, and so is one that only shows in the name of a cell.
+        """
+        if now_ms >= row.expires_at_ms:
+            return False
+        duration_ms = row.duration_ms
+        key = (row.workspace, row.namespace, duration_ms)
+        sequence, generation = cell_of(row.sequence, duration_ms)
+        if row.sequence == RESET_NAME:
+            generation = row.regional
+        known = self._resets.generation_of(key, row.identifier)
+        if generation > known:
+            reset = Reset(row.workspace, row.namespace, row.identifier, duration_ms, generation)
+            self._resets.import_reset(reset, now_ms)
+            known = self._resets.generation_of(key, row.identifier)
+        if row.sequence == RESET_NAME or duration_ms < self._tuning.ledger_duration_ms_min:
+            return False
+        return row.sequence == cell_name(sequence, known, duration_ms)
+
+    @property
+    def has_imported_resets(self) -> bool:
+        """The import has found resets that the origin has to be told of."""
+        return bool(self._resets.imported)
+
+    def generation_of(self, row: LedgerRow) -> int:
+        """The last reset of a row's subject, if the row is of that generation; the one in its name otherwise."""
+        sequence, generation = cell_of(row.sequence, row.duration_ms)
+        key = (row.workspace, row.namespace, row.duration_ms)
+        known = self._resets.generation_of(key, row.identifier)
+        return known if row.sequence == cell_name(sequence, known, row.duration_ms) else generation
+
+    def _import_subject(self, row: LedgerRow, sequence: int, now_ms: int) -> Subject | None:
         """The subject of a row. In a full memory none is created: traffic in other regions must not evict what is used
         in this one. If a request comes for it, the next full import brings its rows."""
         subjects = self._subjects
@@ -337,14 +378,14 @@ class LedgerSync:
                 subjects.has_lost_foreign = True
                 return None
         self.cells_imported += 1
-        return subjects.create(key, row.identifier, row.sequence, now_ms)
+        return subjects.create(key, row.identifier, sequence, now_ms)
 
-    def _import_cell(self, subject: Subject, row: LedgerRow, now_ms: int) -> Cell:
-        cell = subject.cell(row.sequence)
+    def _import_cell(self, subject: Subject, row: LedgerRow, sequence: int, now_ms: int) -> Cell:
+        cell = subject.cell(sequence)
         if cell is None:
             self.cells_imported += 1
             sequence_min = now_ms // row.duration_ms - 2
-            cell = self._subjects.new_cell(subject, row.sequence, row.duration_ms, sequence_min, now_ms)
+            cell = self._subjects.new_cell(subject, sequence, row.duration_ms, sequence_min, now_ms)
         return cell
 
     def _apply_own_row(

@@ -408,6 +408,7 @@ class Component(NamedTuple):
     digest: bytes
     """`subject_digest` of the cell's subject."""
     sequence: int
+    """The name of the cell: its sequence, unless the subject was reset (`tidegate.core.generations`)."""
     writer: str
     """The node's id, with a suffix for subjects that were created after an eviction."""
     own: int
@@ -433,6 +434,7 @@ class LedgerRow(NamedTuple):
     identifier: str
     duration_ms: int
     sequence: int
+    """The name of the cell: its sequence, unless the subject was reset (`tidegate.core.generations`)."""
     region: str
     regional: int
     """All that the region is known to have accepted in the cell: the ledger's `count`."""
@@ -502,6 +504,8 @@ class Tuning:
     # asks for it this often: together less than two seconds until another has taken over.
     import_lease_ms: int = 1_200
     import_lease_interval_ms: int = 400
+    # A node that imports for itself alone asks at least this often, so that it hears of resets.
+    reset_interval_ms: int = 1_000
     # A full read of the ledger heals what an incremental cursor could not see.
     import_full_interval_ms: int = 300_000
     # Rows of one upsert statement; larger ones hold locks long enough to conflict with other writers.

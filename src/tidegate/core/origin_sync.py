@@ -13,6 +13,7 @@ from typing import Final, final
 
 from tidegate.core.cells import BLOCKED, CLEAN, PINNED, Cell, Subject
 from tidegate.core.engine import Engine, Need
+from tidegate.core.generations import cell_name
 from tidegate.core.model import Component, OriginReply, Tuning
 from tidegate.core.pending import Pending
 from tidegate.core.subjects import Subjects
@@ -59,11 +60,19 @@ class OriginSync:
         """The origin answered a read: its cells are fresh."""
         subject = need.subject
         for i, reply in enumerate(replies):
+            if subject.table >= 0 and self._is_reset(
+                subject, need.cells[i].sequence, need.wanted[i].sequence
+            ):
+                continue
             cell = self._cell_of(need, i, reply)
             self._restore_own(subject, cell, reply.component)
             self._merge_others(subject, cell, reply.total - reply.component, now_ms)
             self._detect_loss(subject, cell, need.acked[i], reply.component, now_ms)
         self.unpin(subject, now_ms)
+
+    def _is_reset(self, subject: Subject, sequence: int, name: int) -> bool:
+        """The subject was reset since it asked under this name: the answer is about counts of before."""
+        return name != cell_name(sequence, subject.generation, self._subjects.key_of(subject)[2])
 
     def _cell_of(self, need: Need, index: int, reply: OriginReply) -> Cell:
         """The cell that a reply is about. One that was created for the read is kept if the origin has counts of it."""
@@ -127,6 +136,11 @@ class OriginSync:
         for i, reply in enumerate(replies):
             subject = replay.subjects[i]
             sent = replay.components[i].own
+            if subject.table >= 0 and self._is_reset(
+                subject, replay.cells[i].sequence, replay.components[i].sequence
+            ):
+                self.unpin(subject, now_ms)
+                continue
             self.apply_report(
                 subject, replay.cells[i], sent, replay.acked[i], reply.total, reply.component, now_ms
             )

@@ -14,8 +14,10 @@ from __future__ import annotations
 from heapq import heapify, heappop, heappush
 from typing import Final, NamedTuple, final
 
+from tidegate.core.generations import cell_name
 from tidegate.core.grants import NEVER, Hold, SubjectRecord, drop_expired
 from tidegate.core.model import Limit
+from tidegate.core.room import Room
 from tidegate.core.subjects import Subjects, text_bytes
 
 __all__ = [
@@ -45,8 +47,7 @@ ENDED_BEFORE: Final = 3  # an earlier claim has ended it: nothing was counted no
 ENDED_MS: Final = 600_000
 # Holds of one subject. Each message about the subject reads them all, about 0.7 µs each in Redis.
 HOLDS_MAX: Final = 1_000
-# What the live reservations of one node take, by estimate: about 160,000 with one limit and a short identifier. A
-# workspace may hold as much as is still free: alone, half of it; and whatever the others hold, a part is left for it.
+# What the live reservations of one node take, by estimate: about 160,000 with one limit and a short identifier.
 RESERVED_BYTES_MAX: Final = 100_000_000
 # A reservation with its places in the table and in the queue, and each of its limits, without the identifier. Measured,
 # interpreted and compiled, by tests/core/test_reservations.py.
@@ -73,6 +74,8 @@ class Claim(NamedTuple):
     """What is kept; at the end, what was used."""
     life_ms: int
     is_final: bool
+    generation: int = 0
+    """The last reset of the subject: part of the name of the cell (`tidegate.core.generations`)."""
 
 
 class ClaimReply(NamedTuple):
@@ -86,7 +89,8 @@ class ClaimReply(NamedTuple):
 def claim(record: SubjectRecord, entry: Claim, was_ended: bool, now_ms: int) -> ClaimReply:
     """Keep or end a reservation. One atomic step of the origin; `was_ended`: it remembers the end of this one."""
     drop_expired(record, now_ms)
-    cell = record.cells.get(entry.sequence)
+    name = cell_name(entry.sequence, entry.generation, entry.duration_ms)
+    cell = record.cells.get(name)
     total = 0 if cell is None else cell.total
     if was_ended:
         return ClaimReply(ENDED_BEFORE, total)
@@ -96,7 +100,7 @@ def claim(record: SubjectRecord, entry: Claim, was_ended: bool, now_ms: int) -> 
     if entry.is_final:
         del record.holds[entry.holder]
         if entry.amount > 0:
-            cell = record.cell(entry.sequence)
+            cell = record.cell(name)
             cell.components[SETTLED_WRITER] = cell.components.get(SETTLED_WRITER, 0) + entry.amount
             cell.total += entry.amount
             total = cell.total
@@ -128,7 +132,7 @@ def are_same_counters(some: list[tuple[Limit, str, int]], others: list[tuple[Lim
 class Reservations:
     """The live reservations of one node. Their sum by subject is `Subjects.reserved`."""
 
-    __slots__ = ("_by_workspace", "_due", "_live", "_subjects", "bytes")
+    __slots__ = ("_due", "_live", "_subjects", "room")
 
     def __init__(self, subjects: Subjects) -> None:
         self._subjects: Final[Subjects] = subjects
@@ -136,15 +140,12 @@ class Reservations:
         self._live: dict[str, tuple[int, list[tuple[Limit, str, int]]]] = {}
         # A heap of (until_ms, name). A name that is not in `_live` any more has ended before.
         self._due: list[tuple[int, str]] = []
-        # What they take, by estimate: all, and by the workspace of the first limit.
-        self.bytes: int = 0
-        self._by_workspace: dict[str, int] = {}
+        # What they take, by the workspace of the first limit.
+        self.room: Final[Room] = Room(RESERVED_BYTES_MAX)
 
     def has_room(self, requests: list[tuple[Limit, str, int]]) -> bool:
         """Whether their workspace may hold these too: no more than is free then."""
-        needed = reserved_bytes(requests)
-        held = self._by_workspace.get(requests[0][0].workspace, 0)
-        return held + needed <= RESERVED_BYTES_MAX - self.bytes - needed
+        return self.room.has_room(requests[0][0].workspace, reserved_bytes(requests))
 
     def holds(self, name: str, requests: list[tuple[Limit, str, int]]) -> bool:
         """Whether a reservation of this name, for these very counters, is live."""
@@ -154,7 +155,7 @@ class Reservations:
     def add(self, name: str, requests: list[tuple[Limit, str, int]], until_ms: int) -> None:
         """Count these until they are dropped, and no longer than `until_ms`."""
         self._live[name] = (until_ms, requests)
-        self._take_room(requests[0][0].workspace, reserved_bytes(requests))
+        self.room.take(requests[0][0].workspace, reserved_bytes(requests))
         heappush(self._due, (until_ms, name))
         if len(self._due) > 2 * len(self._live) + ENDED_DUE_MAX:
             # Most of them have ended long before their time.
@@ -168,18 +169,10 @@ class Reservations:
         held = self._live.pop(name, None)
         if held is None:
             return False
-        self._take_room(held[1][0][0].workspace, -reserved_bytes(held[1]))
+        self.room.take(held[1][0][0].workspace, -reserved_bytes(held[1]))
         for limit, identifier, cost in held[1]:
             self._subjects.reserve(limit.key, identifier, -cost)
         return True
-
-    def _take_room(self, workspace: str, taken: int) -> None:
-        self.bytes += taken
-        left = self._by_workspace.get(workspace, 0) + taken
-        if left > 0:
-            self._by_workspace[workspace] = left
-        else:
-            self._by_workspace.pop(workspace, None)
 
     def expire(self, wall_ms: int) -> None:
         """Drop those whose time has run out."""

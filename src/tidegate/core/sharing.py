@@ -94,6 +94,8 @@ class Share(NamedTuple):
     """The node that asks, and would publish."""
     epoch: int = 0
     """When the ledger last lost rows, as far as that node knows."""
+    generation: int = 0
+    """The last reset of the subject: part of the names of its cells (`tidegate.core.generations`)."""
 
 
 class ShareReply(NamedTuple):

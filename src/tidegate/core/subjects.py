@@ -72,6 +72,7 @@ class Subjects:
         "evicted_clean",
         "evicted_unreplayed",
         "expired",
+        "generations",
         "has_lost_foreign",
         "released",
         "reserved",
@@ -89,6 +90,8 @@ class Subjects:
         self._bytes_max: Final[int] = tuning.subjects_bytes_max
         # Live reservations of this node by (key, identifier): they outlive the subject. Written by `reserve`.
         self.reserved: Final[dict[tuple[object, str], int]] = {}
+        # The same for resets, by their generations. Written by `Resets`.
+        self.generations: Final[dict[tuple[object, str], int]] = {}
         # By (workspace, namespace, duration_ms), and by number. `Engine.decide` reads the first too.
         self.tables: Final[dict[object, Table]] = {}
         self._numbered: list[Table | None] = []
@@ -152,6 +155,8 @@ class Subjects:
         self._schedule(subject, table, now_ms)
         if self.reserved:
             subject.reserved = self.reserved.get((key, identifier), 0)
+        if self.generations:
+            subject.generation = self.generations.get((key, identifier), 0)
         return subject
 
     def reserve(self, key: object, identifier: str, amount: int) -> None:

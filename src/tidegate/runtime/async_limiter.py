@@ -172,6 +172,18 @@ class AsyncLimiter(Driver):
         """What counts against a limit, and where each part was accepted. Consumes nothing."""
         return self._usage(identifier, await self.peek(limit, identifier, now_ms=now_ms))
 
+    async def reset(self, limit: Limit, identifier: str) -> bool:
+        """Begin the counter of `identifier` again at zero: here at once, on every node and in every region within 2 s.
+
+        True if Redis and the database have confirmed it; otherwise this process goes on telling them. What is reserved
+        stays reserved. Raises `TooManyResets` if the workspace has as many live resets as it may.
+        """
+        if not self._gate.is_open:
+            await self._begin()
+        reset = self._reset_here(limit, identifier)
+        node = self._parts.node
+        return True if node is None else await node.resets.spread(reset)
+
     def reserve(
         self, limit: Limit, identifier: str, estimate: int, *, life: float | None = None
     ) -> AsyncReservation:

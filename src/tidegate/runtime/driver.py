@@ -19,7 +19,8 @@ from typing import Final, Self
 
 from tidegate.adapters.forks import follow_forks
 from tidegate.core.gate import IDLE, NOT_STARTED, Gate
-from tidegate.core.model import LOCAL, Decision, Request, Tuning
+from tidegate.core.model import LOCAL, Decision, Limit, Request, Tuning, checked_name
+from tidegate.core.resets import Reset
 from tidegate.errors import Closed, ConfigurationError, InvalidInput
 from tidegate.ports import Ledger, Origin
 from tidegate.runtime.environment import Environment
@@ -183,6 +184,14 @@ class Driver:
         with self._gate:
             self._reservations += 1
             return f"{self._parts.engine.node_id}+{self._reservations}"
+
+    def _reset_here(self, limit: object, identifier: object) -> Reset:
+        """Reset a counter in the memory of this process."""
+        if not isinstance(limit, Limit):
+            raise InvalidInput("limit", limit, "a Limit")
+        name = checked_name("identifier", identifier)
+        with self._gate:
+            return self._parts.engine.resets.make(limit, name, self._gate.now_ms())
 
     def _usage(self, identifier: str, decision: Decision) -> Usage:
         """What is behind the decision of a `peek`."""

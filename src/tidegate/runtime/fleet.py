@@ -41,6 +41,7 @@ ORIGIN_METHODS: Final = (
     "rules",
     "can_be_recalled",
     "pulse",
+    "resets",
     "close",
     "statistics",
 )

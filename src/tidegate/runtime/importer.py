@@ -19,6 +19,7 @@ from random import Random
 from typing import Final, NamedTuple
 
 from tidegate.core.gate import Gate
+from tidegate.core.generations import RESET_NAME, cell_of
 from tidegate.core.ledger_sync import LedgerSync
 from tidegate.core.model import LedgerRow, Tuning, subject_digest
 from tidegate.core.sharing import NOT_DUE, Share
@@ -57,6 +58,14 @@ def _ignore(_rows: Sequence[tuple[LedgerRow, int]]) -> None:
     """Does nothing."""
 
 
+def _nothing() -> None:
+    """Does nothing."""
+
+
+def _nothing_found(_found: dict[tuple[str, str, str, int], int]) -> None:
+    """Does nothing."""
+
+
 class Imported(NamedTuple):
     """What one turn did."""
 
@@ -84,6 +93,10 @@ class ImportLoop:
         self._term = 0
         # Called with rows of this region that the origin has made this node responsible for.
         self.on_due: Callable[[Sequence[tuple[LedgerRow, int]]], object] = _ignore
+        # Called when rows have brought resets, and with all that a full read has found: generations by counter.
+        self.on_resets: Callable[[], object] = _nothing
+        self.on_full: Callable[[dict[tuple[str, str, str, int], int]], object] = _nothing_found
+        self._resets_found: dict[tuple[str, str, str, int], int] = {}
         # The ledger holds less than it did, and a full read has not begun yet.
         self._is_lost = False
         self._regions_live = 1
@@ -179,6 +192,7 @@ class ImportLoop:
                 self._sync.finish_import(self._gate.now_ms(), full=full)
         self.rows_last = rows
         self.rows_total += rows
+        self._note_resets(full)
         return Imported(True, rows, full)
 
     def _note_answer(self) -> None:
@@ -203,6 +217,11 @@ class ImportLoop:
         )
         if self._voice is not None:
             self._voice.moved()
+        if cursor is None:
+            self._resets_found = {}
+        for row in changes.rows:
+            if row.sequence == RESET_NAME:
+                self._resets_found[row[:4]] = max(row.regional, self._resets_found.get(row[:4], 0))
         return changes
 
     async def _merge(self, changes: Changes, start: int, now_ms: int, full: bool) -> None:
@@ -210,6 +229,13 @@ class ImportLoop:
         with self._gate:
             self._sync.apply_import(rows, now_ms, full=full, lag_ms=dict(changes.lag_ms))
         await asyncio.sleep(0)
+
+    def _note_resets(self, full: bool) -> None:
+        if self._sync.has_imported_resets:
+            self.on_resets()
+        if full:
+            self.on_full(self._resets_found)
+        self._resets_found = {}
 
     async def beat_once(self) -> bool:
         """Beat for this region, and learn how many regions are alive."""
@@ -283,23 +309,22 @@ class ImportLoop:
         """Write rows to the origin. It may find that this node has to publish some of its region's."""
         voice = self._voice
         assert voice is not None
-        rows = [
-            row
-            for row in changes.rows[start : start + SLICE_ROWS]
-            if now_ms < row.expires_at_ms and row.duration_ms >= self._tuning.ledger_duration_ms_min
-        ]
-        entries = [
-            Share(
-                subject_digest(row.workspace, row.namespace, row.identifier, row.duration_ms),
-                row.duration_ms,
-                row.sequence,
-                "" if row.region == self._region else row.region,
-                row.regional,
-                voice.node_id,
-                voice.state.epoch,
-            )
-            for row in rows
-        ]
+        with self._gate:
+            given = changes.rows[start : start + SLICE_ROWS]
+            rows = [row for row in given if self._sync.is_counted(row, now_ms)]
+            entries = [
+                Share(
+                    subject_digest(row.workspace, row.namespace, row.identifier, row.duration_ms),
+                    row.duration_ms,
+                    cell_of(row.sequence, row.duration_ms)[0],
+                    "" if row.region == self._region else row.region,
+                    row.regional,
+                    voice.node_id,
+                    voice.state.epoch,
+                    self._sync.generation_of(row),
+                )
+                for row in rows
+            ]
         if not entries:
             return
         due = [
@@ -390,6 +415,9 @@ class ImportLoop:
             pause_s = max(0.0, tick_s - loop.time())
             if interval_s < slow_s:
                 pause_s = min(interval_s * jitter, pause_s)
+            elif self._voice is None:
+                # No other node tells this one of resets.
+                pause_s = min(tuning.reset_interval_ms / 1000, pause_s)
             with self._gate:
                 self._sync.expect_import(self._gate.now_ms() + round(pause_s * 1000))
             if interval_s < slow_s:

@@ -153,6 +153,18 @@ class Limiter(Driver, LimitMethod):
         """What counts against a limit, and where each part was accepted. Consumes nothing."""
         return self._usage(identifier, self.peek(limit, identifier, now_ms=now_ms))
 
+    def reset(self, limit: Limit, identifier: str) -> bool:
+        """Begin the counter of `identifier` again at zero: here at once, on every node and in every region within 2 s.
+
+        True if Redis and the database have confirmed it; otherwise this process goes on telling them. What is reserved
+        stays reserved. Raises `TooManyResets` if the workspace has as many live resets as it may.
+        """
+        if not self._gate.is_open:
+            self._begin()
+        reset = self._reset_here(limit, identifier)
+        node, thread = self._parts.node, self._thread
+        return True if node is None or thread is None else thread.run(node.resets.spread(reset))
+
     def reserve(
         self, limit: Limit, identifier: str, estimate: int, *, life: float | None = None
     ) -> Reservation:

@@ -39,6 +39,7 @@ from tidegate.runtime.pulse import PulseLoop
 from tidegate.runtime.reads import Reads
 from tidegate.runtime.replay import ReplayLoop
 from tidegate.runtime.reserving import Reserving
+from tidegate.runtime.resets import ResetLoop
 from tidegate.runtime.stalls import StallMonitor
 from tidegate.runtime.states import StateMachine
 from tidegate.runtime.statistics import Health
@@ -129,6 +130,7 @@ class Node:
             self._make_origin_loops(origin)
         if ledger is not None:
             self._make_ledger_loops(ledger)
+        self.resets: Final[ResetLoop] = self._make_resets()
 
     def _make_origin_loops(self, origin: Origin) -> None:
         gate, sync, tuning = self._gate, self.origin_sync, self._tuning
@@ -163,6 +165,7 @@ class Node:
             tuning,
             on_wiped=self.wake,
             on_recovered=retry_now,
+            on_resets=self._on_resets,
         )
 
     def _make_ledger_loops(self, ledger: Ledger) -> None:
@@ -195,6 +198,23 @@ class Node:
         )
         importer.on_due = self.publish.entrust
 
+    def _make_resets(self) -> ResetLoop:
+        resets = ResetLoop(
+            self._engine,
+            self._gate,
+            self._region,
+            origin=self._origin,
+            origin_calls=None if self.reserving is None else self.reserving.calls,
+            ledger=self._ledger,
+            ledger_calls=None if self.publish is None else self.publish.calls,
+            is_importer=self._is_importer,
+            on_work=self.wake,
+        )
+        if self.importer is not None:
+            self.importer.on_resets = resets.on_import
+            self.importer.on_full = resets.on_full_import
+        return resets
+
     def _backoff(self) -> Backoff:
         return loop_backoff(self._tuning, self._random)
 
@@ -203,6 +223,12 @@ class Node:
 
     def _is_ledger_usable(self) -> bool:
         return self._ledger_problem is None
+
+    def _on_resets(self, number: int, was_empty: bool) -> None:
+        self.resets.on_pulse(number, was_empty)
+
+    def _is_importer(self) -> bool:
+        return self.voice is not None and self.voice.is_holder
 
     def _can_publish(self) -> bool:
         return self._is_ledger_usable() and self.publish is not None and not self.publish.calls.is_failing
@@ -253,6 +279,7 @@ class Node:
                 self._life.move(NodeState.NEW)
                 raise problem
         self._spawn(self.stalls.run())
+        self._spawn(self.resets.run())
         self._spawn(self._expire())
         self._life.move(NodeState.RUNNING)
 
@@ -276,6 +303,7 @@ class Node:
                 self._spawn(self.reserving.run())
             if self.pulse is not None:
                 self._spawn(self.pulse.run())
+                await self.resets.run_once()
         finally:
             self.can_decide.set()
 
@@ -316,6 +344,8 @@ class Node:
                     await self.reads.close()
                 if self.exchanges is not None:
                     await self.exchanges.close()
+                if self.resets.has_unsent:
+                    await self.resets.run_once()
                 if self.voice is not None:
                     await self.voice.release()
                 flushed = await self._flush()

@@ -14,6 +14,7 @@ from random import Random
 from typing import Final, NamedTuple
 
 from tidegate.core.gate import Gate
+from tidegate.core.generations import cell_of
 from tidegate.core.ledger_sync import Found, LedgerSync, Publication
 from tidegate.core.model import LedgerRow, Tuning
 from tidegate.core.sharing import NOT_DUE, PRESSED, Share, ShareReply
@@ -260,11 +261,12 @@ class PublishLoop:
             Share(
                 chunk.digest(i),
                 row.duration_ms,
-                row.sequence,
+                cell_of(row.sequence, row.duration_ms)[0],
                 "",
                 row.regional if is_published else 0,
                 self._voice.node_id,
                 self._voice.epoch,
+                self._sync.generation_of(row),
             )
             for i, row in enumerate(chunk.rows[start:end], start)
         ]

@@ -36,6 +36,7 @@ class PulseLoop:
         *,
         on_wiped: Callable[[], object],
         on_recovered: Callable[[], object],
+        on_resets: Callable[[int, bool], object],
     ) -> None:
         self._origin = origin
         self._region = region
@@ -47,6 +48,8 @@ class PulseLoop:
         self._on_wiped = on_wiped
         # Called when the origin answers after it did not.
         self._on_recovered = on_recovered
+        # Called with the number of the origin's last reset, and whether it has lost what it held.
+        self._on_resets = on_resets
         self._warned = False
         self.last_error: str | None = None
         # Origin clock minus ours, at the middle of the last round trip; None before the first.
@@ -95,6 +98,7 @@ class PulseLoop:
                 self._sweep.start_heal()
         if heals or pulse.was_empty:
             self._on_wiped()
+        self._on_resets(pulse.resets, pulse.was_empty)
         if had_failed:
             if self.last_error is not None:
                 logger.info("the origin answers again")

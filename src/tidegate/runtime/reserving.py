@@ -68,7 +68,9 @@ class Reserving:
         # Called when counts have to be reported or published.
         self._on_work = on_work
         self._timeout_s = tuning.read_timeout_ms / 1000
-        self.calls: Final[Calls] = Calls("origin_reserve", tuning, is_usable, carries="ends of reservations")
+        self.calls: Final[Calls] = Calls(
+            "origin_reserve", tuning, is_usable, carries="ends of reservations and resets"
+        )
         # Ends that got no answer: what was used, and when.
         self._waiting: dict[str, tuple[list[Item], int]] = {}
         self._waiting_bytes = 0
@@ -139,6 +141,7 @@ class Reserving:
             0,
             0,
             self._origin.rules.life_ms,
+            generation=engine.resets.generation_of(limit.key, identifier),
         )
 
     async def _keep(self, items: list[Item], name: str, life_ms: int, at_ms: int) -> Taken:
@@ -238,6 +241,7 @@ class Reserving:
         life_ms: int,
         amount: int | None = None,
     ) -> list[ClaimReply]:
+        generations = self._generations(items)
         claims = [
             Claim(
                 _digest(item),
@@ -247,14 +251,26 @@ class Reserving:
                 item[2] if amount is None else amount,
                 life_ms,
                 is_final,
+                generation,
             )
-            for item in items
+            for item, generation in zip(items, generations, strict=True)
         ]
-        return await self.calls.call(
+        replies = await self.calls.call(
             ["reserve"],
             lambda timeout_s: self._origin.claim(claims, timeout_s=timeout_s),
             self._timeout_s,
         )
+        # A total from before a reset that came meanwhile is not one of the counter as it is now.
+        return [
+            reply if before == after else reply._replace(total=0)
+            for reply, before, after in zip(replies, generations, self._generations(items), strict=True)
+        ]
+
+    def _generations(self, items: list[Item]) -> list[int]:
+        with self._gate:
+            return [
+                self._engine.resets.generation_of(limit.key, identifier) for limit, identifier, _ in items
+            ]
 
     async def run_once(self) -> int:
         """Try again what got no answer; how many still wait. Raises a `DependencyError`."""

@@ -17,6 +17,7 @@ from tidegate.core.views import OriginView
 from tidegate.ports import Clock
 from tidegate.sim.answer_check import Item, batch_findings, single_findings, totals_of
 from tidegate.sim.plan import SubjectSpec
+from tidegate.sim.reset_check import PROBES_WORKSPACE
 from tidegate.sim.truth import CellId, Truth, key_of
 
 if TYPE_CHECKING:
@@ -73,6 +74,8 @@ class Auditor:
         # Set by the simulation, which it needs to know.
         self.truth_check: TruthCheck
         self._subjects: dict[bytes, tuple[tuple[str, str, int], str]] = {}
+        # Counters that are reset: `reset_check` judges them.
+        self.probes: set[bytes] = set()
         for one in subjects:
             self.know_subject((WORKSPACE, one.namespace, one.duration_ms), one.identifier)
         # id(cell) -> the cell, what it accepted according to its callers, and its values at the last check. The
@@ -96,6 +99,11 @@ class Auditor:
     def know_subject(self, key: tuple[str, str, int], identifier: str) -> None:
         """Requests for this subject will come."""
         self._subjects[subject_digest(*key[:2], identifier, key[2])] = (key, identifier)
+
+    def know_probe(self, key: tuple[str, str, int], identifier: str) -> None:
+        """A counter that is reset."""
+        self.know_subject(key, identifier)
+        self.probes.add(subject_digest(*key[:2], identifier, key[2]))
 
     def cell_of(self, digest: bytes, sequence: int) -> CellId:
         key, identifier = self._subjects[digest]
@@ -278,6 +286,8 @@ class Auditor:
             if subject is None:
                 continue
             key = subjects.key_of(subject)
+            if key[0] == PROBES_WORKSPACE:
+                continue
             if subject.strict_until_ms < self._strict.get(id(subject), (subject, 0))[1]:
                 self.fail(2, f"{process.node_id}: the strict deadline of {subject.identifier} decreased")
             self._strict[id(subject)] = (subject, subject.strict_until_ms)

@@ -18,6 +18,7 @@ from tidegate.core.model import Component, Limit, subject_digest
 from tidegate.core.windows import publish_threshold
 from tidegate.sim.auditor import WORKSPACE
 from tidegate.sim.plan import SubjectSpec
+from tidegate.sim.reset_check import PROBES_WORKSPACE
 from tidegate.sim.truth import CellId, key_of
 
 if TYPE_CHECKING:
@@ -403,7 +404,7 @@ class ConvergenceCheck:
                 simulation.auditor.fail(
                     5, f"the origin of {region} changed when all components were merged again"
                 )
-        rows = simulation.ledger.memory.rows()
+        rows = [row for row in simulation.ledger.memory.rows() if row.workspace != PROBES_WORKSPACE]
         if simulation.tuning.credit:
             # Of the others a node knows what its messages were about.
             now_ms = simulation.clock.now_ms()

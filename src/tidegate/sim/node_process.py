@@ -20,6 +20,7 @@ from tidegate.runtime.node import Node
 from tidegate.runtime.stalls import StallMonitor
 from tidegate.sim.auditor import Answer, Auditor
 from tidegate.sim.network import Link
+from tidegate.sim.reset_check import PROBES_WORKSPACE
 from tidegate.sim.virtual_time import VirtualClock, VirtualLoop, owned_context
 
 __all__ = ["NodeProcess", "QuietStalls", "parts_of"]
@@ -100,6 +101,8 @@ class NodeProcess:
         answers: list[Answer] = []
         for ticket in tickets:
             assert ticket.decisions is not None
+            if ticket.items[0][0].workspace == PROBES_WORKSPACE:
+                continue
             if id(ticket.decisions[0]) not in self.reported:
                 self.reported[id(ticket.decisions[0])] = ticket.decisions[0]
                 answers.append(Answer(ticket.items, ticket.decisions, ticket.now_ms))
@@ -127,18 +130,30 @@ class NodeProcess:
 
     # -- observer of the ports
 
+    def _judged(self, components: Sequence[Component]) -> list[Component]:
+        """Those of counters that are not probes."""
+        return [one for one in components if one.digest not in self._auditor.probes]
+
     def on_merge_sent(self, components: Sequence[Component]) -> None:
-        self._auditor.sent(self, components)
+        self._auditor.sent(self, self._judged(components))
 
     def on_exchange(self, request: CreditRequest) -> None:
-        self._auditor.truth_check.repeated(self, request)
+        if request.digest not in self._auditor.probes:
+            self._auditor.truth_check.repeated(self, request)
 
     def on_merge_applied(
         self, components: Sequence[Component], before: Sequence[OriginReply], after: Sequence[OriginReply]
     ) -> None:
-        self._auditor.merged(self, components, before, after)
+        indexes = [i for i, one in enumerate(components) if one.digest not in self._auditor.probes]
+        self._auditor.merged(
+            self,
+            [components[i] for i in indexes],
+            [before[i] for i in indexes],
+            [after[i] for i in indexes],
+        )
 
     def on_reply(self, components: Sequence[Component], merged: bool) -> None:
+        components = self._judged(components)
         self._auditor.replied(self, components, merged)
         for one in components:
             place = (one.digest, one.sequence)
@@ -146,7 +161,7 @@ class NodeProcess:
                 self.acknowledged[place] = one.own
 
     def on_publish(self, rows: Sequence[LedgerRow]) -> None:
-        self._auditor.published(self, rows)
+        self._auditor.published(self, [row for row in rows if row.workspace != PROBES_WORKSPACE])
 
     def on_ledger_call(self) -> None:
         if _IN_REQUEST.get():

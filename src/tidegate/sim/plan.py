@@ -45,6 +45,10 @@ HARMLESS: Final = (
 )
 
 
+# In one world in so many, counters are reset.
+RESETS_EVERY: Final = 3
+
+
 class Options(NamedTuple):
     """Options of the command line; those that are None are drawn from the seed."""
 
@@ -61,7 +65,7 @@ class Event(NamedTuple):
 
     at_ms: int
     kind: str
-    """A request (limit, batch) or a fault; see `simulation.py` for what each does."""
+    """A request (limit, batch, probe), a reset or a fault; see `simulation.py` for what each does."""
     who: str
     """A node, a region, or empty for the ledger."""
     what: Mapping[str, Any]
@@ -185,7 +189,7 @@ def draw_plan(seed: int, options: Options = Options()) -> Plan:  # noqa: B008 - 
     requests, faults = _requests(random, plan), _faults(random, plan)
     if is_healthy:
         faults = [fault for fault in faults if fault.kind in HARMLESS]
-    events = [*requests, *faults, *_sprays(random, plan)]
+    events = [*requests, *faults, *_sprays(random, plan), *_resets(plan)]
     # Sorted by time only: the sort is stable, so events of the same time stay in the order in which they were drawn.
     events.sort(key=lambda event: event.at_ms)
     return plan.with_events(tuple(events))
@@ -357,4 +361,24 @@ def _sprays(random: Random, plan: Plan) -> list[Event]:
         }
         at_ms = random.randrange(300, max(301, plan.trouble_ms - 500))
         events.append(Event(at_ms, "spray", random.choice(plan.nodes)[0], what))
+    return events
+
+
+def _resets(plan: Plan) -> list[Event]:
+    """Requests for counters of their own, each reset once (`reset_check.py`). Drawn apart, so that worlds without them
+    are as they were; not where memory is too small for more counters."""
+    if plan.seed % RESETS_EVERY or "subjects_max" in plan.tuning:
+        return []
+    random = Random(f"resets {plan.seed}")
+    names = [name for name, _ in plan.nodes]
+    events: list[Event] = []
+    for probe in range(random.randrange(1, 4)):
+        reset_ms = random.randrange(plan.trouble_ms // 4, 3 * plan.trouble_ms // 4)
+        for _ in range(random.randrange(3, 9)):
+            what = {"probe": probe, "cost": 1_000}
+            events.append(Event(random.randrange(200, reset_ms), "probe", random.choice(names), what))
+        events.append(Event(reset_ms, "reset", random.choice(names), {"probe": probe}))
+        for _ in range(random.randrange(10, 40)):
+            at_ms = random.randrange(reset_ms + 1, plan.trouble_ms + 1)
+            events.append(Event(at_ms, "probe", random.choice(names), {"probe": probe, "cost": 1}))
     return events

@@ -40,6 +40,8 @@ OPERATIONS: Final[Mapping[str, tuple[frozenset[str], frozenset[str]]]] = {
     "reserve": (frozenset({"node", "requests", "handle"}), frozenset({"expect", "expect_successes"})),
     "settle": (frozenset({"node", "handle", "costs"}), frozenset({"expect"})),
     "usage": (frozenset({"node", *_REQUEST}) - {"cost"}, frozenset({"expect"})),
+    "reset": (frozenset({"node", *_REQUEST}) - {"cost"}, frozenset({"expect_ok"})),
+    "hear_resets": (frozenset({"node"}), frozenset({"expect_ok"})),
     "replay": (frozenset({"node"}), frozenset({"expect_ok"})),
     "publish": (frozenset({"node"}), _ROW_EXPECTS),
     "import": (frozenset({"node"}), frozenset({"expect_ok"})),

@@ -246,6 +246,16 @@ class ScenarioRun:
         names = ("own", "regional", "foreign", "carried", "used", "remaining", "regions")
         self._differ(step, "", {name: shown[name] for name in names})
 
+    def _do_reset(self, step: Step) -> None:
+        """Ok if the origin and the ledger have confirmed it."""
+        request = self._request(step.fields)
+        confirmed = self._await(self._member(step).limiter.reset(request.limit, request.identifier))
+        self._differ(step, "ok", confirmed, "expect_ok")
+
+    def _do_hear_resets(self, step: Step) -> None:
+        """Write what waits, and read what is new at the origin."""
+        self._differ(step, "ok", self._await(self._member(step).node.resets.run_once()), "expect_ok")
+
     def _compare(self, step: Step, answers: Answers, got: object) -> None:
         if step.get("expect_error", False):
             if not answers.errors or answers.decisions:

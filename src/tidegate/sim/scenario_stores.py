@@ -11,6 +11,7 @@ from tidegate.adapters.memory import MemoryLedger, MemoryOrigin
 from tidegate.core.grants import CreditReply, CreditRequest, GrantRules
 from tidegate.core.model import Component, LedgerRow, OriginReply
 from tidegate.core.reservations import Claim, ClaimReply
+from tidegate.core.resets import Reset, ResetsReply
 from tidegate.core.sharing import ImportState, Lease, Share, ShareReply
 from tidegate.errors import DependencyUnavailable
 from tidegate.ports import Changes, Clock, LedgerOverview, Pulse, RegionBeat
@@ -82,6 +83,10 @@ class ScenarioOrigin:
     async def claim(self, claims: Sequence[Claim], *, timeout_s: float) -> list[ClaimReply]:
         self._region.use()
         return self._memory.claim_nowait(claims)
+
+    async def resets(self, known: Sequence[Reset], *, since: int, timeout_s: float) -> ResetsReply:
+        self._region.use()
+        return self._memory.resets_nowait(known, since)
 
     async def lease(
         self,

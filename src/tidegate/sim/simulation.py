@@ -20,6 +20,7 @@ from tidegate.sim.convergence_check import ConvergenceCheck
 from tidegate.sim.network import Link, Network
 from tidegate.sim.node_process import NodeProcess
 from tidegate.sim.plan import Event, Plan
+from tidegate.sim.reset_check import ResetCheck
 from tidegate.sim.truth_check import TruthCheck
 from tidegate.sim.virtual_stores import LedgerPort, OriginPort, VirtualLedger, VirtualOrigin
 from tidegate.sim.virtual_time import LoopStalled, VirtualClock, VirtualLoop, recorded_errors
@@ -66,6 +67,7 @@ class Simulation:
         self.all_processes: list[NodeProcess] = []
         self.convergence = ConvergenceCheck(self)
         self.truth_check = self.auditor.truth_check = TruthCheck(self)
+        self.resets = ResetCheck(self)
         self.ledger.on_visible = self.truth_check.rows_visible
         self.fault_kinds = frozenset(event.kind for event in plan.events)
         # Loop time of the last fault of the ledger.
@@ -212,6 +214,21 @@ class Simulation:
         at_ms = process.clock.now_ms()
         decision = await process.limiter.limit(limit, identifier, cost, now_ms=at_ms)
         self._answered(process, [(limit, identifier, cost)], [decision], at_ms)
+
+    # -- counters that are reset
+
+    def _probe(self, event: Event) -> None:
+        process = self.processes[event.who]
+        if process.is_running and not process.is_paused:
+            self.loop.create_task(
+                self.resets.request(process, event.what["probe"], event.what["cost"]),
+                context=process.request_context,
+            )
+
+    def _reset(self, event: Event) -> None:
+        process = self.processes[event.who]
+        if process.is_running and not process.is_paused:
+            self.loop.create_task(self.resets.reset(process, event.what["probe"]), context=process.context)
 
     # -- faults: each starts, and is undone after `lasts_ms`
 
@@ -467,6 +484,7 @@ class Simulation:
         await self._run_until_ms(self.plan.trouble_ms)
         await self._heal()
         if not self.auditor.violations:
+            await self.resets.check()
             await self.convergence.check()
             self.truth_check.check_refusals()
 
@@ -485,6 +503,7 @@ class Simulation:
         for process in self.processes.values():
             if process.is_running:
                 self.auditor.sweep(process)
+                self.resets.sweep(process)
 
     async def _heal(self) -> None:
         """Remove all faults: links, stores and clocks work again, and every node has a running process."""
@@ -548,6 +567,7 @@ class Simulation:
             "answers": self.truth_check.judged,
             "answers held to a single counter": self.truth_check.exact,
             "answers refused beside a single counter": self.truth_check.refused,
+            "resets": self.resets.made,
             "cells": self.convergence.compared,
             "cells excused": self.convergence.excused,
             "cells over admitted": len(self.truth_check.over_admitted),

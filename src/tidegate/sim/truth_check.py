@@ -20,6 +20,7 @@ from tidegate.core.model import Component, Decision, LedgerRow, Limit, subject_d
 from tidegate.core.windows import publish_threshold
 from tidegate.runtime.importer import LOSS_INTERVALS
 from tidegate.sim.answer_check import is_guess, used_at
+from tidegate.sim.reset_check import PROBES_WORKSPACE
 from tidegate.sim.truth import CellId, CellKey, Knowledge, Truth, key_of
 
 if TYPE_CHECKING:
@@ -661,7 +662,7 @@ class TruthCheck:
         subjects = process.engine.subjects
         regions = process.engine.global_view.regions
         for known in subjects.slots:
-            if known is None:
+            if known is None or subjects.key_of(known)[0] == PROBES_WORKSPACE:
                 continue
             for cell in known.cells():
                 ledger = cell.ledger

@@ -16,6 +16,7 @@ from tidegate.adapters.memory import MemoryLedger, MemoryOrigin, OriginSnapshot
 from tidegate.core.grants import CreditReply, CreditRequest, GrantRules
 from tidegate.core.model import Component, LedgerRow, OriginReply
 from tidegate.core.reservations import Claim, ClaimReply
+from tidegate.core.resets import Reset, ResetsReply
 from tidegate.core.sharing import ImportState, Lease, Share, ShareReply
 from tidegate.errors import DependencyUnavailable, RegionMismatch
 from tidegate.ports import Changes, Clock, LedgerOverview, Pulse, RegionBeat
@@ -148,6 +149,14 @@ class OriginPort:
         def apply() -> list[ClaimReply]:
             self._origin.check_writable()
             return self._memory.claim_nowait(claims)
+
+        return await self._link.call(apply, timeout_s)
+
+    async def resets(self, known: Sequence[Reset], *, since: int, timeout_s: float) -> ResetsReply:
+        def apply() -> ResetsReply:
+            if known:
+                self._origin.check_writable()
+            return self._memory.resets_nowait(known, since)
 
         return await self._link.call(apply, timeout_s)
 

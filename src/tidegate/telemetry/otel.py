@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from tidegate.core.grants import CreditReply, CreditRequest, GrantRules
     from tidegate.core.model import Component, LedgerRow, OriginReply
     from tidegate.core.reservations import Claim, ClaimReply
+    from tidegate.core.resets import Reset, ResetsReply
     from tidegate.core.sharing import ImportState, Lease, Share, ShareReply
     from tidegate.ports import Changes, Ledger, LedgerOverview, Origin, Pulse, RegionBeat
 
@@ -73,6 +74,10 @@ class _TracedOrigin:
     async def claim(self, claims: Sequence[Claim], *, timeout_s: float) -> list[ClaimReply]:
         with self._span("claim", cells=len(claims)):
             return await self._inner.claim(claims, timeout_s=timeout_s)
+
+    async def resets(self, known: Sequence[Reset], *, since: int, timeout_s: float) -> ResetsReply:
+        with self._span("resets", cells=len(known)):
+            return await self._inner.resets(known, since=since, timeout_s=timeout_s)
 
     async def lease(
         self,

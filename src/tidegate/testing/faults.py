@@ -18,6 +18,7 @@ from typing import Final, Generic, NamedTuple, TypeVar
 from tidegate.core.grants import CreditReply, CreditRequest, GrantRules
 from tidegate.core.model import Component, LedgerRow, OriginReply
 from tidegate.core.reservations import Claim, ClaimReply
+from tidegate.core.resets import Reset, ResetsReply
 from tidegate.core.sharing import ImportState, Lease, Share, ShareReply
 from tidegate.errors import DependencyTimeout, DependencyUnavailable
 from tidegate.ports import Changes, Ledger, LedgerOverview, Origin, Pulse, RegionBeat
@@ -127,6 +128,11 @@ class FailingOrigin:
 
     async def claim(self, claims: Sequence[Claim], *, timeout_s: float) -> list[ClaimReply]:
         return await self.faults.around("claim", lambda: self.inner.claim(claims, timeout_s=timeout_s))
+
+    async def resets(self, known: Sequence[Reset], *, since: int, timeout_s: float) -> ResetsReply:
+        return await self.faults.around(
+            "resets", lambda: self.inner.resets(known, since=since, timeout_s=timeout_s)
+        )
 
     async def lease(
         self,
@@ -286,6 +292,10 @@ class TrackingOrigin(_Tracking[Origin]):
     async def claim(self, claims: Sequence[Claim], *, timeout_s: float) -> list[ClaimReply]:
         with self.tracked("claim", list(claims)):
             return await self.inner.claim(claims, timeout_s=timeout_s)
+
+    async def resets(self, known: Sequence[Reset], *, since: int, timeout_s: float) -> ResetsReply:
+        with self.tracked("resets", list(known)):
+            return await self.inner.resets(known, since=since, timeout_s=timeout_s)
 
     async def lease(
         self,

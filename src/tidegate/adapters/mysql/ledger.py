@@ -19,6 +19,7 @@ from tidegate.adapters.ledger_cursor import ChangeReader, Heads, LivePlace, Plac
 from tidegate.adapters.ledger_rows import SLICE_ROWS, RowReader, StoredRow, beats_of, shown_name
 from tidegate.adapters.mysql.connection import MySQLConnection, MySQLSession
 from tidegate.adapters.sql_ledger import SqlLedger
+from tidegate.core.generations import RESET_NAME
 from tidegate.errors import TidegateError
 from tidegate.ports import LedgerOverview, RegionBeat
 
@@ -183,7 +184,7 @@ class MySQLLedger(SqlLedger[MySQLSession]):
             f"WHERE expires_at > {now_ms:d} GROUP BY region; "
             f"SELECT COUNT(*) FROM ratelimit_window_counts FORCE INDEX (by_expiry) WHERE expires_at <= {now_ms:d}; "
             f"SELECT {COLUMNS} FROM ratelimit_window_counts WHERE expires_at > {now_ms:d} "
-            f"ORDER BY count DESC, subject, sequence, region LIMIT {hottest_max:d}; "
+            f"AND sequence <> {RESET_NAME:d} ORDER BY count DESC, subject, sequence, region LIMIT {hottest_max:d}; "
             f"SELECT {NOW_MS}"
         )
         rows = RowReader()

@@ -20,6 +20,7 @@ from tidegate.adapters.ledger_cursor import ChangeReader, Heads, LivePlace, Plac
 from tidegate.adapters.ledger_rows import RowReader, StoredRow, beats_of, shown_name
 from tidegate.adapters.postgres.connection import PostgresConnection, PostgresSession
 from tidegate.adapters.sql_ledger import SqlLedger
+from tidegate.core.generations import RESET_NAME
 from tidegate.ports import LedgerOverview, RegionBeat
 
 __all__ = ["PUBLISH", "PostgresLedger", "publish_arguments"]
@@ -179,7 +180,7 @@ class PostgresLedger(SqlLedger[PostgresSession]):
         rows = RowReader()
         await rows.add(
             await session.fetch(
-                f"SELECT {COLUMNS} FROM ratelimit_window_counts WHERE expires_at > $1 "
+                f"SELECT {COLUMNS} FROM ratelimit_window_counts WHERE expires_at > $1 AND sequence <> {RESET_NAME:d} "
                 "ORDER BY count DESC, subject, sequence, region LIMIT $2",
                 (now_ms, hottest_max),
             )

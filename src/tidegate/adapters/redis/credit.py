@@ -13,6 +13,7 @@ from typing import Final, NamedTuple
 from tidegate.adapters.redis.layout import BUCKETS, NUMBER_MAX, TAGS, Command
 from tidegate.adapters.redis.scripts import CREDIT_SHA
 from tidegate.adapters.redis.wire import Reply, pack
+from tidegate.core.generations import cell_name
 from tidegate.core.grants import CellPart, CellTotals, CreditReply, CreditRequest, GrantRules, Run
 from tidegate.errors import DependencyUnavailable, InvalidInput
 
@@ -94,12 +95,14 @@ class CreditLayout:
                 life_ms,
                 floor,
                 step,
+                generation,
             ) = request
             if not writer or writer[0] == "!":
                 raise InvalidInput("writer", writer, "at least one character, the first one not '!'")
             start_ms = cells[0].sequence * duration_ms
             head = b"%b%b:" % (self._heads[digest[0] % BUCKETS], digest)
-            keys += (b"%bh" % head, b"%b%d" % (head, cells[0].sequence + 1))
+            following = cell_name(cells[0].sequence + 1, generation, duration_ms)
+            keys += (b"%bh" % head, b"%b%d" % (head, following))
             words += (
                 b"" if writer == before else writer,
                 number,
@@ -116,7 +119,7 @@ class CreditLayout:
             )
             before = writer
             for sequence, *numbers in cells:
-                keys.append(b"%b%d" % (head, sequence))
+                keys.append(b"%b%d" % (head, cell_name(sequence, generation, duration_ms)))
                 expires_at_ms = (sequence + 3) * duration_ms
                 words += (*numbers, min(NUMBER_MAX, expires_at_ms))
             for at_ms, cost, count in runs:

@@ -99,6 +99,10 @@ class Layout:
         """Which node imports for the region. In bucket 0."""
         return self._heads[0] + b"lease"
 
+    def resets_key(self) -> bytes:
+        """The generations of subjects that were reset. In bucket 0."""
+        return self._heads[0] + b"resets"
+
     def reads(self, wanted: Iterable[Component]) -> list[Command]:
         heads = self._heads
         return [

@@ -26,6 +26,7 @@ from tidegate.adapters.redis.network import Network, OneMaster
 from tidegate.adapters.redis.recalls import Recalls
 from tidegate.adapters.redis.refusals import refused
 from tidegate.adapters.redis.reserving import claim_command, claim_reply
+from tidegate.adapters.redis.resets import resets_command, resets_reply
 from tidegate.adapters.redis.scripts import MERGE_SHA
 from tidegate.adapters.redis.sentinel import Sentinels
 from tidegate.adapters.redis.settings import Address, RedisSettings, parse_settings
@@ -34,6 +35,7 @@ from tidegate.adapters.redis.wire import Reply, ReplyError, pack
 from tidegate.core.grants import CreditReply, CreditRequest, GrantRules
 from tidegate.core.model import Component, OriginReply
 from tidegate.core.reservations import Claim, ClaimReply
+from tidegate.core.resets import Reset, ResetsReply
 from tidegate.core.sharing import ImportState, Lease, Share, ShareReply
 from tidegate.errors import ConfigurationError, DependencyUnavailable, RegionMismatch
 from tidegate.ports import Pulse
@@ -156,6 +158,11 @@ class RedisOrigin:
         (answer,) = await self._run_scripts([(0, command)], timeout_s)
         return lease_of(answer)
 
+    async def resets(self, known: Sequence[Reset], *, since: int, timeout_s: float) -> ResetsReply:
+        command = resets_command(self._layout.resets_key(), known, since)
+        (answer,) = await self._run_scripts([(0, command)], timeout_s)
+        return resets_reply(answer)
+
     async def _run_scripts(self, commands: Sequence[Command], timeout_s: float) -> list[Reply]:
         answers = await self._run(commands, Deadline.after(timeout_s, loop_time()))
         for answer in answers:
@@ -268,7 +275,8 @@ class RedisOrigin:
             raise DependencyUnavailable(f"{self._settings.shown}: no master has any slots")
         asked = [(bucket, pack((b"GET", self._layout.region_key(bucket)))) for bucket in marked]
         asked += [(bucket, pack((b"GET", self._layout.format_key(bucket)))) for bucket in marked]
-        *held, clock = await network.run([*asked, (marked[0], TIME)], deadline)
+        asked.append((0, pack((b"HGET", self._layout.resets_key(), b""))))
+        *held, resets, clock = await network.run([*asked, (marked[0], TIME)], deadline)
         held, formats = held[: len(marked)], held[len(marked) :]
         self._check_formats(formats)
         names = dict(zip(marked, held, strict=True))
@@ -280,7 +288,8 @@ class RedisOrigin:
         )
         was_empty |= await self._has_new_process(network, marked, deadline)
         self._incarnations |= {bucket: value for bucket, value in names.items() if isinstance(value, bytes)}
-        return Pulse(self._other(region, names) or region, was_empty, self._milliseconds(clock))
+        number = int(resets) if isinstance(resets, bytes) and resets.isdigit() else 0
+        return Pulse(self._other(region, names) or region, was_empty, self._milliseconds(clock), number)
 
     def _check_formats(self, formats: Sequence[Reply]) -> None:
         for value in formats:

@@ -10,6 +10,7 @@ from tidegate.adapters.redis.credit import CreditLayout
 from tidegate.adapters.redis.layout import BUCKETS, NUMBER_MAX, Command
 from tidegate.adapters.redis.scripts import RESERVE_SHA
 from tidegate.adapters.redis.wire import Reply, pack
+from tidegate.core.generations import cell_name
 from tidegate.core.reservations import HOLDS_MAX, Claim, ClaimReply
 from tidegate.errors import DependencyUnavailable
 
@@ -21,7 +22,7 @@ def claim_command(layout: CreditLayout, entry: Claim) -> Command:
     holds_key = layout.holds_key(entry.digest)
     keys = (
         holds_key,
-        layout.cell_key(entry.digest, entry.sequence),
+        layout.cell_key(entry.digest, cell_name(entry.sequence, entry.generation, entry.duration_ms)),
         b"%b:e:%b" % (holds_key[:-2], entry.holder.encode()),
     )
     words = (

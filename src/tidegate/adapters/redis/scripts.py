@@ -19,6 +19,8 @@ __all__ = [
     "MERGE_SHA",
     "RESERVE_SCRIPT",
     "RESERVE_SHA",
+    "RESETS_SCRIPT",
+    "RESETS_SHA",
     "SHARE_SCRIPT",
     "SHARE_SHA",
 ]
@@ -38,13 +40,15 @@ CREDIT_SCRIPT: Final = _read("records.lua") + _read("credit.lua")
 SHARE_SCRIPT: Final = _read("records.lua") + _read("share.lua")
 RESERVE_SCRIPT: Final = _read("records.lua") + _read("reserve.lua")
 LEASE_SCRIPT: Final = _read("lease.lua")
+RESETS_SCRIPT: Final = _read("resets.lua")
 MERGE_SHA: Final = _sha(MERGE_SCRIPT)
 CREDIT_SHA: Final = _sha(CREDIT_SCRIPT)
 SHARE_SHA: Final = _sha(SHARE_SCRIPT)
 LEASE_SHA: Final = _sha(LEASE_SCRIPT)
 RESERVE_SHA: Final = _sha(RESERVE_SCRIPT)
+RESETS_SHA: Final = _sha(RESETS_SCRIPT)
 LOAD_SCRIPTS: Final = tuple(
     ("SCRIPT", "LOAD", script)
-    for script in (MERGE_SCRIPT, CREDIT_SCRIPT, SHARE_SCRIPT, LEASE_SCRIPT, RESERVE_SCRIPT)
+    for script in (MERGE_SCRIPT, CREDIT_SCRIPT, SHARE_SCRIPT, LEASE_SCRIPT, RESERVE_SCRIPT, RESETS_SCRIPT)
 )
 LOAD_SCRIPTS_PACKED: Final = tuple(pack(command) for command in LOAD_SCRIPTS)

@@ -13,6 +13,7 @@ from tidegate.adapters.redis.credit import CreditLayout
 from tidegate.adapters.redis.layout import BUCKETS, NUMBER_MAX, Command
 from tidegate.adapters.redis.scripts import LEASE_SHA, SHARE_SHA
 from tidegate.adapters.redis.wire import Reply, pack
+from tidegate.core.generations import cell_name
 from tidegate.core.grants import GrantRules
 from tidegate.core.sharing import ImportState, Lease, Share, ShareReply
 from tidegate.errors import DependencyUnavailable
@@ -55,9 +56,12 @@ def _packed(layout: CreditLayout, rules: GrantRules, shares: Sequence[Share]) ->
         rules.publish_pace_ms,
         layout.channel(""),
     ]
-    for digest, duration_ms, sequence, region, counted, owner, epoch in shares:
+    for digest, duration_ms, sequence, region, counted, owner, epoch, generation in shares:
         keys.append(layout.holds_key(digest))
-        keys += [layout.cell_key(digest, sequence + ahead) for ahead in (-1, 0, 1)]
+        keys += [
+            layout.cell_key(digest, cell_name(sequence + ahead, generation, duration_ms))
+            for ahead in (-1, 0, 1)
+        ]
         expires_at_ms = min((sequence + 3) * duration_ms, NUMBER_MAX)
         name = region.encode("utf-8", "surrogatepass")
         words += (name, min(counted, NUMBER_MAX), owner, epoch, duration_ms, sequence, expires_at_ms)

@@ -17,7 +17,14 @@ from contextlib import suppress
 from typing import Final
 
 from tidegate.adapters.sqlite.connection import SQLiteFile, transaction
-from tidegate.adapters.sqlite.sharing import NUMBER_MAX, load_ledger, store_foreign, store_mark
+from tidegate.adapters.sqlite.sharing import (
+    NUMBER_MAX,
+    cell_expires_at_ms,
+    load_ledger,
+    store_foreign,
+    store_mark,
+)
+from tidegate.core.generations import cell_name
 from tidegate.core.grants import (
     CellPart,
     CellRecord,
@@ -185,15 +192,18 @@ def answer_shares(
     recalls: list[tuple[bytes, str]] = []
     for original in shares:
         entry = original._replace(counted=min(original.counted, NUMBER_MAX))
-        digest, sequence = entry.digest, entry.sequence
-        record = _load_cells(connection, digest, "", sequence - 1, sequence + 1, now_ms)
+        digest = entry.digest
+        names = [
+            cell_name(entry.sequence + ahead, entry.generation, entry.duration_ms) for ahead in (-1, 0, 1)
+        ]
+        record = _load_cells(connection, digest, "", min(names), max(names), now_ms)
         reply, recalled = share(record, entry, now_ms, CREDIT_RULES)
         replies.append(reply)
-        if sequence not in record.cells:
+        if names[1] not in record.cells:
             continue
         if entry.region and entry.counted:
             store_foreign(connection, record, entry)
-        store_mark(connection, record, digest, sequence, entry.duration_ms)
+        store_mark(connection, record, digest, names[1], entry.duration_ms)
         # Any row holds the time of the subject's last recall, also if no holder had something to give back.
         _store_holds(connection, record, digest, recalled or list(record.holds)[:1])
         recalls += [(digest, writer) for writer in recalled]
@@ -201,15 +211,20 @@ def answer_shares(
 
 
 def _load(connection: sqlite3.Connection, request: CreditRequest, now_ms: int) -> SubjectRecord:
-    sequences = [part.sequence for part in request.cells]
-    last = max(*sequences, sequences[0] + 1)
-    return _load_cells(connection, request.digest, request.writer, min(sequences), last, now_ms)
+    names = _names(request)
+    following = cell_name(request.cells[0].sequence + 1, request.generation, request.duration_ms)
+    last = max(*names, following)
+    return _load_cells(connection, request.digest, request.writer, min(names), last, now_ms)
+
+
+def _names(request: CreditRequest) -> list[int]:
+    return [cell_name(part.sequence, request.generation, request.duration_ms) for part in request.cells]
 
 
 def _load_cells(
     connection: sqlite3.Connection, digest: bytes, writer: str, first: int, last: int, now_ms: int
 ) -> SubjectRecord:
-    """The cells from `first` to `last`, with the components of one node, and all holds."""
+    """The cells with names from `first` to `last`, with the components of one node, and all holds."""
     record = SubjectRecord()
     arguments = {
         "digest": digest,
@@ -246,21 +261,22 @@ def _store(
     recalled: Sequence[str],
 ) -> None:
     digest, writer = request.digest, request.writer
-    for sequence in {part.sequence for part in request.cells} & record.cells.keys():
+    names = _names(request)
+    for sequence in set(names) & record.cells.keys():
         cell, old = record.cells[sequence], before.get(sequence) or CellRecord()
-        expires_at_ms = min((sequence + 3) * request.duration_ms, NUMBER_MAX)
-        for name in old.components.keys() - cell.components.keys():
-            connection.execute(DROP_COMPONENT, (digest, sequence, name))
-            connection.execute(RETIRE, (digest, sequence, RETIRED, old.components[name], expires_at_ms))
+        expires_at_ms = cell_expires_at_ms(sequence, request.duration_ms)
+        for gone in old.components.keys() - cell.components.keys():
+            connection.execute(DROP_COMPONENT, (digest, sequence, gone))
+            connection.execute(RETIRE, (digest, sequence, RETIRED, old.components[gone], expires_at_ms))
         counts = [*cell.components.items(), (BASE, cell.base)]
-        for name, own in counts:
-            if own != (old.base if name == BASE else old.components.get(name, -1)):
-                connection.execute(PUT_COMPONENT, (digest, sequence, name, own, expires_at_ms))
+        for one, own in counts:
+            if own != (old.base if one == BASE else old.components.get(one, -1)):
+                connection.execute(PUT_COMPONENT, (digest, sequence, one, own, expires_at_ms))
         if (cell.id, cell.returned) != (old.id, old.returned):
             connection.execute(PUT_RECORD, (digest, sequence, cell.id, cell.returned, expires_at_ms))
-    for part, totals in zip(request.cells, reply.cells, strict=True):
+    for name, totals in zip(names, reply.cells, strict=True):
         if totals.due:
-            store_mark(connection, record, digest, part.sequence, request.duration_ms)
+            store_mark(connection, record, digest, name, request.duration_ms)
     # The writer's own row always holds the time of the subject's last recall: it is the row that lives longest.
     _store_holds(connection, record, digest, (writer, *recalled))
 

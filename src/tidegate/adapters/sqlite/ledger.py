@@ -31,6 +31,7 @@ from tidegate.adapters.ledger_rows import (
 from tidegate.adapters.migrations import sqlite_schema_version
 from tidegate.adapters.sql_ledger import CLEANUP_BATCH_ROWS, check_schema
 from tidegate.adapters.sqlite.connection import SQLiteFile, transaction
+from tidegate.core.generations import RESET_NAME
 from tidegate.core.model import LedgerRow
 from tidegate.ports import Changes, Clock, LedgerOverview, RegionBeat
 
@@ -89,7 +90,7 @@ CHANGED: Final = f"""
                 ORDER BY updated_at, subject, sequence LIMIT :limit)
 """
 HOTTEST: Final = f"""
-    {AS_JSON} (SELECT * FROM ratelimit_window_counts WHERE expires_at > :now_ms
+    {AS_JSON} (SELECT * FROM ratelimit_window_counts WHERE expires_at > :now_ms AND sequence <> {RESET_NAME:d}
                 ORDER BY count DESC, subject, sequence, region LIMIT :limit)
 """
 

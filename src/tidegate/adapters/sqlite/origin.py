@@ -28,10 +28,12 @@ from tidegate.adapters.sqlite.credit import (
     ports_of,
 )
 from tidegate.adapters.sqlite.reserving import RESERVING_SCHEMA, RESERVING_TABLES, answer_claims
+from tidegate.adapters.sqlite.resets import RESETS_NUMBER, RESETS_SCHEMA, RESETS_TABLES, answer_resets
 from tidegate.adapters.sqlite.sharing import SHARING_SCHEMA, SHARING_TABLES, answer_lease, delete_expired
 from tidegate.core.grants import CreditReply, CreditRequest, GrantRules
 from tidegate.core.model import Component, OriginReply
 from tidegate.core.reservations import Claim, ClaimReply
+from tidegate.core.resets import Reset, ResetsReply
 from tidegate.core.sharing import ImportState, Lease, Share, ShareReply
 from tidegate.errors import ConfigurationError, RegionMismatch
 from tidegate.ports import Clock, Pulse
@@ -53,6 +55,7 @@ SCHEMA: Final = (
     *CREDIT_SCHEMA,
     *SHARING_SCHEMA,
     *RESERVING_SCHEMA,
+    *RESETS_SCHEMA,
     """
     CREATE TABLE IF NOT EXISTS origin_region (
         only INTEGER PRIMARY KEY CHECK (only = 1), region TEXT NOT NULL, incarnation TEXT NOT NULL
@@ -122,7 +125,8 @@ def _prepare(connection: sqlite3.Connection) -> None:
             f"the file is used by a newer version of Tidegate (record format {found}; this one knows {FORMAT}); "
             "update this node, or give it another file"
         )
-    names = ("origin_components", "origin_region", *CREDIT_TABLES, *SHARING_TABLES, *RESERVING_TABLES)
+    names = ["origin_components", "origin_region", *CREDIT_TABLES, *SHARING_TABLES]
+    names += [*RESERVING_TABLES, *RESETS_TABLES]
     known = connection.execute(
         f"SELECT count(*) FROM sqlite_master WHERE name IN ({','.join('?' * len(names))})", names
     ).fetchone()[0]
@@ -347,6 +351,17 @@ class SQLiteOrigin:
 
         return await self._file.run(work, timeout_s=timeout_s)
 
+    async def resets(self, known: Sequence[Reset], *, since: int, timeout_s: float) -> ResetsReply:
+        now_ms = self._clock.now_ms()
+
+        def work(connection: sqlite3.Connection) -> ResetsReply:
+            if not known:
+                return answer_resets(connection, known, since, now_ms)  # the usual case takes no write lock
+            with transaction(connection):
+                return answer_resets(connection, known, since, now_ms)
+
+        return await self._file.run(work, timeout_s=timeout_s)
+
     async def listen(self, node_id: str, on_recall: Callable[[bytes, str], None]) -> None:
         """Call `on_recall(digest, writer)` for each request to give credit back, until cancelled."""
         await self._listener.run(self._file, self._clock, node_id, on_recall)
@@ -362,22 +377,23 @@ class SQLiteOrigin:
     async def pulse(self, region: str, *, timeout_s: float) -> Pulse:
         claim = (region, secrets.token_hex(8))
 
-        def work(connection: sqlite3.Connection) -> tuple[str, str, bool]:
+        def work(connection: sqlite3.Connection) -> tuple[str, str, bool, int]:
+            ((number,),) = connection.execute(RESETS_NUMBER)
             query = "SELECT region, incarnation FROM origin_region"
             row = connection.execute(query).fetchone()
             if row is not None:
-                return *row, False  # the usual case takes no write lock
+                return *row, False, number  # the usual case takes no write lock
             with transaction(connection):
                 claimed = connection.execute(
                     "INSERT OR IGNORE INTO origin_region (only, region, incarnation) VALUES (1, ?, ?)", claim
                 ).rowcount
-                return *connection.execute(query).fetchone(), claimed == 1
+                return *connection.execute(query).fetchone(), claimed == 1, number
 
-        held, incarnation, was_empty = await self._file.run(work, timeout_s=timeout_s)
+        held, incarnation, was_empty, number = await self._file.run(work, timeout_s=timeout_s)
         # Another process may have been the first to find it empty, and have put the name back already.
         was_empty = was_empty or self._incarnation not in (None, incarnation)
         self._incarnation = incarnation
-        return Pulse(held, was_empty, self._clock.now_ms())
+        return Pulse(held, was_empty, self._clock.now_ms(), number)
 
     async def close(self) -> None:
         self._listener.close()

@@ -9,7 +9,8 @@ import sqlite3
 from collections.abc import Sequence
 from typing import Final
 
-from tidegate.adapters.sqlite.sharing import NUMBER_MAX
+from tidegate.adapters.sqlite.sharing import NUMBER_MAX, cell_expires_at_ms
+from tidegate.core.generations import cell_name
 from tidegate.core.grants import Hold, SubjectRecord
 from tidegate.core.reservations import ENDED, HELD, SETTLED_WRITER, Claim, ClaimReply, claim
 
@@ -64,8 +65,9 @@ def _answer(connection: sqlite3.Connection, original: Claim, now_ms: int) -> Cla
     record = SubjectRecord()
     for writer, *numbers in connection.execute(HOLDS, (digest, now_ms)):
         record.holds[writer] = Hold(*numbers)
-    ((total,),) = connection.execute(TOTAL, (digest, entry.sequence, now_ms))
-    record.cell(entry.sequence).total = total
+    name = cell_name(entry.sequence, entry.generation, entry.duration_ms)
+    ((total,),) = connection.execute(TOTAL, (digest, name, now_ms))
+    record.cell(name).total = total
     was_ended = connection.execute(WAS_ENDED, (digest, holder, now_ms)).fetchone() is not None
     was_held = holder in record.holds
     reply = claim(record, entry, was_ended, now_ms)
@@ -79,6 +81,6 @@ def _answer(connection: sqlite3.Connection, original: Claim, now_ms: int) -> Cla
     if reply.state == ENDED:
         connection.execute(END, (digest, holder, min(now_ms + entry.life_ms, NUMBER_MAX)))
         if entry.amount > 0:
-            expires_at_ms = min((entry.sequence + 3) * entry.duration_ms, NUMBER_MAX)
-            connection.execute(COUNT, (digest, entry.sequence, SETTLED_WRITER, entry.amount, expires_at_ms))
+            expires_at_ms = cell_expires_at_ms(name, entry.duration_ms)
+            connection.execute(COUNT, (digest, name, SETTLED_WRITER, entry.amount, expires_at_ms))
     return reply

@@ -8,6 +8,7 @@ from __future__ import annotations
 import sqlite3
 from typing import Final
 
+from tidegate.core.generations import cell_name, cell_of
 from tidegate.core.grants import SubjectRecord
 from tidegate.core.sharing import ImportState, Lease, Mark, Share, take_lease
 
@@ -16,6 +17,7 @@ __all__ = [
     "SHARING_SCHEMA",
     "SHARING_TABLES",
     "answer_lease",
+    "cell_expires_at_ms",
     "delete_expired",
     "load_ledger",
     "store_foreign",
@@ -99,19 +101,22 @@ def store_mark(
             mark.owner,
             mark.until_ms,
             mark.epoch,
-            _expires_at_ms(sequence, duration_ms),
+            cell_expires_at_ms(sequence, duration_ms),
         ),
     )
 
 
 def store_foreign(connection: sqlite3.Connection, record: SubjectRecord, entry: Share) -> None:
-    count = record.cell(entry.sequence).regions[entry.region]
-    name = entry.region.encode("utf-8", "surrogatepass")
-    expires_at_ms = _expires_at_ms(entry.sequence, entry.duration_ms)
-    connection.execute(PUT_FOREIGN, (entry.digest, entry.sequence, name, count, expires_at_ms))
+    name = cell_name(entry.sequence, entry.generation, entry.duration_ms)
+    count = record.cell(name).regions[entry.region]
+    region = entry.region.encode("utf-8", "surrogatepass")
+    expires_at_ms = cell_expires_at_ms(name, entry.duration_ms)
+    connection.execute(PUT_FOREIGN, (entry.digest, name, region, count, expires_at_ms))
 
 
-def _expires_at_ms(sequence: int, duration_ms: int) -> int:
+def cell_expires_at_ms(name: int, duration_ms: int) -> int:
+    """When a cell is not needed any more, by its name."""
+    sequence, _ = cell_of(name, duration_ms)
     return min((sequence + 3) * duration_ms, NUMBER_MAX)
 
 

@@ -1,20 +1,25 @@
-"""`usage`: what counts against a limit for one identifier, and where each part was accepted."""
+"""`usage` and `reset`: what counts against a limit for one identifier, and how it begins again at zero."""
 
 from __future__ import annotations
 
+import logging
 from typing import Final
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from tidegate.core.model import Limit
+from tidegate.errors import TooManyResets
 from tidegate.runtime.async_limiter import AsyncLimiter
 from tidegate.server.api.admission import Admission, Call, Steps, missing_permission, wait
 from tidegate.server.api.operations import LimitOperations
-from tidegate.server.api.problems import JSON_LINE, Meta
-from tidegate.server.api.schema import decode_usage
+from tidegate.server.api.problems import JSON_LINE, TOO_MANY_RESETS, Meta, Refusal
+from tidegate.server.api.schema import decode_reset, decode_usage
 from tidegate.server.messages import Route
 
-__all__ = ["CounterOperations", "UsageData"]
+__all__ = ["CounterOperations", "ResetData", "UsageData"]
+
+logger: Final = logging.getLogger(__name__)
 
 ENCODE: Final = msgspec.json.Encoder().encode
 
@@ -44,13 +49,20 @@ class UsageData(msgspec.Struct, rename="camel"):
     override_id: str | UnsetType = UNSET
 
 
-class UsageEnvelope(msgspec.Struct):
+class ResetData(msgspec.Struct):
+    """The answer to `reset`. `confirmed`: Redis and the database have it; otherwise this node goes on telling them."""
+
+    duration: int
+    confirmed: bool
+
+
+class Envelope(msgspec.Struct):
     meta: Meta
-    data: UsageData
+    data: UsageData | ResetData
 
 
 class CounterOperations:
-    """The operations that look at counters. `operations` has those that count."""
+    """The operations that look at counters or reset them. `operations` has those that count."""
 
     def __init__(self, limiter: AsyncLimiter, limits: LimitOperations, admission: Admission) -> None:
         self._limiter = limiter
@@ -58,7 +70,11 @@ class CounterOperations:
         self._admission = admission
 
     def routes(self) -> list[Route]:
-        return [Route("POST", "/v2/ratelimit.usage", "usage", self._admission.handler("usage", self.usage))]
+        operations = {"usage": self.usage, "reset": self.reset}
+        return [
+            Route("POST", f"/v2/ratelimit.{name}", name, self._admission.handler(name, operation))
+            for name, operation in operations.items()
+        ]
 
     def usage(self, call: Call, body: bytes) -> Steps[None]:
         wanted = yield from self._admission.body(call, decode_usage, body)
@@ -84,5 +100,36 @@ class CounterOperations:
             UNSET if usage.global_age_ms is None else usage.global_age_ms,
             UNSET if plan.override is None else plan.override.id,
         )
-        envelope = UsageEnvelope(Meta("req_" + call.request_id), data)
-        call.answer = 200, JSON_LINE + call.lines, ENCODE(envelope)
+        _answer(call, data)
+
+    def reset(self, call: Call, body: bytes) -> Steps[None]:
+        wanted = yield from self._admission.body(call, decode_reset, body)
+        caller = yield from self._admission.admit(call)
+        namespace = yield from self._admission.namespace(caller, wanted.namespace)
+        if not caller.may("reset", namespace.id):
+            raise missing_permission("reset", namespace)
+        plan = yield from self._limits.plan(caller.workspace.id, namespace, wanted)
+        confirmed = yield from wait(self._reset_now, plan.limit, wanted.identifier)
+        logger.info(
+            "key %s of workspace %s has reset %r in namespace %r (windows of %d ms)",
+            caller.key_id,
+            caller.workspace.id,
+            wanted.identifier,
+            namespace.name,
+            plan.limit.duration_ms,
+        )
+        _answer(call, ResetData(plan.limit.duration_ms, confirmed))
+
+    async def _reset_now(self, limit: Limit, identifier: str) -> bool:
+        try:
+            return await self._limiter.reset(limit, identifier)
+        except TooManyResets as error:
+            detail = (
+                "The workspace has as many live resets as it may; each is remembered for about three windows."
+            )
+            raise Refusal(TOO_MANY_RESETS, detail, headers=b"retry-after: 60\r\n") from error
+
+
+def _answer(call: Call, data: UsageData | ResetData) -> None:
+    envelope = Envelope(Meta("req_" + call.request_id), data)
+    call.answer = 200, JSON_LINE + call.lines, ENCODE(envelope)

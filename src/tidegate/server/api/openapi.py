@@ -11,7 +11,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from tidegate import __version__
-from tidegate.server.api.counters import UsageData
+from tidegate.server.api.counters import ResetData, UsageData
 from tidegate.server.api.operations import MultiLimitData
 from tidegate.server.api.overrides import OverrideData, Pagination
 from tidegate.server.api.problems import ErrorBody, FieldError, problems_by_suffix
@@ -98,6 +98,16 @@ OPERATIONS: Final = (
         (400, 401, 403, 404, 429, 500),
     ),
     Operation(
+        "reset",
+        "Begin a counter again at zero, everywhere",
+        "Forgets what was counted for the identifier under this limit, on every node and in every region within 2 s. "
+        "Names the counter as `limit` does: an override decides about its duration. What is reserved stays reserved. "
+        "The namespace must exist. Needs `ratelimit.*.reset` or `ratelimit.<namespace_id>.reset`.",
+        "CounterBody",
+        _ref("ResetData"),
+        (400, 401, 403, 404, 429, 500),
+    ),
+    Operation(
         "reserve",
         "Keep a cost until it is known what was used",
         "For work whose cost is known only afterwards. Reserves the `cost` of up to 20 limits, all or nothing; it "
@@ -179,7 +189,7 @@ STATUS_TEXT: Final = {
     413: "The body is too large.",
     414: "The request target is too long.",
     417: "The `Expect` header has something other than `100-continue`.",
-    429: "The workspace has used its quota of API calls; or, for `reserve`, holds as many reservations as it may.",
+    429: "The workspace has used its quota of API calls; or, for `reserve` and `reset`, holds as many as it may.",
     431: "The headers are too large.",
     500: "A fault of the server. Calls may be repeated.",
     503: "The server is receiving too many large bodies at once.",
@@ -191,6 +201,7 @@ def _schemas() -> dict[str, Any]:
         LimitData,
         MultiLimitData,
         UsageData,
+        ResetData,
         ReserveData,
         SettleData,
         OverrideIdData,

@@ -330,6 +330,7 @@ EXAMPLES: Final[Mapping[str, Any]] = {
     "passed": True,
     "hasMore": True,
     "repeated": False,
+    "confirmed": True,
     "reservationId": "rlrs_kqJ1bmljb3I",
     "expires": 1767225720000,
     "life": 120000,

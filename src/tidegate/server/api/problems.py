@@ -203,6 +203,14 @@ TOO_MANY_RESERVATIONS: Final = Problem(
     "Settle or release reservations that are done, and give new ones a shorter `life`. An estimate that does not fit "
     "its limit is not this error, but a 200 with `passed: false`.",
 )
+TOO_MANY_RESETS: Final = Problem(
+    429,
+    "Too Many Requests",
+    "user/too_many_requests/resets",
+    "The workspace has as many live resets as it may: each is remembered for about three windows of its limit. Nothing "
+    "was reset. Other workspaces are not affected.",
+    "Try again when older resets are over, or allow the identifier more for a while with `setOverride`.",
+)
 HEADERS_TOO_LARGE: Final = Problem(
     431,
     "Request Header Fields Too Large",

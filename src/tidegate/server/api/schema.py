@@ -38,6 +38,7 @@ __all__ = [
     "decode_multi_limit",
     "decode_release",
     "decode_reserve",
+    "decode_reset",
     "decode_set_override",
     "decode_settle",
     "decode_usage",
@@ -79,7 +80,7 @@ Name = Annotated[str, Meta(min_length=1, max_length=512)]
 
 
 class CounterBody(msgspec.Struct, gc=False, forbid_unknown_fields=True):
-    """`usage`: one counter, and the limit that judges it."""
+    """`usage` and `reset`: one counter, and the limit that judges it."""
 
     namespace: Annotated[
         Name, Meta(description="Id or name of the namespace. `limit` creates an unknown one on first use.")
@@ -536,6 +537,9 @@ def decode_multi_limit(data: bytes) -> list[LimitBody]:
 
 decode_usage: Final = BodyDecoder[CounterBody](
     "/v2/ratelimit.usage", CounterBody, "CounterBody", quotes_of_counter, 12 + NAME_QUOTES_MAX
+)
+decode_reset: Final = BodyDecoder[CounterBody](
+    "/v2/ratelimit.reset", CounterBody, "CounterBody", quotes_of_counter, 12 + NAME_QUOTES_MAX
 )
 decode_reserve: Final = BodyDecoder[ReserveBody](
     "/v2/ratelimit.reserve",

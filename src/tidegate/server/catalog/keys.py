@@ -53,7 +53,7 @@ ID_BATCH: Final = 512
 TO_ALPHABET: Final = bytes(ord(ALPHABET[byte % 62]) for byte in range(256))
 
 # The actions that operations ask for, and the permissions for all of them.
-ACTIONS: Final = ("limit", "create_namespace", "set_override", "read_override", "delete_override")
+ACTIONS: Final = ("limit", "create_namespace", "set_override", "read_override", "delete_override", "reset")
 # The console: look at everything in the workspace; create and revoke keys, create, delete and restore namespaces.
 CONSOLE_READ: Final = "console.read"
 CONSOLE_MANAGE: Final = "console.manage"

@@ -17,6 +17,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tidegate.core.generations import RESET_NAME, cell_name, reset_expires_at_ms
 from tidegate.core.model import NAME_LENGTH_MAX, LedgerRow
 from tidegate.errors import RowsRejected
 from tidegate.ports import Ledger
@@ -28,6 +29,8 @@ TIMEOUT_S: Final = 20.0
 NOW_MS: Final = 4_102_444_800_000
 DURATION_MS: Final = 60_000
 SEQUENCE: Final = NOW_MS // DURATION_MS
+# A reset in that cell.
+GENERATION: Final = NOW_MS + 5
 COUNT_MAX: Final = 2**53
 # The bounds of the port.
 PUBLISH_ROWS_MAX: Final = 5_000
@@ -545,6 +548,23 @@ class LedgerContract:
         assert overview.expired_rows == 1
         assert overview.hottest == hot
         assert overview.clock_ms >= beats[0].beat_at_ms
+
+    async def test_resets_and_the_cells_after_them_are_rows_like_others(self, ledger: Ledger) -> None:
+        name = cell_name(SEQUENCE, GENERATION, DURATION_MS)
+        expires_at_ms = reset_expires_at_ms(GENERATION, DURATION_MS)
+        made = row(regional=GENERATION, sequence=RESET_NAME)._replace(expires_at_ms=expires_at_ms)
+        counted = row(regional=7)._replace(sequence=name)
+        await ledger.publish([row(regional=9), made, counted], timeout_s=TIMEOUT_S)
+        for again in (made._replace(regional=GENERATION - 1), counted._replace(regional=3)):
+            await ledger.publish([again], timeout_s=TIMEOUT_S)
+        assert await held(ledger) == sorted([row(regional=9), made, counted])
+        later = made._replace(regional=GENERATION + 5)
+        cursor = (await ledger.changes(None, now_ms=NOW_MS, timeout_s=TIMEOUT_S)).cursor
+        await ledger.publish([later], timeout_s=TIMEOUT_S)
+        changes = await ledger.changes(cursor, now_ms=NOW_MS, timeout_s=TIMEOUT_S)
+        assert later in changes.rows
+        overview = await ledger.overview(now_ms=NOW_MS, hottest_max=3, timeout_s=TIMEOUT_S)
+        assert [one.regional for one in overview.hottest] == [9, 7], "a generation is not a count"
 
     async def test_the_overview_of_an_empty_ledger_is_empty(self, ledger: Ledger) -> None:
         overview = await ledger.overview(now_ms=NOW_MS, hottest_max=3, timeout_s=TIMEOUT_S)

@@ -23,6 +23,7 @@ from tidegate.core.model import Component, OriginReply, subject_digest
 from tidegate.errors import RegionMismatch
 from tidegate.ports import Origin
 from tidegate.testing.contracts.origin_reserving import ReservingContract
+from tidegate.testing.contracts.origin_resets import ResetsContract
 from tidegate.testing.contracts.origin_sharing import SharingContract
 
 __all__ = ["OpenNode", "OriginContract", "OriginPlace", "check_cancelled_calls", "component", "new_digest"]
@@ -78,7 +79,7 @@ class OpenNode(Protocol):
     async def __call__(self, region: str = REGION) -> Origin: ...
 
 
-class OriginContract(ReservingContract, SharingContract):
+class OriginContract(ReservingContract, ResetsContract, SharingContract):
     """The tests for all origins."""
 
     @pytest.fixture
