@@ -10,12 +10,16 @@ import faulthandler
 import os
 from collections.abc import Iterator
 from importlib.util import find_spec
+from typing import TYPE_CHECKING
 
 import pytest
 from _pytest.faulthandler import fault_handler_stderr_fd_key
 from hypothesis import HealthCheck, settings
 
 import tidegate
+
+if TYPE_CHECKING:
+    from tests.running_server import RunningServer
 
 # A checkout of the library alone has no servers to offer. Looked for, not imported: pytest rewrites it on import.
 pytest_plugins = ["tidegate.testing.fixtures"] if find_spec("tidegate.testing.fixtures") else []
@@ -69,3 +73,22 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
 
 def pytest_report_header(config: pytest.Config) -> str:
     return f"tidegate: {'compiled' if tidegate.compiled else 'interpreted'}, {tidegate.__file__}"
+
+
+@pytest.fixture(scope="session")
+def running_server() -> Iterator[RunningServer]:
+    """The database server that `TIDEGATE_TEST_LEDGER` names."""
+    from tests.running_server import RunningServer
+
+    with RunningServer() as server:
+        yield server
+
+
+@pytest.fixture
+def running_url(running_server: RunningServer) -> Iterator[str]:
+    """The URL of a new database on it, dropped afterwards."""
+    running_server.recover()
+    url = running_server.create_database()
+    yield url
+    running_server.recover()
+    running_server.drop_database(url)

@@ -15,7 +15,7 @@ from urllib.parse import quote
 
 import pytest
 
-from tidegate.adapters.lane import Lane, Session
+from tidegate.adapters.lane import Lane, LockConflict, Session
 from tidegate.adapters.migrations import migrate
 from tidegate.adapters.mysql.connection import PREPARED_MAX, MySQLConnection
 from tidegate.adapters.mysql.ledger import MySQLLedger
@@ -181,6 +181,21 @@ async def test_an_error_of_the_server_costs_no_connection(lane: Lane[Any, Any]) 
     with pytest.raises(DependencyUnavailable):
         await lane.fetch("SELEKT", timeout_s=TIMEOUT_S)
     assert lane.statistics()["connections_opened"] == 1
+
+
+@pytest.mark.server
+@pytest.mark.parametrize("code", [1205, 1213, 8002, 8005, 8022, 8028, 9007])
+async def test_a_conflict_that_a_server_of_mysqls_protocol_reports_may_be_tried_again(
+    mariadb_url: str, code: int
+) -> None:
+    """Those above 8000 are TiDB's. A publish and a change of keys try again (`test_catalog_conflicts.py`)."""
+    lane = MySQLConnection(mariadb_url)
+    with pytest.raises(LockConflict, match=str(code)):
+        async with lane.session(timeout_s=TIMEOUT_S) as session:
+            await session.script(
+                f"SIGNAL SQLSTATE 'HY000' SET MYSQL_ERRNO = {code}, MESSAGE_TEXT = 'conflict'"
+            )
+    await lane.close()
 
 
 async def test_callers_take_turns_on_one_connection(lane: Lane[Any, Any], dialect: Dialect) -> None:

@@ -7,7 +7,11 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.ledger.world import Database, FileDatabase, ServerDatabase, World
+from tests.running_server import URL
 from tidegate.adapters.migrations import migrate
+
+# Those that the tests start, or the one that runs already and is to be tested.
+SERVERS = ["running"] if URL else ["mariadb", "mysql", "postgres"]
 
 
 async def _database(request: pytest.FixtureRequest, kind: str, tmp_path: Path) -> Database:
@@ -20,7 +24,7 @@ async def _database(request: pytest.FixtureRequest, kind: str, tmp_path: Path) -
     return database
 
 
-@pytest.fixture(params=["mariadb", "mysql", "postgres"])
+@pytest.fixture(params=SERVERS)
 async def server_database(request: pytest.FixtureRequest, tmp_path: Path) -> ServerDatabase:
     """A database on a real server."""
     database = await _database(request, request.param, tmp_path)
@@ -28,7 +32,7 @@ async def server_database(request: pytest.FixtureRequest, tmp_path: Path) -> Ser
     return database
 
 
-@pytest.fixture(params=["mariadb", "mysql", "postgres", "sqlite"])
+@pytest.fixture(params=SERVERS if URL else [*SERVERS, "sqlite"])
 async def database(request: pytest.FixtureRequest, tmp_path: Path) -> Database:
     """A database of any kind."""
     return await _database(request, request.param, tmp_path)

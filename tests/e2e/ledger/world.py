@@ -11,6 +11,7 @@ from pathlib import Path
 from time import time_ns
 from typing import Any, Final, cast
 
+from tests.running_server import RunningServer
 from tidegate import AsyncLimiter, Limit, Tuning
 from tidegate.adapters.memory import MemoryOrigin
 from tidegate.adapters.urls import open_ledger
@@ -90,8 +91,9 @@ TABLES = (COUNTS, "ratelimit_publishes", "ratelimit_regions")
 class ServerDatabase(Database):
     """On a server that can be killed and frozen."""
 
-    def __init__(self, server: MySQLFamilyServer | PostgresServer, url: str) -> None:
+    def __init__(self, server: MySQLFamilyServer | PostgresServer | RunningServer, url: str) -> None:
         self.name = server.kind
+        self.dialect = "postgres" if server.kind == "postgres" else "mysql"
         self.server = server
         self.url = url
 
@@ -100,7 +102,9 @@ class ServerDatabase(Database):
 
     def copy(self) -> Callable[[], None]:
         for table in TABLES:
-            self.sql(f"CREATE TABLE {table}_copy AS SELECT * FROM {table}")
+            like = f"(LIKE {table})" if self.dialect == "postgres" else f"LIKE {table}"
+            self.sql(f"CREATE TABLE {table}_copy {like}")
+            self.sql(f"INSERT INTO {table}_copy SELECT * FROM {table}")
 
         def restore() -> None:
             # In one transaction: no reader can see an empty table.
@@ -115,14 +119,14 @@ class ServerDatabase(Database):
         return restore
 
     def text(self, column: str) -> str:  # type: ignore[override]  # which it is depends on the server
-        if isinstance(self.server, MySQLFamilyServer):
+        if self.dialect == "mysql":
             return f"CONVERT({column} USING utf8mb4)"
         return f"convert_from({column}, 'UTF8')"
 
     def connections(self) -> int:
         """How many clients the server counts, this question apart."""
         name = self.url.rpartition("/")[2]
-        if isinstance(self.server, MySQLFamilyServer):
+        if self.dialect == "mysql":
             question = (
                 f"SELECT COUNT(*) FROM information_schema.processlist WHERE db = '{name}' "
                 "AND id <> CONNECTION_ID()"
@@ -135,7 +139,7 @@ class ServerDatabase(Database):
 
     def refuse(self, identifier: str) -> None:
         """From now on the database rejects rows of this identifier, as a stricter schema would."""
-        if isinstance(self.server, MySQLFamilyServer):
+        if self.dialect == "mysql":
             self.sql(
                 f"ALTER TABLE {COUNTS} ADD CONSTRAINT no_{identifier} CHECK (identifier <> '{identifier}')"
             )
@@ -289,14 +293,17 @@ async def seen(limiter: AsyncLimiter, identifier: str, limit: Limit = HUNDRED_A_
 
 
 async def until(condition: Callable[[], bool | Awaitable[bool]], what: str) -> None:
-    """Poll what can be observed, with the event loop running."""
-    deadline_s = asyncio.get_running_loop().time() + PATIENCE_S
+    """Poll what can be observed, with the event loop running. A question that holds the loop, as one to a command line
+    client does, is followed by as long a pause."""
+    loop = asyncio.get_running_loop()
+    deadline_s = loop.time() + PATIENCE_S
     while True:
+        asked_s = loop.time()
         answer = condition()
         if answer if isinstance(answer, bool) else await answer:
             return
-        assert asyncio.get_running_loop().time() < deadline_s, f"gave up waiting until {what}"
-        await asyncio.sleep(0.01)
+        assert loop.time() < deadline_s, f"gave up waiting until {what}"
+        await asyncio.sleep(max(0.01, loop.time() - asked_s))
 
 
 async def until_all_see(

@@ -12,6 +12,7 @@ from typing import NamedTuple
 import pytest
 
 from tests.e2e.server.wire import Client, body, post, used
+from tests.running_server import URL, RunningServer
 from tests.server.harness import TidegateServer, Workspace, eventually
 from tidegate.adapters.migrations import migrate
 from tidegate.server.catalog.sync import POLL_INTERVAL_S, POLL_JITTER
@@ -24,22 +25,26 @@ pytestmark = [pytest.mark.server, pytest.mark.slow]
 class Fleet(NamedTuple):
     """Two nodes in fra, one in iad, one database."""
 
-    database: MySQLFamilyServer
+    database: MySQLFamilyServer | RunningServer
     fra_1: TidegateServer
     fra_2: TidegateServer
     iad: TidegateServer
 
 
-@pytest.fixture(scope="module", params=[("mariadb", "redis"), ("mysql", "valkey")], ids="-".join)
+STORES = [("running", "redis")] if URL else [("mariadb", "redis"), ("mysql", "valkey")]
+
+
+@pytest.fixture(scope="module", params=STORES, ids="-".join)
 def fleet(request: pytest.FixtureRequest) -> Iterator[Fleet]:
     kind, origin = request.param
-    database: MySQLFamilyServer = request.getfixturevalue(f"{kind}_server")
+    database: MySQLFamilyServer | RunningServer = request.getfixturevalue(f"{kind}_server")
     # Skips if there is none. Each region has one of its own.
     new_origin: type[RedisServer] = type(request.getfixturevalue(f"{origin}_server"))
     database.recover()
     ledger = database.create_database()
     asyncio.run(migrate(ledger))
     with ExitStack() as stack:
+        stack.callback(database.drop_database, ledger)
         redis = {region: stack.enter_context(new_origin()) for region in ("fra", "iad")}
 
         def node(region: str) -> TidegateServer:

@@ -73,6 +73,11 @@ MISSING: Final = frozenset(
 MEANINGS: Final[dict[int, type[TidegateError]]] = {
     1205: LockConflict,  # lock wait timeout
     1213: LockConflict,  # deadlock, or a certification failure of Galera
+    8002: LockConflict,  # TiDB: a conflict at the commit, rolled back
+    8005: LockConflict,  # TiDB: write conflict
+    8022: LockConflict,  # TiDB: the commit failed, rolled back
+    8028: LockConflict,  # TiDB: the schema has changed since the transaction began
+    9007: LockConflict,  # TiDB: write conflict in its store
     1969: DependencyTimeout,  # max_statement_time (MariaDB)
     3024: DependencyTimeout,  # max_execution_time (MySQL)
     1048: RowsRejected,  # NULL
