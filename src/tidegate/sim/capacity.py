@@ -75,11 +75,10 @@ class FleetCost:
 
 
 class _Views:
-    """Measures how old the foreign counts of the nodes are."""
+    """Measures how old the foreign counts are with which a node allows a request. One that denies asks nothing."""
 
     def __init__(self, fleet: Fleet, identifiers: Sequence[str], key: tuple[str, str, int]) -> None:
         self._fleet = fleet
-        self._identifiers = identifiers
         self._key = key
         # (identifier, region) -> times at which its count rose, one for each unit accepted.
         self.rises: dict[tuple[str, int], list[float]] = {
@@ -87,24 +86,23 @@ class _Views:
         }
         self.ages_ms: list[float] = []
 
-    def sample(self) -> None:
+    def note(self, offer: Offer) -> None:
+        """A node has allowed this."""
+        region = self._fleet.regions[offer.node]
+        if (offer.identifier, region) not in self.rises:
+            return
         now_s = self._fleet.loop.time()
         sequence = self._fleet.clock.now_ms() // self._key[2]
         first_s = now_s - (self._fleet.clock.now_ms() - sequence * self._key[2]) / 1000
-        for node, limiter in enumerate(self._fleet.limiters[:: max(1, len(self._fleet.limiters) // NODES)]):
-            region = self._fleet.regions[node * max(1, len(self._fleet.limiters) // NODES)]
-            engine = parts_of(limiter).engine
-            for identifier in self._identifiers:
-                subject = engine.subjects.find(self._key, identifier)
-                cell = None if subject is None else subject.cell(sequence)
-                if cell is None or cell.foreign == 0:
-                    continue
-                others = [self.rises[identifier, other] for other in range(REGIONS) if other != region]
-                rises = sorted(at_s for one in others for at_s in one[bisect_right(one, first_s) :])
-                if cell.foreign <= len(rises):
-                    # Age 0 if nothing is missing, otherwise the age of the oldest missing count.
-                    missed = cell.foreign < len(rises)
-                    self.ages_ms.append((now_s - rises[cell.foreign]) * 1000 if missed else 0.0)
+        subject = parts_of(self._fleet.limiters[offer.node]).engine.subjects.find(self._key, offer.identifier)
+        cell = None if subject is None else subject.cell(sequence)
+        others = [self.rises[offer.identifier, other] for other in range(REGIONS) if other != region]
+        rises = sorted(at_s for one in others for at_s in one[bisect_right(one, first_s) :])
+        foreign = 0 if cell is None else cell.foreign
+        if foreign <= len(rises):
+            # Age 0 if nothing is missing, otherwise the age of the oldest missing count.
+            self.ages_ms.append((now_s - rises[foreign]) * 1000 if foreign < len(rises) else 0.0)
+        self.rises[offer.identifier, region].append(now_s)
 
 
 def measure_fleet(
@@ -125,7 +123,6 @@ def measure_fleet(
     hot_limit = Limit(HOT_LIMIT, duration_ms=DURATION_MS, namespace="fleet")
     shared = [name for name, regions in homes.items() if len(regions) > 1 and name.startswith("hot")][:20]
     views = _Views(fleet, shared, (limit.workspace, limit.namespace, DURATION_MS))
-    fleet.sample = views.sample
     outcomes: Counter[tuple[bool, bool]] = Counter()
     burst_us = (warm_s + seconds / 2) * 1e6
 
@@ -135,8 +132,8 @@ def measure_fleet(
         if not before:
             before.update(_counted(fleet))
         outcomes[offer.at_us >= burst_us, decision.allowed] += 1
-        if decision and (offer.identifier, fleet.regions[offer.node]) in views.rises:
-            views.rises[offer.identifier, fleet.regions[offer.node]].append(fleet.loop.time())
+        if decision:
+            views.note(offer)
 
     offers = _offers(random, homes, by_region, windows, warm_s, seconds)
     fleet.run(lambda name: hot_limit if name.startswith("hot") else limit, offers, answered)
@@ -178,8 +175,8 @@ def _counted(fleet: Fleet) -> dict[str, float]:
     traffic = fleet.traffic
     imported = sum(one.statistics().import_rows for one in fleet.limiters) if traffic.ledger_calls else 0
     return {
-        "commands": traffic.merges + traffic.reads,
-        "cells": traffic.cells_merged + traffic.cells_read,
+        "commands": traffic.merges + traffic.reads + traffic.other_calls,
+        "cells": traffic.cells_merged + traffic.cells_read + traffic.other_cells,
         "publishes": traffic.publishes,
         "rows_written": traffic.rows_published,
         "ledger_reads": traffic.ledger_calls - traffic.publishes,

@@ -43,6 +43,9 @@ class TrafficCounts:
         self.publishes = 0
         self.rows_published = 0
         self.ledger_calls = 0
+        # Leases, pulses, and what the ledger holds: commands, and cells in them.
+        self.other_calls = 0
+        self.other_cells = 0
 
     def on_merge_sent(self, components: Sequence[Component]) -> None:
         self.merges += 1
@@ -67,6 +70,10 @@ class TrafficCounts:
 
     def on_ledger_call(self) -> None:
         self.ledger_calls += 1
+
+    def on_origin_call(self, cells: int) -> None:
+        self.other_calls += 1
+        self.other_cells += cells
 
 
 class Fleet:
@@ -109,9 +116,6 @@ class Fleet:
                 assert node is not None
                 node.stalls = QuietStalls()
                 self.limiters.append(limiter)
-        # Called every `sample_every_s` in virtual time, to take samples.
-        self.sample: Callable[[], None] | None = None
-        self.sample_every_s = 0.1
         # A dict keyed by number, because the order of a set differs between runs.
         self._pending: dict[int, asyncio.Task[None]] = {}
 
@@ -135,7 +139,6 @@ class Fleet:
         answered: Callable[[Offer, Decision], None],
     ) -> None:
         await asyncio.gather(*(limiter.start() for limiter in self.limiters))
-        sampling = self.loop.create_task(self._sample())
         for number, offer in enumerate(offers):
             wait_s = offer.at_us / 1e6 - self.loop.time()
             if wait_s > 0:
@@ -149,13 +152,7 @@ class Fleet:
             else:
                 answered(offer, decision)
         await asyncio.gather(*self._pending.values())
-        sampling.cancel()
         await asyncio.gather(*(limiter.stop() for limiter in self.limiters))
-
-    async def _sample(self) -> None:
-        while self.sample is not None:
-            await asyncio.sleep(self.sample_every_s)
-            self.sample()
 
     async def _wait(
         self,

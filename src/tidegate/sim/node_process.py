@@ -166,3 +166,6 @@ class NodeProcess:
     def on_ledger_call(self) -> None:
         if _IN_REQUEST.get():
             self._auditor.fail(1, f"{self.node_id}: a request waited for the ledger")
+
+    def on_origin_call(self, cells: int) -> None:
+        """Not audited."""

@@ -48,6 +48,9 @@ class Observer(Protocol):
     def on_ledger_call(self) -> None:
         """The node is about to call the ledger."""
 
+    def on_origin_call(self, cells: int) -> None:
+        """The node is about to call the origin for something else: its lease, a pulse, what the ledger holds."""
+
 
 class VirtualOrigin(Server):
     """One region's origin."""
@@ -143,6 +146,7 @@ class OriginPort:
             self._origin.ask_back(recalls)
             return replies
 
+        self._observer.on_origin_call(len(shares))
         return await self._link.call(apply, timeout_s)
 
     async def claim(self, claims: Sequence[Claim], *, timeout_s: float) -> list[ClaimReply]:
@@ -173,6 +177,7 @@ class OriginPort:
             self._origin.check_writable()
             return self._memory.lease_nowait(node_id, life_ms, state, has_lost=has_lost)
 
+        self._observer.on_origin_call(0)
         return await self._link.call(apply, timeout_s)
 
     async def listen(self, node_id: str, on_recall: Callable[[bytes, str], None]) -> None:
@@ -198,6 +203,7 @@ class OriginPort:
             updated = copy(self._memory)
             return updated, updated.pulse_nowait(region)
 
+        self._observer.on_origin_call(0)
         self._memory, pulse = await self._link.call(apply, timeout_s)
         return pulse
 
