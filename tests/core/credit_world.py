@@ -206,7 +206,10 @@ class Node:
         return int(at_us * self.speed) // MS
 
     def spend_clock_ms(self, at_us: int) -> int:
-        return -1 if self.world.broken is Broken.EXPIRY_IGNORED else self.clock_ms(at_us)
+        if self.world.broken is Broken.EXPIRY_IGNORED:
+            self.credit.before_ms = 10**15  # the clock of requests ends it too
+            return -1
+        return self.clock_ms(at_us)
 
     # -- requests
 
@@ -329,6 +332,7 @@ class Node:
             return
         if broken is Broken.LIFE_FROM_ANSWER:
             credit.until_ms = self.clock_ms(at_us) + request.life_ms
+            credit.before_ms = self.now_ms(at_us) + request.life_ms
         self.rtt_us += (at_us - self.sent_us - self.rtt_us) // 8
         self.serve(at_us, reply)
         self.kick(at_us)

@@ -170,8 +170,25 @@ def test_credit_is_spent_only_while_it_lives_under_its_quota_and_at_its_instant(
     assert not credit.can_spend(5, 100, 10_500, 5_000)
     assert not credit.can_spend(5, 99, 10_500, 4_999)
     assert not credit.can_spend(5, 100, 10_499, 4_999)
+    assert credit.can_spend(5, 100, 15_499, 4_999)
+    assert not credit.can_spend(5, 100, 15_500, 4_999)  # a request with a time of its own
     credit.wait(Waiter(10_500, 9, 100, 0))
     assert not credit.can_spend(5, 100, 10_500, 4_999)
+
+
+def test_a_look_needs_an_answer_about_its_own_time() -> None:
+    credit = new_credit(5)
+    assert credit.covers(0, 1, 10_500, 4_999)
+    assert credit.covers(0, 1, 15_499, 4_999)
+    assert not credit.covers(0, 1, 10_500, 5_000)
+    assert not credit.covers(0, 1, 10_499, 4_999)
+    assert not credit.covers(0, 1, 15_500, 4_999)
+
+
+def test_a_waiting_request_further_ahead_than_credit_lives_asks_by_itself() -> None:
+    credit = new_credit(5)
+    ahead = Waiter(15_500, 1, 100, 0)
+    assert credit.judge(ahead, 1, NOTHING, 1, True, 0) == ASK_AGAIN
 
 
 def test_what_is_spent_while_the_message_is_under_way_is_part_of_its_grant() -> None:

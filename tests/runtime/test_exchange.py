@@ -126,6 +126,24 @@ async def test_a_look_counts_nothing_and_sees_what_other_nodes_accepted() -> Non
     await fleet.stop()
 
 
+@pytest.mark.parametrize("cost", [0, 1])
+@on_virtual_time
+async def test_a_request_with_its_own_time_sees_a_window_that_this_node_has_not_asked_about(
+    cost: int,
+) -> None:
+    fleet = CreditFleet(2)
+    await fleet.start()
+    limit = fleet.limit_of(10)
+    ahead_ms = fleet.clock.now_ms() + 2 * fleet.duration_ms
+    await fleet.ask(1, 10)  # has credit from now on
+    for _ in range(4):
+        assert await fleet.limiters[0].limit(limit, "x", 1, now_ms=ahead_ms)
+    await asyncio.sleep(0.1)
+    seen = await fleet.limiters[1].limit(limit, "x", cost, now_ms=ahead_ms)
+    assert (seen.effective, seen.source) == (4 + cost, "origin")
+    await fleet.stop()
+
+
 @on_virtual_time
 async def test_a_window_that_rolls_over_while_a_request_waits_is_judged_at_its_own_instant() -> None:
     fleet = CreditFleet(4, duration_ms=1_000, latency_ms=(5, 20))

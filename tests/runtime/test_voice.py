@@ -360,6 +360,20 @@ async def test_what_a_node_knows_of_its_region_from_the_ledger_only_is_reported_
     await region.stop()
 
 
+@on_virtual_time
+async def test_a_region_that_restarts_with_an_empty_origin_counts_its_row_of_the_window_before() -> None:
+    ledger = MemoryLedger(clock=clock())
+    before = row("x", 60, "fra")._replace(sequence=SEQUENCE - 1, expires_at_ms=(SEQUENCE + 1) * 60_000)
+    ledger.publish_nowait([before])
+    region = Region(ledger=ledger, credit=True)
+    node = region.node()
+    await node.limiter.start()
+    await asyncio.sleep(1)
+    elapsed_ms = region.clock.now_ms() - SEQUENCE * 60_000
+    assert await node.seen("x", HUNDRED) == 60 * (60_000 - elapsed_ms) // 60_000 > 20
+    await region.stop()
+
+
 @pytest.mark.parametrize("is_late", [False, True])
 @on_virtual_time
 async def test_a_holder_that_stops_before_it_knows_of_a_wipe_leaves_no_cursor_behind(is_late: bool) -> None:

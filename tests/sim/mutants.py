@@ -913,6 +913,8 @@ def a_node_accepts_without_credit() -> None:
 def credit_never_ends() -> None:
     def make(original: Any) -> Any:
         def covers(self: Credit, cost: int, quota: int, now_ms: int, _clock_ms: int) -> Any:
+            if self.before_ms > 0:
+                self.before_ms = 1 << 60  # the clock of requests ends it too
             return original(self, cost, quota, now_ms, 0)
 
         return covers
@@ -960,8 +962,8 @@ def what_survivors_knew_before_a_wipe_is_not_restored() -> None:
     replace(grants_module, "claim", lambda _original: lambda _cell, _known: None)
 
     def make(original: Any) -> Any:
-        def merge_part(cell: CellRecord, part: CellPart, writer: str) -> int:
-            before: int = original(cell, part._replace(known=part.own), writer)
+        def merge_part(cell: CellRecord, part: CellPart, writer: str, now_ms: int) -> int:
+            before: int = original(cell, part._replace(known=part.own), writer, now_ms)
             return before
 
         return merge_part

@@ -81,6 +81,8 @@ def test_four_hundred_seeds_keep_the_invariants_and_every_fault_happens() -> Non
         pytest.param(9000199, id="a batch with a look, unlikely because of another region"),
         pytest.param(9001413, id="a request with a time an hour ago"),
         pytest.param(9001695, id="an aged cell that a later decision of the same step drops"),
+        pytest.param(3301, id="a look an hour ahead, at a window that was never read"),
+        pytest.param(3470, id="a region that restarts, and the origin's mark of its row alone is left"),
         pytest.param(9001335, id="an origin that evicts, fails over and evicts again"),
     ],
 )

@@ -6,7 +6,8 @@ The laws (docs/adr/0015-credit.md):
   the moment that it reads it. Only the answer to the latest message raises it again.
 - The life of credit counts from before the message was sent, by a clock that never steps back (`clock_ms`, not the time
   of requests), and ends at the origin a margin later. So a node never spends what the origin counts no more.
-- Credit is spent only under a quota no lower than the one it was granted under, and at an instant no older.
+- Credit is spent only under a quota no lower than the one it was granted under, and at an instant no older. Nor further
+  ahead than credit lives, which only a request with a time of its own can be: its cells were not read.
 
 `judge` says what becomes of a waiting request; the engine knows the cells and does it. `windows.py` has the formula.
 """
@@ -85,6 +86,8 @@ class Credit:
         "_burst_last",
         "_quota_min",
         "_sequence",
+        "as_of_ms",
+        "before_ms",
         "failed_until_ms",
         "in_flight",
         "is_dirty",
@@ -103,11 +106,13 @@ class Credit:
 
     def __init__(self) -> None:
         # First what every decision compares: unspent credit, until when it lives, the lowest quota and the oldest
-        # instant that it may be spent for. Written by `spend`, `plan_message` and `apply_reply`.
+        # instant that it may be spent for, and the one that is too far ahead. Written by `spend`, `plan_message` and
+        # `apply_reply`.
         self.spare: int = 0
         self.until_ms: int = -1
         self.quota: int = 0
         self.since_ms: int = 0
+        self.before_ms: int = 0
         # Requests that wait, in order; None for none, and then credit may be spent at once.
         self.waiting: list[Waiter] | None = None
 
@@ -116,6 +121,8 @@ class Credit:
         self.in_flight: bool = False
         self.sent_at_ms: int = 0
         self.sent_quota: int = 0
+        # The instant of the latest message that was answered: from then on, up to `before_ms`, a look needs none.
+        self.as_of_ms: int = 0
         # Spent since it left: not reported by it, so part of what it is granted.
         self.spent: int = 0
         # What it wanted in advance. When little of that is left, the next one should leave.
@@ -147,13 +154,15 @@ class Credit:
             self.spare >= cost
             and clock_ms < self.until_ms
             and quota >= self.quota
-            and at_ms >= self.since_ms
+            and self.since_ms <= at_ms < self.before_ms
             and self.waiting is None
         )
 
     def covers(self, cost: int, quota: int, at_ms: int, clock_ms: int) -> bool:
-        """`can_spend`; for a cost of 0, whether the origin has answered within the life of credit."""
-        return self.can_spend(cost, quota, at_ms, clock_ms) if cost > 0 else clock_ms < self.until_ms
+        """`can_spend`; for a cost of 0, whether the origin has answered about this time within the life of credit."""
+        if cost > 0:
+            return self.can_spend(cost, quota, at_ms, clock_ms)
+        return clock_ms < self.until_ms and self.as_of_ms <= at_ms < self.before_ms
 
     def spend(self, cost: int, clock_ms: int) -> None:
         """A request was accepted: its cost is a count now, and unspent credit no more."""
@@ -335,6 +344,8 @@ class Credit:
             self.spare = left if left > 0 else 0
             self.until_ms = self.sent_at_ms + request.life_ms
             self.quota = request.quota
+            self.as_of_ms = request.as_of_ms
+            self.before_ms = request.as_of_ms + request.life_ms
             if request.held == 0 or request.as_of_ms > self.since_ms:
                 self.since_ms = request.as_of_ms
         return True
@@ -371,6 +382,7 @@ class Credit:
             self.spare >= waiter.cost
             and clock_ms < self.until_ms
             and waiter.quota >= self.quota
+            and waiter.at_ms < self.before_ms
             and (waiter.at_ms >= self.since_ms or (was_asked and effective + reply.spare <= waiter.quota))
         ):
             return ACCEPT

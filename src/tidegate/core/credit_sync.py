@@ -389,7 +389,8 @@ class CreditSync:
                     continue  # it was reset since
             cell = subject.cell(part.sequence)
             if cell is None:
-                if totals.total == 0 and totals.foreign == 0:
+                # `published`: the row of this region in the ledger, when the origin has lost what it counts.
+                if totals.total == 0 and totals.foreign == 0 and totals.published == 0:
                     continue
                 cell = self._subjects.blank_cell(part.sequence, duration_ms)
                 sequence_min = now_ms // duration_ms - 2
