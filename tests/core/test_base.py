@@ -9,7 +9,7 @@ from __future__ import annotations
 from random import Random
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tidegate.core.grants import CellPart, CreditRequest, GrantRules, SubjectRecord, merge
@@ -164,6 +164,42 @@ def test_an_older_copy_is_brought_up_to_date() -> None:
     assert world.total == world.accepted
 
 
+def test_copies_of_several_ages_are_brought_up_to_date_and_count_nothing_twice() -> None:
+    world = World("gone", "a", "b")
+    copies = []
+    for count in (10, 3, 5):
+        for name in ("gone", "a", "b", "a"):
+            world.accept(name, count)
+            world.send(name)
+        copies.append(world.record.copied())
+    for copy in (copies[1], copies[0], copies[2], copies[0]):
+        world.record = copy.copied()
+        for name in ("b", "a", "b"):
+            world.send(name)
+        assert world.total == world.accepted
+        world.accept("b", 2)
+        world.send("b")
+        world.send("a")
+        assert world.total == world.accepted
+
+
+def test_a_copy_that_lost_what_no_answer_confirmed_does_not_count_it_twice() -> None:
+    """One node's answer was lost, another has heard of its counts, and the copy has none of them."""
+    world = World("a", "b")
+    world.accept("b", 3)
+    world.send("b")
+    copy = world.record.copied()
+    world.send("a")
+    world.accept("a", 7)
+    world.arrive(world.nodes["a"].plan())
+    world.send("b")
+    world.record = copy
+    world.send("b")
+    assert world.total == 10
+    world.send("a")
+    assert world.total == world.accepted == 10
+
+
 def test_evicted_incarnations_leave_one_component_for_each_node() -> None:
     world = World("a", "b")
     late = []
@@ -200,14 +236,18 @@ def test_a_doubled_message_changes_nothing() -> None:
     assert world.total == total == world.accepted
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=500, deadline=None)
 @given(seed=st.integers(0, 2**32))
-def test_an_origin_that_is_wiped_never_counts_twice_and_nodes_agree_afterwards(seed: int) -> None:
+@example(seed=1667)  # these counted twice while an older copy kept its name
+@example(seed=2439)
+def test_an_origin_that_loses_counts_never_counts_twice_and_nodes_agree_afterwards(seed: int) -> None:
+    """It is wiped, and fails over to older copies, in any order and any number of times."""
     random = Random(seed)
     names = ["a", "b", "c", "d"][: random.randrange(2, 5)]
     world = World(*names)
     loses_messages = random.random() < 0.5
     row = 0
+    copies: list[SubjectRecord] = []
     for _ in range(random.randrange(5, 60)):
         name = random.choice(names)
         node = world.nodes[name]
@@ -231,13 +271,17 @@ def test_an_origin_that_is_wiped_never_counts_twice_and_nodes_agree_afterwards(s
             names.append(f"n{world.now_ms}")
             names.remove(name)
             world.nodes[names[-1]] = Node(names[-1])
-        elif drawn < 0.9:
+        elif drawn < 0.88:
             node.view.published = node.own
             row = max(row, node.known)
-        elif drawn < 0.93:
+        elif drawn < 0.9:
             node.others = max(node.others, row - node.own)
-        else:
+        elif drawn < 0.92:
             world.wipe()
+        elif drawn < 0.95 or not copies:
+            copies.append(world.record.copied())
+        else:
+            world.record = random.choice(copies).copied()
         assert world.total <= world.accepted, "counted twice"
     for name in names * 2:
         node = world.nodes[name]

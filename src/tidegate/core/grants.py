@@ -212,10 +212,12 @@ class CellRecord:
     def __init__(self) -> None:
         self.components: dict[str, int] = {}
         self.total: int = 0
-        # When it came into being, by the origin's clock: its name. 0 before the first message about it.
+        # When it came into being, or was found to be an older copy, by the origin's clock: its name. 0 before the first
+        # message about it.
         self.id: int = 0
         self.base: int = 0
-        # What writers have reported again since the origin lost it. What was known before the loss is `base` and this.
+        # What writers have reported again since the origin lost it, or an older copy still held. What was known before
+        # the loss is `base` and this.
         self.returned: int = 0
         # The sum of what other regions have published, and each of them. Written by `share`.
         self.foreign: int = 0
@@ -334,7 +336,7 @@ def merge(record: SubjectRecord, request: CreditRequest, now_ms: int, rules: Gra
             cell = record.cell(name)
         if cell.id == 0 and (part.own > 0 or part.known > 0 or cell.total > 0):
             cell.id = now_ms if now_ms > part.id else part.id + 1
-        before = merge_part(cell, part, request.writer)
+        before = merge_part(cell, part, request.writer, now_ms)
         foreign = part.foreign if part.foreign > cell.foreign else cell.foreign
         due = NOT_DUE
         # Once another region has published the cell, every change matters.
@@ -348,19 +350,20 @@ def merge(record: SubjectRecord, request: CreditRequest, now_ms: int, rules: Gra
     return totals
 
 
-def merge_part(cell: CellRecord, part: CellPart, writer: str) -> int:
+def merge_part(cell: CellRecord, part: CellPart, writer: str, now_ms: int) -> int:
     """Merge one part, and return the writer's component as it was before."""
     before = adopt(cell, writer)
     if before < 0:
         return part.own  # a life that was evicted: what it had counted is in the total
-    reported = max(part.sent, part.published)
+    if 0 < cell.id <= part.id and (cell.id < part.id or before < part.acked or cell.total < part.total):
+        # An older copy of the record that the writer knows. Under a name of its own it is a record like any other that
+        # came after a loss: one to which what it holds was reported again.
+        cell.id = now_ms if now_ms > part.id else part.id + 1
+        cell.returned = cell.total - cell.base
     if part.id < cell.id:
         # The record that the writer knew is gone. What it reports again is a part of what was known then.
         claim(cell, part.total)
-        give_back(cell, min(reported, part.own) - before)
-    elif before < part.acked:
-        # The record is an older copy.
-        give_back(cell, min(reported, part.own) - before)
+        give_back(cell, min(max(part.sent, part.published), part.own) - before)
     else:
         # Another node may have claimed this from the ledger.
         give_back(cell, min(min(part.published, part.own) - before, cell.base))

@@ -70,13 +70,16 @@ while key_at < #KEYS do
     else
       -- merge_part
       local lost
+      if found_id > 0 and id >= found_id and (id > found_id or before < acked or total < known_total) then
+        found_id, returned = max(now, id + 1), total - base
+        call('HSET', key, '!id', format('%.0f', found_id))
+      end
       if id < found_id then
         local missing = known_total - base - returned
         if missing > 0 then base, total = base + missing, total + missing end
         lost = min(max(sent, published_own), own) - before
       else
-        lost = min(before < acked and max(sent, published_own) or published_own, own) - before
-        if before >= acked then lost = min(lost, base) end
+        lost = min(min(published_own, own) - before, base)
       end
       if lost > 0 then
         local part = min(lost, base)
