@@ -22,7 +22,9 @@ if TYPE_CHECKING:
     from tests.running_server import RunningServer
 
 # A checkout of the library alone has no servers to offer. Looked for, not imported: pytest rewrites it on import.
-pytest_plugins = ["tidegate.testing.fixtures"] if find_spec("tidegate.testing.fixtures") else []
+pytest_plugins = ["tests.disks"]
+if find_spec("tidegate.testing.fixtures"):
+    pytest_plugins.append("tidegate.testing.fixtures")
 
 settings.register_profile(
     "desk", deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow]

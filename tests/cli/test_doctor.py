@@ -6,13 +6,14 @@ import resource
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.cli.conftest import PROGRAM, Invoke, InvokeJSON, Program
+from tests.disks import fill
 from tidegate.adapters.urls import open_origin
 from tidegate.testing.servers import RedisServer
 
@@ -68,6 +69,16 @@ def test_a_data_dir_that_is_a_file_fails(invoke_json: InvokeJSON, tmp_path: Path
     document = invoke_json("doctor", "--data-dir", tmp_path / "file", exit_code=2)
     assert document["ok"] is False
     assert statuses(document)["data dir"] == ["fail"]
+
+
+def test_a_full_disk_is_a_failure(invoke_json: InvokeJSON, small_disk: Path) -> None:
+    arguments = ("doctor", "--data-dir", str(small_disk))
+    assert statuses(invoke_json(*arguments))["data dir"] == ["warn"]  # it is small
+    fill(small_disk)
+    document = invoke_json(*arguments, exit_code=2)
+    (finding,) = findings(document)["data dir"]
+    assert finding["status"] == "fail"
+    assert finding["detail"] == f"the disk of {small_disk} is full"
 
 
 def test_faults_of_the_configuration_are_findings(invoke: Invoke, invoke_json: InvokeJSON) -> None:
@@ -226,16 +237,49 @@ def test_a_fleet_without_faults_passes_all_checks(
     assert found["clock"] == ["ok", "ok"]
 
 
+@pytest.fixture
+def set_redis(fresh_redis: RedisServer) -> Iterator[Callable[[str, str | int], None]]:
+    """Changes the configuration of the server, which other tests use after this one."""
+    yield lambda name, value: fresh_redis.command("CONFIG", "SET", name, value) and None
+    fresh_redis.command("CONFIG", "SET", "maxmemory", 0)
+    fresh_redis.command("CONFIG", "SET", "maxmemory-policy", "noeviction")
+
+
 def test_a_redis_that_deletes_counts_when_its_memory_is_full_is_a_warning(
-    invoke_json: InvokeJSON, fresh_redis: RedisServer
+    invoke_json: InvokeJSON, fresh_redis: RedisServer, set_redis: Callable[[str, str | int], None]
 ) -> None:
     arguments = ("doctor", "--region", "fra", "--origin", fresh_redis.url)
     assert statuses(invoke_json(*arguments))["memory"] == ["ok"]
-    fresh_redis.command("CONFIG", "SET", "maxmemory-policy", "allkeys-lru")
+    set_redis("maxmemory-policy", "allkeys-lru")
     (finding,) = findings(invoke_json(*arguments))["memory"]
     assert finding["status"] == "warn"
     assert "allkeys-lru" in finding["detail"]
     assert "noeviction" in finding["next_step"]
+
+
+@pytest.mark.parametrize("region", [("--region", "fra"), ()])
+def test_a_redis_that_is_full_and_deletes_nothing_is_a_failure(
+    invoke_json: InvokeJSON,
+    fresh_redis: RedisServer,
+    set_redis: Callable[[str, str | int], None],
+    region: tuple[str, ...],
+) -> None:
+    arguments = ("doctor", *region, "--origin", fresh_redis.url)
+    assert statuses(invoke_json(*arguments))["memory"] == ["ok"]
+    set_redis("maxmemory", 1)
+    document = invoke_json(*arguments, exit_code=2)
+    (finding,) = findings(document)["memory"]
+    assert finding["status"] == "fail"
+    assert "takes no counts" in finding["detail"]
+    assert "raise maxmemory" in finding["next_step"]
+    assert statuses(document)["origin"] == ["ok"]
+    set_redis("maxmemory", 0)
+    fresh_redis.command("SET", "something else", "x" * 20_000_000)
+    used = int(fresh_redis.info("memory")["used_memory"])
+    set_redis("maxmemory", used + used // 20)
+    (finding,) = findings(invoke_json(*arguments))["memory"]
+    assert finding["status"] == "warn"
+    assert "almost full" in finding["detail"]
 
 
 def test_an_origin_of_another_region_fails(invoke_json: InvokeJSON, fresh_redis: RedisServer) -> None:

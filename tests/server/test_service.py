@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 
 import tidegate
+from tests.disks import fill
 from tests.server.harness import TIMEOUT_S, TidegateServer, eventually
 from tidegate.testing.servers import RedisServer
 
@@ -434,6 +435,36 @@ def test_a_redis_that_takes_no_counts_is_degraded_and_logged_once(
 
         eventually(is_ready, "the node recovers")
         assert server.log.count("counts for the origin arrive again") == 1
+
+
+def test_an_embedded_server_with_a_full_disk_is_degraded_and_says_so_once(small_disk: Path) -> None:
+    with TidegateServer(data_dir=small_disk) as server:
+        workspace = server.workspace()
+        assert workspace.limit(limit=100).data["remaining"] == 99
+        filler = fill(small_disk)
+        numbers = itertools.count()
+
+        def ask() -> bytes:
+            """Many new identifiers: SQLite uses what its files hold already before it needs the disk."""
+            turn = next(numbers)
+            many = [
+                BODY | {"namespace": "api", "identifier": f"user_{turn}_{number}"} for number in range(100)
+            ]
+            for one in workspace.call("multiLimit", many).data["limits"]:
+                assert one["passed"] is True
+            return server.get("/readyz").body
+
+        def is_degraded() -> bool:
+            return b"\ndegraded: counts: wait in memory: " in ask()
+
+        eventually(is_degraded, "the node notices")
+        for _ in range(5):
+            assert b"the disk is full" in ask()
+        assert server.log.count("counts for the origin do not arrive") == 1
+        filler.unlink()
+        eventually(lambda: ask().startswith(b"ready"), "the node recovers")
+        assert server.log.count("counts for the origin arrive again") == 1
+        assert workspace.limit(limit=100, cost=0).data["remaining"] == 99
 
 
 def test_a_second_server_on_the_same_data_directory_does_not_start(tmp_path: Path) -> None:

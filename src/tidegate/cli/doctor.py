@@ -14,7 +14,7 @@ import stat
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Final, Literal, NamedTuple
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
 import click
 
@@ -38,6 +38,9 @@ from tidegate.server.process.config import (
     split_listen,
 )
 
+if TYPE_CHECKING:
+    from tidegate.adapters.redis.origin import RedisMemory
+
 __all__ = ["Finding", "doctor", "examine"]
 
 CLOCK_OFFSET_WARN_MS: Final = Tuning().clock_offset_warn_ms
@@ -46,6 +49,10 @@ TIMEOUT_S: Final = 5.0
 # Files and sockets of a worker besides client connections.
 DESCRIPTORS_OWN: Final = 64
 DISK_BYTES_LOW: Final = 256 * 1024 * 1024
+# SQLite needs some pages of its log to save anything.
+DISK_BYTES_FULL: Final = 64 * 1024
+# Of maxmemory: above this there is little time left to act.
+MEMORY_PERCENT_WARN: Final = 90
 
 
 class Finding(NamedTuple):
@@ -90,7 +97,10 @@ def check_data_dir(config: ServerConfig) -> Iterator[Finding]:
         )
         return
     free = shutil.disk_usage(path).free
-    if free < DISK_BYTES_LOW:
+    if free < DISK_BYTES_FULL:
+        step = "free some space on that disk; until then nothing is saved, and a restart forgets what was counted"
+        yield Finding("data dir", "fail", f"the disk of {path} is full", step)
+    elif free < DISK_BYTES_LOW:
         yield Finding(
             "data dir", "warn", f"{path} has {free // 2**20} MiB left", "free some space on that disk"
         )
@@ -177,7 +187,7 @@ def check_origin(config: ServerConfig) -> Iterator[Finding]:
     # a configured name, the doctor must not claim it.
     region = config.region_name if config.origin is None else config.region
     try:
-        offset_ms, policies = run(_query_origin(url, region))
+        offset_ms, memories = run(_query_origin(url, region))
     except MissingExtra as error:
         yield Finding("origin", "fail", str(error), f"pip install 'tidegate[{error.extra}]'")
     except RegionMismatch as error:
@@ -194,6 +204,11 @@ def check_origin(config: ServerConfig) -> Iterator[Finding]:
         yield Finding("origin", "ok", f"{shown} responds")
         if config.origin is None:
             return
+        memory = None if memories is None else _memory(memories)
+        if memory is not None:
+            yield memory
+        if memory is not None and memory.status == "fail":
+            return
         if offset_ms is not None:
             yield Finding("region", "ok", f"the origin belongs to {region}")
             yield _clock("origin", offset_ms)
@@ -203,46 +218,64 @@ def check_origin(config: ServerConfig) -> Iterator[Finding]:
                 "if it belongs to another; the clock was not compared"
             )
             yield Finding("region", "warn", detail, "set --region")
-        if policies is not None:
-            yield _memory(policies)
 
 
-def _memory(policies: set[str]) -> Finding:
+def _memory(memories: list[RedisMemory]) -> Finding:
     """Counts that Redis deletes to make room come back with the next message of a node that still holds them; those of
     nodes that are gone do not."""
-    evicting = sorted(policies - {"noeviction"})
+    evicting = sorted({memory.policy for memory in memories} - {"noeviction"})
     if evicting:
         step = "set maxmemory-policy to noeviction, and maxmemory high enough: nodes then keep what Redis cannot take"
         return Finding(
             "memory", "warn", f"Redis deletes counts when its memory is full ({', '.join(evicting)})", step
         )
-    if not policies:
-        return Finding("memory", "ok", "this user may not ask Redis for its maxmemory-policy")
+    if not memories:
+        return Finding("memory", "ok", "this user may not ask Redis for its memory")
+    fullest = max(memories, key=_used_percent)
+    if _used_percent(fullest) >= MEMORY_PERCENT_WARN:
+        detail = f"{fullest.used_bytes} of {fullest.bytes_max} bytes (maxmemory) are used"
+        step = "raise maxmemory, or remove what else is stored there"
+        if not _is_full(memories):
+            return Finding("memory", "warn", f"Redis is almost full: {detail}", step)
+        step += "; until then nodes keep their counts, and do not see those of other nodes"
+        return Finding("memory", "fail", f"Redis is full and takes no counts: {detail}", step)
     return Finding("memory", "ok", "Redis deletes no counts when its memory is full (noeviction)")
 
 
-async def _query_origin(url: str, region: str | None) -> tuple[float | None, set[str] | None]:
-    """The offset of our clock from that of the origin, None without a region, because a pulse claims it; and what Redis
-    does when its memory is full, None for another origin."""
+def _used_percent(memory: RedisMemory) -> float:
+    return memory.used_bytes * 100 / memory.bytes_max if memory.bytes_max else 0.0
+
+
+def _is_full(memories: list[RedisMemory]) -> bool:
+    return any(memory.policy == "noeviction" and _used_percent(memory) >= 100 for memory in memories)
+
+
+async def _query_origin(url: str, region: str | None) -> tuple[float | None, list[RedisMemory] | None]:
+    """The offset of our clock from that of the origin, and the memory of Redis, None for another origin.
+
+    Without a region there is no offset, because a pulse claims the origin; nor for a Redis that is full, which refuses.
+    """
     from tidegate.adapters.urls import open_origin
 
     origin = open_origin(url)
     try:
-        policies = None
+        memories = None
         if url.partition(":")[0] in REDIS_SCHEMES:
             from tidegate.adapters.redis.origin import RedisOrigin
 
             assert isinstance(origin, RedisOrigin)
-            policies = await origin.memory_policies(timeout_s=TIMEOUT_S)
+            memories = await origin.memory(timeout_s=TIMEOUT_S)
+            if _is_full(memories):
+                return None, memories
         if region is None:
             await origin.read([Component(bytes(16), 0, "doctor", 0, 0)], timeout_s=TIMEOUT_S)
-            return None, policies
+            return None, memories
         # Like a starting server, this claims an origin that has no region yet.
         await origin.open(region, timeout_s=TIMEOUT_S)
         before_ms = clock.now_ms()
         pulse = await origin.pulse(region, timeout_s=TIMEOUT_S)
         after_ms = clock.now_ms()
-        return (before_ms + after_ms) / 2 - pulse.time_ms, policies
+        return (before_ms + after_ms) / 2 - pulse.time_ms, memories
     finally:
         await origin.close()
 

@@ -14,7 +14,7 @@ import os
 import re
 import secrets
 from collections.abc import Callable, Mapping, Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 from tidegate.adapters.deadline import Deadline, loop_time
 from tidegate.adapters.forks import INHERITED
@@ -40,7 +40,7 @@ from tidegate.core.sharing import ImportState, Lease, Share, ShareReply
 from tidegate.errors import ConfigurationError, DependencyUnavailable, RegionMismatch
 from tidegate.ports import Pulse
 
-__all__ = ["RedisOrigin"]
+__all__ = ["RedisMemory", "RedisOrigin"]
 
 TIME: Final = pack(("TIME",))
 INFO_SERVER: Final = pack(("INFO", "server"))
@@ -50,7 +50,17 @@ CREDIT_RULES: Final = GrantRules()
 # The format of the records that this version writes, and the newest that it reads.
 FORMAT: Final = 1
 RUN_ID: Final = re.compile(rb"run_id:(\w+)")
-POLICY: Final = re.compile(rb"maxmemory_policy:([\w-]+)")
+MEMORY: Final = re.compile(rb"(?s)used_memory:(\d+).*maxmemory:(\d+).*maxmemory_policy:([\w-]+)")
+
+
+class RedisMemory(NamedTuple):
+    """The memory of one server."""
+
+    used_bytes: int
+    bytes_max: int
+    """0 for no bound."""
+    policy: str
+    """What it does when that is used up (`maxmemory-policy`)."""
 
 
 class RedisOrigin:
@@ -196,8 +206,8 @@ class RedisOrigin:
         except ConfigurationError as error:
             raise DependencyUnavailable(str(error)) from error
 
-    async def memory_policies(self, *, timeout_s: float) -> set[str]:
-        """What the servers do when their memory is full (`maxmemory-policy`); empty where this user may not ask."""
+    async def memory(self, *, timeout_s: float) -> list[RedisMemory]:
+        """The memory of each server; empty where this user may not ask."""
         deadline = Deadline.after(timeout_s, loop_time())
         network = self._network()
         asked = [(bucket, INFO_MEMORY) for bucket in await network.marked_buckets(deadline)]
@@ -206,9 +216,13 @@ class RedisOrigin:
         except DependencyUnavailable as error:
             if "NOPERM" not in str(error):
                 raise
-            return set()
-        found = [POLICY.search(reply) for reply in replies if isinstance(reply, bytes)]
-        return {match[1].decode("ascii") for match in found if match is not None}
+            return []
+        found = [MEMORY.search(reply) for reply in replies if isinstance(reply, bytes)]
+        return [
+            RedisMemory(int(match[1]), int(match[2]), match[3].decode("ascii"))
+            for match in found
+            if match is not None
+        ]
 
     async def close(self) -> None:
         self._closed = True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Final, NamedTuple
 
 from tidegate.adapters.redis.settings import Address
@@ -22,6 +23,8 @@ HINTS: Final = {
     "OOM": "it is out of memory; raise maxmemory",
     "MISCONF": "it cannot save its data and refuses writes",
 }
+# Where in a script it happened. It is of no use to a caller, and its "@" would be taken for the end of a password.
+SCRIPT_PLACE: Final = re.compile(r"\s*(?:script: [0-9a-f]{40}, on )?@user_script:\s*\d+[.:]?")
 
 
 class Redirection(NamedTuple):
@@ -56,6 +59,6 @@ def parse_redirection(message: str, asked: Address) -> Redirection | None:
 
 
 def refused(shown: str, message: Reply) -> DependencyUnavailable:
-    text = str(message)
+    text = SCRIPT_PLACE.sub("", str(message))
     hint = HINTS.get(text.partition(" ")[0])
     return DependencyUnavailable(f"{shown}: {text} ({hint})" if hint else f"{shown}: {text}")
