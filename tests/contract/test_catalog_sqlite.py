@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import sqlite3
 from pathlib import Path
 
 import pytest
@@ -53,6 +54,27 @@ class TestSQLiteCatalog(CatalogContract):
         whole = await all_changes(catalog)
         assert sorted(set(whole.namespaces)) == sorted(stored_namespaces)
         assert sorted(set(whole.overrides)) == sorted(stored_overrides)
+
+    @pytest.mark.parametrize("version", [0, 1, 4])
+    async def test_reading_ends_also_when_the_version_is_older_than_the_rows(
+        self,
+        catalog: Catalog,
+        place: SQLitePlace,
+        workspace_id: str,
+        monkeypatch: pytest.MonkeyPatch,
+        version: int,
+    ) -> None:
+        """The tables were copied one after the other while they changed, or one of them was restored alone."""
+        monkeypatch.setattr(catalog_sql, "ROWS_MAX", 3)
+        stored = [
+            await catalog.create_namespace(namespace(workspace_id, str(number)), timeout_s=TIMEOUT_S)
+            for number in range(7)
+        ]
+        with sqlite3.connect(place.path) as connection:
+            connection.execute("UPDATE ratelimit_catalog SET version = ?", (version,))
+        changes = await all_changes(catalog)
+        assert (changes.is_complete, changes.version) == (True, version)
+        assert set(changes.namespaces) >= {row for row in stored if row.version <= version}
 
     async def test_a_purge_goes_in_bounded_steps(
         self, catalog: Catalog, workspace_id: str, monkeypatch: pytest.MonkeyPatch

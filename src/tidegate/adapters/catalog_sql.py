@@ -140,9 +140,13 @@ def read_version() -> Script[int]:
 
 
 def changes(since: int) -> Script[CatalogChanges]:
-    """Read the version first: whatever it says is committed by then, so that no row up to it can be missed."""
-    reached = yield from read_version()
-    is_complete = True
+    """Read the version first: whatever it says is committed by then, so that no row up to it can be missed.
+
+    Rows that are newer than that version do not count as missing: they were written meanwhile, and the next answer has
+    them. Or the version was restored from an older copy than they were: to wait for it would not end.
+    """
+    version = yield from read_version()
+    reached = version
     found: list[Sequence[Record]] = []
     for table, columns in (
         ("ratelimit_workspaces", WORKSPACE_COLUMNS),
@@ -154,13 +158,12 @@ def changes(since: int) -> Script[CatalogChanges]:
             f"SELECT {columns} FROM {table} WHERE version > ? ORDER BY version LIMIT {ROWS_MAX}", (since,)
         )
         if len(rows) == ROWS_MAX:
-            is_complete = False
             reached = min(reached, int(rows[-1][-1]))
         found.append(rows)
     workspaces, keys, namespaces, overrides = found
     return CatalogChanges(
         reached,
-        is_complete,
+        reached == version,
         [workspace_row(row) for row in workspaces],
         [key_row(row) for row in keys],
         [namespace_row(row) for row in namespaces],
