@@ -139,8 +139,9 @@ RESERVATION_NOT_FOUND: Final = Problem(
     "Not Found",
     "unkey/data/ratelimit_reservation_not_found",
     "`settle` or `release` names a reservation that does not exist any more: its life is over, or it ended more than "
-    "ten minutes ago. Nothing was counted.",
-    "Reserve for longer (`life`), and repeat a `settle` that got no answer within ten minutes.",
+    "ten minutes ago. Or its id is not one that `reserve` has answered. Nothing was counted.",
+    "Send the id as it was answered. Reserve for longer (`life`), and repeat a `settle` that got no answer within ten "
+    "minutes.",
 )
 METHOD_NOT_ALLOWED: Final = Problem(
     405,

@@ -130,8 +130,13 @@ class ReservationOperations:
 
     def _end(self, call: Call, reservation_id: str, costs: list[int]) -> Steps[None]:
         named = _decoded(reservation_id)
+        if named is None:
+            yield from self._admission.admit(call, 1)
+            raise Refusal(RESERVATION_NOT_FOUND, "This is not an id that `reserve` has answered.")
         if len(costs) not in (1, len(named.counters)):
-            raise _invalid("costs", f"must have one item, or {len(named.counters)}: one for each limit")
+            problem = f"must have one item, or {len(named.counters)}: one for each limit"
+            error = FieldError("/properties/costs", f"'costs' {problem}")
+            raise Refusal(INVALID_INPUT, f"costs {problem}", errors=[error])
         caller = yield from self._admission.admit(call, len(named.counters))
         items: list[Item] = []
         for index, counter in enumerate(named.counters):
@@ -178,22 +183,20 @@ def _encoded(name: str, requests: list[Request]) -> str:
     return PREFIX + urlsafe_b64encode(packed).decode("ascii").rstrip("=")
 
 
-def _decoded(text: str) -> Named:
-    """What an id says, or a `Refusal`. A client may have made it up."""
-    refusal = _invalid("reservationId", "is not an id that `reserve` has answered")
+def _decoded(text: str) -> Named | None:
+    """What an id says; None for one that a client has made up."""
     try:
         packed = text.removeprefix(PREFIX).encode("ascii")
         named = msgspec.msgpack.decode(urlsafe_b64decode(packed + b"=" * (-len(packed) % 4)), type=Named)
     except (ValueError, msgspec.MsgspecError):
-        raise refusal from None
-    if (
-        not text.startswith(PREFIX)
-        or NAME.fullmatch(named.name) is None
-        or not 1 <= len(named.counters) <= RESERVED_MAX
-        or not all(map(_is_counter, named.counters))
-    ):
-        raise refusal
-    return named
+        return None
+    is_ours = (
+        text.startswith(PREFIX)
+        and NAME.fullmatch(named.name) is not None
+        and 1 <= len(named.counters) <= RESERVED_MAX
+        and all(map(_is_counter, named.counters))
+    )
+    return named if is_ours else None
 
 
 def _is_counter(counter: Counter) -> bool:
@@ -203,11 +206,6 @@ def _is_counter(counter: Counter) -> bool:
         and 1_000 <= counter.duration_ms <= DURATION_MS_MAX
         and 0 <= counter.quota < 2**63
     )
-
-
-def _invalid(name: str, problem: str) -> Refusal:
-    error = FieldError(f"/properties/{name}", f"'{name}' {problem}", "Send the id of the answer as it is.")
-    return Refusal(INVALID_INPUT, f"{name} {problem}", errors=[error])
 
 
 def _answer(call: Call, data: ReserveData | SettleData) -> None:

@@ -8,6 +8,7 @@ second, slower look, which is bounded and only for callers that are known.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterator, Mapping
 from decimal import Decimal, InvalidOperation
 from itertools import islice
@@ -147,7 +148,12 @@ class ReserveBody(msgspec.Struct, gc=False, forbid_unknown_fields=True):
 
 
 ReservationId = Annotated[
-    str, Meta(min_length=1, max_length=RESERVATION_ID_MAX, description="From the answer of `reserve`.")
+    str,
+    Meta(
+        pattern="^rlrs_[A-Za-z0-9_-]+$",
+        max_length=RESERVATION_ID_MAX,
+        description="From the answer of `reserve`. One that was made up is the id of no reservation: a 404.",
+    ),
 ]
 
 
@@ -160,7 +166,7 @@ class SettleBody(msgspec.Struct, gc=False, forbid_unknown_fields=True, rename="c
         Meta(
             min_length=1,
             max_length=RESERVED_MAX,
-            description="What was used: one number for all limits, or one for each, in their order.",
+            description="What was used: one number for all limits of the reservation, or one for each, in their order.",
         ),
     ]
 
@@ -458,6 +464,8 @@ def violations(schema: Mapping[str, Any], value: Any, path: str, where: str) -> 
         yield from _bound_violations(
             schema, len(value), path, named, "minLength", "maxLength", "have", " characters"
         )
+        if "pattern" in schema and re.search(schema["pattern"], value) is None:
+            yield FieldError(f"{path}/pattern", f"{named} must match {schema['pattern']}")
     elif kind == "integer":
         yield from _bound_violations(schema, value, path, named, "minimum", "maximum", "be", "")
 
