@@ -10,11 +10,12 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.server.wire import Client, body, post, used
-from tests.server.harness import TidegateServer, Workspace, eventually
+from tests.server.harness import TIMEOUT_S, TidegateServer, Workspace, eventually
 from tidegate.core.model import Tuning
-from tidegate.ports import KeyRow
+from tidegate.ports import KeyRow, OverrideRow
 from tidegate.server.catalog.keys import digest_of, new_key
 from tidegate.server.catalog.view import MISSING_MAX, Callers, CatalogView
+from tidegate.testing.servers import RedisServer
 
 HOSTILE = {
     "deep arrays": b"[" * 5_000_000,
@@ -61,6 +62,32 @@ def test_a_duplicate_key_is_refused_and_nothing_is_counted(workspace: Workspace)
     for more in (b',"cost":5,"cost":2}', b',"identifier":"other"}', b',"limit":1}'):
         assert server.call("limit", body("twice")[:-1] + more, key).status == 400
     assert used(server, key, "twice") == used(server, key, "other") == 0
+
+
+def test_the_longest_duration_that_a_database_can_hold_disturbs_nothing_with_redis(
+    fresh_redis: RedisServer, tmp_path: Path
+) -> None:
+    """`setOverride` refuses it; an older version may have stored it."""
+    arguments = ("--origin", fresh_redis.url, "--region", "fra")
+    with TidegateServer(*arguments, data_dir=tmp_path / "data") as server:
+        hostile, other = server.workspace(), server.workspace()
+        assert hostile.limit(limit=3).data["success"]
+        row = OverrideRow("rlor_most", hostile.namespace_id(), "*", 5, 2**63 - 1, None)
+        server.with_catalog(lambda catalog: catalog.set_override(row, timeout_s=TIMEOUT_S))
+        eventually(lambda: hostile.limit(limit=3).data["limit"] == 5, "the override applies")
+        for number in range(100):
+            for passes in (True, True, False):
+                assert hostile.limit(identifier=f"user_{number}", cost=2).data["success"] is passes
+        for passes in (True, True, True, False):
+            assert other.limit(identifier="ann", limit=3).data["success"] is passes
+        eventually(lambda: server.metrics()["tidegate_origin_dirty_subjects"] == 0, "Redis takes all counts")
+        assert server.get("/readyz").body.startswith(b"ready")
+        assert "warning" not in server.log.lower()
+        names = fresh_redis.command("KEYS", "*:{*}:*")
+        assert isinstance(names, list)
+        assert len(names) > 100
+        forever = [str(name) for name in names if fresh_redis.command("PTTL", str(name)) == -1]
+        assert all(name.rpartition(":")[2] in ("region", "format", "lease") for name in forever), forever
 
 
 @pytest.mark.slow
