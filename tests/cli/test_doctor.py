@@ -240,7 +240,11 @@ def test_a_fleet_without_faults_passes_all_checks(
 @pytest.fixture
 def set_redis(fresh_redis: RedisServer) -> Iterator[Callable[[str, str | int], None]]:
     """Changes the configuration of the server, which other tests use after this one."""
-    yield lambda name, value: fresh_redis.command("CONFIG", "SET", name, value) and None
+
+    def set_one(name: str, value: str | int) -> None:
+        fresh_redis.command("CONFIG", "SET", name, value)
+
+    yield set_one
     fresh_redis.command("CONFIG", "SET", "maxmemory", 0)
     fresh_redis.command("CONFIG", "SET", "maxmemory-policy", "noeviction")
 

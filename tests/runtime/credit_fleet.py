@@ -136,12 +136,15 @@ class CreditFleet:
         duration_ms: int = HOUR_MS,
         seed: object = 1,
         latency_ms: tuple[float, float] = (0.1, 1.0),
+        behind_ms: int = 0,
         **tuning: Any,
     ) -> None:
+        """`behind_ms`: by how much the clocks of the nodes are behind that of the origin."""
         self.clock = clock()
+        self.clock.offset_ms = -behind_ms
         self.duration_ms = duration_ms
         self.random = Random(f"fleet {seed}")
-        self.store = MemoryOrigin(clock=self.clock)
+        self.store = MemoryOrigin(clock=clock())
         self.latency_s = (latency_ms[0] / 1000, latency_ms[1] / 1000)
         self.tuning = Tuning(**tuning)
         self.origins: list[FarOrigin] = []
@@ -231,6 +234,14 @@ class CreditFleet:
         return sum(
             hold.spare for record in records for hold in record.holds.values() if hold.expires_at_ms > now_ms
         )
+
+    def evict(self, is_evicted: Callable[[], bool]) -> None:
+        """The origin is out of memory: it drops keys, each for which this says so."""
+        store = self.store._store
+        for digest in [one for one in store.records if is_evicted()]:
+            del store.records[digest]
+        if is_evicted():
+            store.region = None
 
     def crash(self, node: int) -> None:
         """The process is gone, with its credit and what it has not reported. A new one takes its place."""

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from tests.runtime.credit_fleet import CreditFleet
 from tests.runtime.world import on_virtual_time
 from tidegate import Decision
+from tidegate.runtime.pulse import PulseLoop
 from tidegate.sim.node_process import parts_of
 
 
@@ -565,3 +566,57 @@ async def test_credit_for_a_request_with_its_own_time_in_another_window_is_not_s
         await asyncio.gather(fleet.ask(0, 10), fleet.ask(1, 10))
     assert (fleet.accepted(), fleet.over) == (10, 0)
     await fleet.stop()
+
+
+def messages_of(fleet: CreditFleet) -> int:
+    return sum(len(origin.messages) for origin in fleet.origins)
+
+
+@pytest.mark.parametrize("behind_ms", [3_500, -3_500, 60_000])
+@on_virtual_time
+async def test_clocks_far_from_that_of_the_origin_and_short_windows_cause_no_more_messages(
+    behind_ms: int,
+) -> None:
+    """The origin has expired a cell that its nodes still count in: that is not a loss."""
+    fleet = CreditFleet(2, duration_ms=1_000, behind_ms=behind_ms)
+    await fleet.start()
+    for index in range(500):
+        await fleet.ask(index % 2, 10**6)
+        await asyncio.sleep(0.02)
+    assert messages_of(fleet) <= 1.1 * 500
+    assert sum(limiter.statistics().origin_heals for limiter in fleet.limiters) == 0
+    await fleet.stop()
+
+
+async def messages_with_an_evicting_origin(requests: int) -> float:
+    """Messages for each request, while every request evicts one key in twenty, the name of the region among them."""
+    fleet = CreditFleet(2, duration_ms=60_000)
+    await fleet.start()
+    random = Random(1)
+    for index in range(requests):
+        await fleet.ask(index % 2, 10**6, identifier=f"x{random.randrange(300)}")
+        fleet.evict(lambda: random.random() < 0.05)
+        await asyncio.sleep(0.04)
+    sent = messages_of(fleet)
+    await fleet.stop()
+    return sent / requests
+
+
+@on_virtual_time
+async def test_a_redis_that_evicts_keys_all_the_time_causes_few_messages() -> None:
+    assert await messages_with_an_evicting_origin(3_000) < 4
+
+
+@on_virtual_time
+async def test_without_pauses_between_heals_it_would_cause_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    run_once = PulseLoop.run_once
+
+    async def heal_at_once(self: PulseLoop) -> None:
+        is_empty = (await self._origin.pulse(self._region, timeout_s=1)).was_empty
+        await run_once(self)
+        if is_empty:
+            self._sweep.start_heal()
+            self._on_wiped()
+
+    monkeypatch.setattr(PulseLoop, "run_once", heal_at_once)
+    assert await messages_with_an_evicting_origin(1_000) > 8

@@ -1,22 +1,27 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
 
-from tidegate.sim.accuracy import GROUPS, Case, cases, measure, table
+from tidegate.core.model import Decision, Limit, Tuning
+from tidegate.sim.accuracy import GROUPS, WARM_UP_S, Case, cases, measure, table
 from tidegate.sim.baselines import admitted_by_log, admitted_by_perfect_counter
 from tidegate.sim.capacity import FleetCost, measure_fleet
 from tidegate.sim.capacity import table as fleet_table
 from tidegate.sim.commands import simulate
-from tidegate.sim.fleet import Offer
+from tidegate.sim.fleet import Fleet, Offer
+from tidegate.sim.plan import EPOCH_MS
 from tidegate.sim.plots import plot_accuracy, plot_fleet
 
 CASES = {case.name: case for case in cases()}
 SEEDS = (1, 2, 3)
+HOUR_MS = 3_600_000
 
 
 @pytest.mark.slow
@@ -63,6 +68,41 @@ def test_each_mechanism_improves_accuracy() -> None:
 
 def test_a_burst_in_one_instant_passes_before_it_is_seen_and_no_more_than_the_limit_in_each_region() -> None:
     assert measure(CASES["2 regions in one instant"]).admitted == 2 * 200
+
+
+def hopped(quota: int, offered: Sequence[int], **tuning: Any) -> int:
+    """What passes of bursts in five regions, one region after the other, a second apart, again and again."""
+    start_ms = EPOCH_MS // HOUR_MS * HOUR_MS - WARM_UP_S * 1_000
+    fleet = Fleet([2] * 5, replace(Tuning(), **tuning), ledger_delay_ms=60, seed=1, start_ms=start_ms)
+    limit = Limit(quota, duration_ms=HOUR_MS, namespace="accuracy")
+    passed: list[Offer] = []
+    offers = [
+        Offer((WARM_UP_S + second) * 1_000_000 + number * 500, second % 5 * 2 + number % 2)
+        for second, burst in enumerate(offered)
+        for number in range(burst)
+    ]
+
+    def answered(offer: Offer, decision: Decision) -> None:
+        if decision:
+            passed.append(offer)
+
+    fleet.run(lambda _identifier: limit, offers, answered)
+    return len(passed)
+
+
+@pytest.mark.parametrize("quota", [5, 100])
+def test_a_client_that_hops_from_region_to_region_gets_its_quota_once(quota: int) -> None:
+    assert hopped(quota, [quota + 5] * 10) == quota
+    assert hopped(quota, [quota * 2 // 5] * 10) == quota
+
+
+def test_a_client_that_hops_below_the_thresholds_gets_at_most_half_of_the_quota_more() -> None:
+    assert 100 < hopped(100, [10] * 5 + [105] * 5) <= 150
+
+
+@pytest.mark.parametrize("broken", [{"credit": False}, {"pressure_interval_ms": 5_000}])
+def test_hopping_would_pay_without_one_voice_for_each_region(broken: dict[str, Any]) -> None:
+    assert hopped(100, [105] * 10, **broken) >= 200
 
 
 def test_below_the_limit_everything_passes() -> None:

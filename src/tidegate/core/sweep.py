@@ -12,8 +12,8 @@ from tidegate.core.views import GlobalView
 
 __all__ = ["Sweep"]
 
-# Pause after a heal that an answer caused, doubled while such answers go on. An origin that evicts cells, or expires
-# them early, shows a loss in many answers: merging everything again each time would be most of its load.
+# Pause after a heal, doubled while there are reasons for another one. An origin that evicts keys, or expires them
+# early, shows a loss again and again: merging everything each time would be most of its load.
 HEAL_PAUSE_FIRST_MS: Final = 1_000
 HEAL_PAUSE_LAST_MS: Final = 64_000
 
@@ -54,10 +54,10 @@ class Sweep:
         self._republishes_all: bool = False
         self._republishes_lost: bool = False
         self._takes_back_all: bool = False
-        # A loss that an answer shows starts no heal before this, and how long the next pause is.
+        # A loss starts no heal before this, and how long the next pause is.
         self._heal_after_ms: int = 0
         self._heal_pause_ms: int = HEAL_PAUSE_FIRST_MS
-        # Such an answer came in the pause.
+        # A loss was seen in the pause.
         self._is_suspected: bool = False
         # By how much the clock of the origin may be ahead. Written by the pulse.
         self.origin_ahead_ms: int = 0
@@ -83,8 +83,14 @@ class Sweep:
         Heal, but not soon after the last heal: `resume` then does it after the pause. A heal that is under way need not
         start again for what it has not reached yet.
         """
-        if self.will_heal(subject):
-            return
+        if not self.will_heal(subject):
+            self.suspect_all(now_ms)
+
+    def suspect_all(self, now_ms: int) -> None:
+        """The origin seems to have lost everything: heal, unless the last heal was a moment ago.
+
+        An origin that evicts keys may lose the name of the region again and again, and little else.
+        """
         if now_ms < self._heal_after_ms <= now_ms + HEAL_PAUSE_LAST_MS:
             self._is_suspected = True
             return

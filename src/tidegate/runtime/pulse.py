@@ -1,6 +1,7 @@
 """The pulse: once a second the node asks its origin for the region's name and its clock.
 
-A missing name means that the origin was wiped or replaced, with or without traffic: everything is merged again.
+A missing name means that the origin was wiped or replaced, with or without traffic: everything is merged again, with
+growing pauses if that goes on.
 Another region's name means that this is the wrong origin: it is not used until that is corrected. The clock offset is
 reported, never corrected.
 """
@@ -95,7 +96,7 @@ class PulseLoop:
             self._sweep.origin_ahead_ms = max(0, pulse.time_ms - before_ms)
             heals = self._sweep.resume(after_ms)
             if pulse.was_empty:
-                self._sweep.start_heal()
+                self._sweep.suspect_all(after_ms)
         if heals or pulse.was_empty:
             self._on_wiped()
         self._on_resets(pulse.resets, pulse.was_empty)

@@ -483,21 +483,21 @@ class OriginContract(ReservingContract, ResetsContract, SharingContract):
     async def test_an_older_copy_gets_another_name_and_what_it_lost_once(self, origin: Origin) -> None:
         """10 of a node that has left and 10 of b are in the copy; 5 more of each and 10 of c are lost."""
         digest, part = new_digest(), CellPart(SEQUENCE, 0)
-        await self.told(origin, digest, "gone", part._replace(own=10, known=10))
-        heard = await self.told(origin, digest, "b", part._replace(own=10, known=10))
-        assert heard.total == 20
-        knows = part._replace(known=40, total=40, id=heard.id)
+        await self.report(origin, digest, "gone", part._replace(own=10, known=10))
+        reply = await self.report(origin, digest, "b", part._replace(own=10, known=10))
+        assert reply.total == 20
+        knows = part._replace(known=40, total=40, id=reply.id)
         lost = knows._replace(own=15, acked=15, sent=15)
-        again = await self.told(origin, digest, "b", lost)
-        assert (again.total, again.component, again.id > heard.id) == (40, 10, True)
-        # One that had heard less, and reports its part again; and one that finds a lower total than it knows.
+        again = await self.report(origin, digest, "b", lost)
+        assert (again.total, again.component, again.id > reply.id) == (40, 10, True)
+        # One that had read less, and reports its part again; and one that finds a lower total than it knows.
         late = knows._replace(own=10, known=35, acked=10, sent=10, total=35)
-        assert (await self.told(origin, digest, "c", late)).total == 40
+        assert (await self.report(origin, digest, "c", late)).total == 40
         copy = knows._replace(known=50, total=50, id=again.id)
-        newer = await self.told(origin, digest, "d", copy)
+        newer = await self.report(origin, digest, "d", copy)
         assert (newer.total, newer.id > again.id) == (50, True)
         assert (
-            await self.told(origin, digest, "b", lost._replace(own=18, id=newer.id, total=50))
+            await self.report(origin, digest, "b", lost._replace(own=18, id=newer.id, total=50))
         ).total == 53
 
     async def test_the_row_of_the_ledger_raises_the_total_to_at_least_that_once(self, origin: Origin) -> None:
