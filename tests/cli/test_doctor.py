@@ -14,6 +14,7 @@ import pytest
 
 from tests.cli.conftest import PROGRAM, Invoke, InvokeJSON, Program
 from tests.disks import fill
+from tidegate.adapters.redis.origin import RedisMemory
 from tidegate.adapters.urls import open_origin
 from tidegate.testing.servers import RedisServer
 
@@ -310,8 +311,8 @@ def test_without_a_region_the_doctor_does_not_claim_the_origin(
 def test_a_clock_that_is_off_by_more_than_100_ms_is_a_warning_that_names_ntp(
     invoke_json: InvokeJSON, monkeypatch: pytest.MonkeyPatch, offset_ms: int, status: str
 ) -> None:
-    async def off(_url: str, _region: str | None) -> tuple[float, set[str]]:
-        return offset_ms, {"noeviction"}
+    async def off(_url: str, _region: str | None) -> tuple[float, list[RedisMemory]]:
+        return offset_ms, [RedisMemory(1, 0, "noeviction")]
 
     # A test cannot set the clock of the machine: the measured offset is a parameter.
     monkeypatch.setattr("tidegate.cli.doctor._query_origin", off)
