@@ -21,7 +21,7 @@ from tidegate.core.windows import publish_threshold
 from tidegate.runtime.importer import LOSS_INTERVALS
 from tidegate.sim.answer_check import is_guess, used_at
 from tidegate.sim.reset_check import PROBES_WORKSPACE
-from tidegate.sim.truth import CellId, CellKey, Knowledge, Truth, key_of
+from tidegate.sim.truth import CellId, CellKey, History, Knowledge, Truth, key_of
 
 if TYPE_CHECKING:
     from tidegate.sim.node_process import NodeProcess
@@ -295,7 +295,8 @@ class TruthCheck:
             self._created_s[place] = (subject, since_s)
         if cell_id.key[2] < tuning.ledger_duration_ms_min:
             return
-        interval_s = tuning.import_interval_ms / 1000 * (1 + tuning.jitter_percent / 100)
+        interval_ms = tuning.import_hot_interval_ms if tuning.credit else tuning.import_interval_ms
+        interval_s = interval_ms / 1000 * (1 + tuning.jitter_percent / 100)
         age_s = interval_s + 3 * self._round_trip_s() + 0.1
         if tuning.credit:
             # A node that has credit need not ask before its life is over.
@@ -349,31 +350,49 @@ class TruthCheck:
                 CREDIT_LIFE_MS, 2 * cell_id.key[2]
             ):
                 self._fail(7, f"{name}, retry after {decision.retry_after_ms} ms")
-            is_expected = tuning.anticipation and len(self._simulation.plan.regions) > 1
+            is_expected = tuning.anticipation and self._has_grown(process, cell_id)
             if self._is_exact(process) and not is_expected:
                 self.refused += 1
-            return
+            others = [one for one in self._simulation.all_processes if one.region == process.region]
+            is_shared = cell_id.key[2] >= tuning.ledger_duration_ms_min
+            is_now = cell_id.sequence == process.clock.now_ms() // cell_id.key[2]
+            if len(others) > 1 or process.evictions or not (is_shared and is_now):
+                return
+            # It is the only node that ever held credit in its region: what it denied it expected of other regions.
         if not tuning.anticipation:
             self._fail(7, name)
             return
-        rows = [
-            self.truth.row(cell_id, region)
-            for region in self._simulation.plan.regions
-            if region != process.region
-        ]
-        if not any(row.changes >= 2 for row in rows):
+        if not self._has_grown(process, cell_id):
             self._fail(7, f"{name}, and no region published it twice")
         # One import after the last change still sees growth, the next one sees that it has stopped.
-        interval_s = tuning.import_interval_ms / 1000 * (1 + tuning.jitter_percent / 100)
+        interval_ms = tuning.import_hot_interval_ms if tuning.credit else tuning.import_interval_ms
+        interval_s = interval_ms / 1000 * (1 + tuning.jitter_percent / 100)
         seen_s = 2 * interval_s + 5 * self._round_trip_s() + self._simulation.ledger.lag_ms / 1000 + 0.1
-        last_us = max((row.changed_at_us for row in rows), default=0)
-        is_calm = self._ledger_calm_s(process) > seen_s + self._ledger_recovery_s()
+        if tuning.credit:
+            # Changes that were so far apart have stopped after four intervals; and the node has to ask.
+            seen_s += 3 * interval_s + 2 * self._round_trip_s()
+        last_us = max((row.changed_at_us for row in self._foreign_rows(process, cell_id)), default=0)
+        is_calm = self._shared_calm_s(process) > seen_s + self._ledger_recovery_s()
         if is_calm and self._now_us() - last_us > seen_s * 1e6:
             self._fail(7, f"{name}, and other regions stopped {(self._now_us() - last_us) / 1e6:.3f} s ago")
         retry_ms = decision.retry_after_ms
         soon_ms = tuning.import_interval_ms * (1 + tuning.jitter_percent / 100) + tuning.ledger_timeout_ms
         if retry_ms is None or not 0 < retry_ms <= soon_ms:
             self._fail(7, f"{name}, retry after {retry_ms} ms")
+
+    def _foreign_rows(self, process: NodeProcess, cell_id: CellId) -> list[History]:
+        """What other regions have published of a cell."""
+        return [
+            self.truth.row(cell_id, region)
+            for region in self._simulation.plan.regions
+            if region != process.region
+        ]
+
+    def _has_grown(self, process: NodeProcess, cell_id: CellId) -> bool:
+        """Other regions have published the cell more than once: only then more of it can be expected. With credit nodes
+        know them as one sum."""
+        changes = [row.changes for row in self._foreign_rows(process, cell_id)]
+        return (sum(changes) if self._tuning.credit else max(changes, default=0)) >= 2
 
     def _check_denial(
         self,
@@ -638,7 +657,7 @@ class TruthCheck:
         due_s = tick_s + (1 + chunks) * self._round_trip_s() + self._simulation.ledger.lag_ms / 1000 + 0.1
         if tuning.credit:
             # Another node was responsible, and is not waited for any longer; and two more round trips to the origin.
-            due_s += tick_s + GrantRules().publish_ms / 1000 + 2 * self._round_trip_s()
+            due_s += GrantRules().publish_ms / 1000 + 2 * self._round_trip_s()
         now_us = self._now_us()
         calm = self._shared_calm_s(process) >= due_s + self._ledger_recovery_s()
         waiting: list[tuple[int, CellId, int, Subject]] = []
