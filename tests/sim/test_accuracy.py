@@ -60,6 +60,15 @@ def test_anticipation_costs_less_than_one_percent_when_foreign_traffic_stops(eac
     assert measured.under_percent < 1
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(("each", "share"), [(20, 0.975), (100, 0.935)])
+def test_what_is_left_when_other_regions_stop_can_be_had_soon(each: int, share: float) -> None:
+    """Nine regions stop, and the tenth asks for the last tenth of the quota once, in one second or in five."""
+    case = CASES[f"the same, and only the rest is asked for, {each}/s"]
+    found = [measure(replace(case, seed=seed)).of_limit for seed in range(1, 7)]
+    assert sum(found) / len(found) >= share
+
+
 def test_each_mechanism_improves_accuracy() -> None:
     full = replace(CASES["10 regions × 20/s"], windows=0.5)
     bare = replace(CASES["and without pressure"], windows=0.5)

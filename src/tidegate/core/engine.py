@@ -139,6 +139,7 @@ class Engine:
     __slots__ = (
         "_anticipates",
         "_fresh_ms",
+        "_guess_check_ms",
         "_retry_ms",
         "_tables",
         "_touch_ms",
@@ -178,6 +179,7 @@ class Engine:
         self._retry_ms: Final[int] = tuning.read_retry_ms
         self._touch_ms: Final[int] = tuning.touch_ms
         self._anticipates: Final[bool] = tuning.anticipation
+        self._guess_check_ms: Final[int] = tuning.import_busy_interval_ms
         self.subjects: Final[Subjects] = Subjects(tuning, has_origin=has_origin, has_ledger=has_ledger)
         self._tables: Final[dict[object, Table]] = self.subjects.tables
         self.reservations: Final[Reservations] = Reservations(self.subjects)
@@ -771,13 +773,13 @@ class Engine:
         )
 
     def _check_guess(self, subject: Subject, cell: Cell, wall_ms: int) -> None:
-        """Ask the origin how far other regions have come, once for each import: where one node imports for all, only an
-        answer shows that they have stopped, and a subject that denies has nothing else to ask."""
+        """Ask the origin how far other regions have come, as often as it can know more: where one node imports for all,
+        only an answer shows that they have stopped, and a subject that denies has nothing else to ask."""
         ledger = cell.ledger
         if ledger is None or ledger.growth is None:
             return
         growth = ledger.growth
-        if not 0 <= wall_ms - growth.asked_at_ms < self.global_view.anticipation_ms_max // 2:
+        if not 0 <= wall_ms - growth.asked_at_ms < self._guess_check_ms:
             growth.asked_at_ms = wall_ms
             self.pending.queue_ask(subject)
 

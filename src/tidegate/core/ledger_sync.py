@@ -451,7 +451,9 @@ class LedgerSync:
                 ledger, grown, now_ms, self._tuning.import_hot_interval_ms // 2, is_first=is_first
             )
         elif ledger.growth is not None:
-            ledger.growth.stop(now_ms, 2 * self._tuning.import_hot_interval_ms)
+            # Imports come this often while counts change, and answers from far away less often.
+            busy_ms = self._tuning.import_busy_interval_ms
+            ledger.growth.stop(now_ms, busy_ms, 2 * self._tuning.import_hot_interval_ms)
         if totals.regions > ledger.regions:
             ledger.regions = totals.regions
         if totals.published > ledger.published:

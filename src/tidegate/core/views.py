@@ -161,9 +161,13 @@ class Growth:
         self.amount = 0
         self.lag = 0
 
-    def stop(self, now_ms: int, after_ms: int) -> None:
-        """No change was seen at `now_ms`: so long after the last one, they have stopped growing."""
-        if now_ms - self.measured_at_ms > after_ms:
+    def stop(self, now_ms: int, shortest_ms: int, longest_ms: int) -> None:
+        """No change was seen at `now_ms`. They have stopped growing when the last one is twice as long ago as it came
+        after the one before: an interval between these two."""
+        interval_ms = self.over_ms if self.over_ms > shortest_ms else shortest_ms
+        if interval_ms > longest_ms:
+            interval_ms = longest_ms
+        if now_ms - self.measured_at_ms > 2 * interval_ms:
             self.amount = 0
             self.lag = 0
 
