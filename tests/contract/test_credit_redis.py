@@ -8,7 +8,7 @@ from secrets import token_bytes
 
 import hiredis
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from tests.contract.credit_steps import START_MS, Steps, hold_numbers
@@ -216,18 +216,19 @@ def test_usage_beyond_exact_numbers_is_rounded_up_by_very_little(
 
 @settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
-    counts=st.lists(st.integers(0, 2**62), min_size=4, max_size=4),
+    # Of each writer: in the running window, and in the one before, of which a quota below 2^53 sees 2^53 at most.
+    counts=st.lists(st.tuples(st.integers(0, 2**62), st.integers(0, EXACT)), min_size=2, max_size=2),
     quota=st.integers(1, 2**62),
-    seed=st.integers(0, 2**32),
 )
+@example(counts=[(0, EXACT), (0, 0)], quota=2**52 + 4)
 def test_huge_numbers_never_grant_more_than_the_rule(
-    redis: Connection, counts: list[int], quota: int, seed: int
+    redis: Connection, counts: list[tuple[int, int]], quota: int
 ) -> None:
     digest = token_bytes(16)
     record = SubjectRecord()
     sequence = START_MS // 60_000
-    for number, writer in enumerate(("a", "b"), start=1):
-        cells = (CellPart(sequence, counts[2 * number - 2]), CellPart(sequence - 1, counts[2 * number - 1]))
+    for number, (writer, (running, before)) in enumerate(zip("ab", counts, strict=True), start=1):
+        cells = (CellPart(sequence, running), CellPart(sequence - 1, before))
         run = Run(START_MS, max(1, quota // 3), 2)
         request = CreditRequest(
             digest, writer, number, 60_000, cells, quota, START_MS, (run,), quota, 0, 5_000
