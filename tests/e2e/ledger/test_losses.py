@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping, Sequence
 
 import pytest
@@ -30,7 +31,7 @@ async def test_a_wiped_ledger_is_filled_again(world: World) -> None:
     names = [f"user-{n}" for n in range(30)]
     await _filled(world, names)
     await until_all_see(world.nodes(), dict.fromkeys(names, 60))
-    world.database.wipe()
+    await asyncio.to_thread(world.database.wipe)
     await until(
         lambda: world.database.counts() == {(name, "fra"): 60 for name in names}, "every row is there again"
     )
@@ -43,7 +44,7 @@ async def test_a_ledger_restored_from_an_older_copy_is_filled_again(world: World
     await world.grid("fra", "iad")
     before = [f"before-{n}" for n in range(20)]
     await _filled(world, before, 40)
-    restore = world.database.copy()
+    restore = await asyncio.to_thread(world.database.copy)
     after = [f"after-{n}" for n in range(20)]
     await _filled(world, after, 70)
     fra = world.regions["fra"].nodes[0]
@@ -51,15 +52,16 @@ async def test_a_ledger_restored_from_an_older_copy_is_filled_again(world: World
         await accept(fra, name, 10)
     expected = {(name, "fra"): 50 for name in before} | {(name, "fra"): 70 for name in after}
     await until(lambda: world.database.counts() == expected, "all is published")
-    restore()
+    await asyncio.to_thread(restore)
     await until(lambda: world.database.counts() == expected, "what the copy lacked is there again")
 
 
 async def test_rows_that_vanish_one_by_one_are_found_by_the_next_full_read(world: World) -> None:
     await world.grid("fra", "iad", import_full_interval_ms=300)
     await _filled(world, ["ada", "bob", "eve"])
-    world.database.sql(
-        f"DELETE FROM ratelimit_window_counts WHERE {world.database.text('identifier')} = 'bob'"
+    await asyncio.to_thread(
+        world.database.sql,
+        f"DELETE FROM ratelimit_window_counts WHERE {world.database.text('identifier')} = 'bob'",
     )
     await until(lambda: ("bob", "fra") in world.database.counts(), "it is there again")
 
@@ -152,7 +154,7 @@ async def test_a_cursor_from_before_a_wipe_gets_the_answer_that_rows_were_lost(w
         first = await ledger.changes(None, now_ms=world.clock.now_ms(), timeout_s=10)
         again = await ledger.changes(first.cursor, now_ms=world.clock.now_ms(), timeout_s=10)
         assert (first.lost, again.lost) == (False, False)
-        world.database.wipe()
+        await asyncio.to_thread(world.database.wipe)
         after = await ledger.changes(again.cursor, now_ms=world.clock.now_ms(), timeout_s=10)
         assert after.lost
         later = await ledger.changes(after.cursor, now_ms=world.clock.now_ms(), timeout_s=10)

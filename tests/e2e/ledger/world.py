@@ -63,7 +63,8 @@ class Database(ABC):
 
     @abstractmethod
     def sql(self, statement: str) -> list[list[str]]:
-        """Run statements and return the answer as text."""
+        """Run statements and return the answer as text. What waits for locks belongs in a thread: a node of this
+        process may hold them, and gives them back only while the event loop runs."""
 
     @abstractmethod
     def copy(self) -> Callable[[], None]:
