@@ -69,6 +69,7 @@ class Connection:
 @pytest.fixture(scope="module", params=["redis_server", "valkey_server"])
 def server(request: pytest.FixtureRequest) -> RedisServer:
     found: RedisServer = request.getfixturevalue(request.param)
+    found.recover()  # another test may have left it dead or frozen
     return found
 
 
