@@ -36,7 +36,9 @@ def node(server: RedisServer, **options: Any) -> AsyncLimiter:
 
 
 def has_imported(limiter: AsyncLimiter) -> bool:
-    return limiter.statistics().import_rows > 0
+    """This node has imported, or knows that another one has for their region."""
+    statistics = limiter.statistics()
+    return statistics.import_rows > 0 or (not statistics.is_importer and statistics.import_age_s is not None)
 
 
 async def accept(limiter: AsyncLimiter, wanted: int) -> int:
