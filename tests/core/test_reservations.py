@@ -57,7 +57,7 @@ def limit_of(workspace: str) -> Limit:
 def fill(limiter: Limiter, workspace: str) -> int:
     """Reserve for large batches until the workspace may hold no more; how much it holds then."""
     held = limiter._parts.engine.reservations
-    before = held.room.bytes
+    before = held.budget.bytes
     batch = [Request(limit_of(workspace), "\N{WATER WAVE}" * 500 + str(n), 1) for n in range(20)]
     with suppress(TooManyReservations):
         while True:
@@ -65,18 +65,18 @@ def fill(limiter: Limiter, workspace: str) -> int:
     reservation = limiter.reserve_many(batch)
     with pytest.raises(TooManyReservations, match=f"{workspace}.* settle or release some"):
         reservation.__enter__()
-    return held.room.bytes - before
+    return held.budget.bytes - before
 
 
 def test_a_tenant_that_reserves_all_it_can_leaves_room_for_the_others() -> None:
     limiter = make_limiter(clock=ManualClock(NOW_MS))
     shares = [fill(limiter, f"hostile {number}") for number in range(9)]
     assert shares[0] > 0.49 * RESERVED_BYTES_MAX
-    assert sum(shares) == limiter._parts.engine.reservations.room.bytes < RESERVED_BYTES_MAX
+    assert sum(shares) == limiter._parts.engine.reservations.budget.bytes < RESERVED_BYTES_MAX
     with limiter.reserve(limit_of("honest"), "bob", 1):
         pass
     assert fill(limiter, "honest") > 50_000
-    assert limiter._parts.engine.reservations.room.bytes < RESERVED_BYTES_MAX
+    assert limiter._parts.engine.reservations.budget.bytes < RESERVED_BYTES_MAX
 
 
 def test_what_has_ended_gives_its_room_back() -> None:
@@ -88,10 +88,10 @@ def test_what_has_ended_gives_its_room_back() -> None:
     assert 0 < fill(limiter, "tenant") < share / 100
     clock.advance(60_000)
     assert fill(limiter, "tenant") == 0, "what it could take anew was due"
-    assert engine.reservations.room.bytes == share
+    assert engine.reservations.budget.bytes == share
     clock.advance(60_000)
     engine.reservations.expire(clock.now_ms())
-    assert engine.reservations.room.bytes == 0 and not engine.reservations.room._by_workspace
+    assert engine.reservations.budget.bytes == 0 and not engine.reservations.budget._by_workspace
 
 
 @pytest.mark.parametrize("limits", [1, 5, 20])
@@ -109,4 +109,4 @@ def test_reservations_take_no_more_memory_than_is_estimated(limits: int, charact
         after, _ = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    assert after - before < engine.reservations.room.bytes
+    assert after - before < engine.reservations.budget.bytes

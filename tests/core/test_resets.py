@@ -89,11 +89,11 @@ def test_a_second_reset_in_the_same_millisecond_is_another_one() -> None:
 def test_what_has_expired_is_forgotten_and_its_room_is_free() -> None:
     node = engine()
     node.resets.make(MANY, "x", EPOCH_MS)
-    assert node.resets.room.bytes > 0
+    assert node.resets.budget.bytes > 0
     node.resets.expire(reset_expires_at_ms(EPOCH_MS, MINUTE_MS) - 1)
     assert len(node.resets) == 1
     node.resets.expire(reset_expires_at_ms(EPOCH_MS, MINUTE_MS))
-    assert (len(node.resets), node.resets.room.bytes, node.subjects.generations) == (0, 0, {})
+    assert (len(node.resets), node.resets.budget.bytes, node.subjects.generations) == (0, 0, {})
 
 
 def test_a_reset_that_is_over_is_not_applied() -> None:
@@ -109,7 +109,7 @@ def test_one_counter_that_is_reset_again_and_again_takes_no_more_memory() -> Non
     assert len(node.resets) == 1
     assert len(node.resets._due) <= 1_010
     node.resets.expire(reset_expires_at_ms(EPOCH_MS + 10_000, MINUTE_MS))
-    assert (len(node.resets), node.resets.room.bytes) == (0, 0)
+    assert (len(node.resets), node.resets.budget.bytes) == (0, 0)
 
 
 @pytest.mark.parametrize("generation", [0, -5, 2**53, 2**62])
@@ -128,7 +128,7 @@ def test_resets_that_other_nodes_make_never_take_more_than_twice_the_bound() -> 
     while node.resets.dropped < 10:
         node.resets.apply(Reset(f"w{number}", "n", "x" * 512, 86_400_000, EPOCH_MS), EPOCH_MS)
         number += 1
-    assert RESETS_BYTES_MAX < node.resets.room.bytes <= 2 * RESETS_BYTES_MAX
+    assert RESETS_BYTES_MAX < node.resets.budget.bytes <= 2 * RESETS_BYTES_MAX
 
 
 @pytest.mark.parametrize("name", ["{}", "{:0500}"])
@@ -141,8 +141,8 @@ def test_a_reset_takes_no_more_memory_than_is_counted(name: str) -> None:
         taken, _ = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    assert taken <= node.resets.room.bytes
-    assert node.resets.room.bytes == sum(reset_bytes(each) for each in node.resets.live())
+    assert taken <= node.resets.budget.bytes
+    assert node.resets.budget.bytes == sum(reset_bytes(each) for each in node.resets.live())
 
 
 # -- histories

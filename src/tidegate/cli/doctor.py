@@ -253,7 +253,7 @@ def _is_full(memories: list[RedisMemory]) -> bool:
 async def _query_origin(url: str, region: str | None) -> tuple[float | None, list[RedisMemory] | None]:
     """The offset of our clock from that of the origin, and the memory of Redis, None for another origin.
 
-    Without a region there is no offset, because a pulse claims the origin; nor for a Redis that is full, which refuses.
+    The offset needs a region, because a pulse claims the origin for it, and a Redis that takes writes.
     """
     from tidegate.adapters.urls import open_origin
 

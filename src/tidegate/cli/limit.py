@@ -11,7 +11,7 @@ import click
 from tidegate.adapters import clock
 from tidegate.cli.client import Client, client_options
 from tidegate.cli.outcomes import ExitCode, json_option, print_result
-from tidegate.cli.quotas import quota_from, quota_options
+from tidegate.cli.quotas import counter_of, quota_options
 from tidegate.core.quota import format_duration, format_quota
 
 __all__ = ["describe", "limit"]
@@ -74,14 +74,7 @@ def limit(
     Exits 0 if allowed, 1 if denied, 2 on an error. A denial says when to retry. With --json that is `retryAfter`, in
     seconds: 0 if allowed, null if the cost is above the limit and never fits.
     """
-    number, window_ms = quota_from(quota, duration_ms)
-    body = {
-        "namespace": namespace,
-        "identifier": identifier,
-        "limit": number,
-        "duration": window_ms,
-        "cost": cost,
-    }
+    body = counter_of(namespace, identifier, quota, duration_ms) | {"cost": cost}
     response = client.post("ratelimit.limit", body)
     data = with_retry(response.data, response.headers)
     text = describe(data["success"], data, clock.now_ms(), rule_of(response.headers))

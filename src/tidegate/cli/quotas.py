@@ -10,7 +10,7 @@ import click
 from tidegate.cli.durations import DURATION
 from tidegate.core.quota import parse_quota
 
-__all__ = ["quota_from", "quota_options"]
+__all__ = ["counter_of", "quota_from", "quota_options"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -36,3 +36,9 @@ def quota_from(quota: str, duration_ms: int | None, *, quota_min: int = 1) -> tu
     if int(quota) < quota_min:
         raise click.UsageError(f"quota {quota!r}: it must be at least {quota_min}")
     return int(quota), duration_ms
+
+
+def counter_of(namespace: str, identifier: str, quota: str, duration_ms: int | None) -> dict[str, Any]:
+    """The fields of a request that name a counter and its limit."""
+    number, window_ms = quota_from(quota, duration_ms)
+    return {"namespace": namespace, "identifier": identifier, "limit": number, "duration": window_ms}

@@ -6,7 +6,7 @@ import click
 
 from tidegate.cli.client import Client, client_options
 from tidegate.cli.outcomes import ExitCode, json_option, print_result
-from tidegate.cli.quotas import quota_from, quota_options
+from tidegate.cli.quotas import counter_of, quota_options
 from tidegate.core.quota import format_duration
 
 __all__ = ["reset"]
@@ -26,9 +26,7 @@ def reset(
     \b
     tidegate reset email.send user_123 100/minute
     """
-    number, window_ms = quota_from(quota, duration_ms)
-    body = {"namespace": namespace, "identifier": identifier, "limit": number, "duration": window_ms}
-    data = client.post("ratelimit.reset", body).data
+    data = client.post("ratelimit.reset", counter_of(namespace, identifier, quota, duration_ms)).data
     window = format_duration(data["duration"])
     shown = f"{identifier} begins again at zero in {namespace}, in windows of {window}"
     if not data["confirmed"]:

@@ -10,7 +10,7 @@ import click
 from tidegate.adapters import clock
 from tidegate.cli.client import Client, client_options
 from tidegate.cli.outcomes import ExitCode, json_option, print_result
-from tidegate.cli.quotas import quota_from, quota_options
+from tidegate.cli.quotas import counter_of, quota_options
 from tidegate.core.quota import format_duration, format_quota
 
 __all__ = ["usage"]
@@ -51,8 +51,6 @@ def usage(
     \b
     tidegate usage email.send user_123 100/minute
     """
-    number, window_ms = quota_from(quota, duration_ms)
-    body = {"namespace": namespace, "identifier": identifier, "limit": number, "duration": window_ms}
-    data = client.post("ratelimit.usage", body).data
+    data = client.post("ratelimit.usage", counter_of(namespace, identifier, quota, duration_ms)).data
     print_result(as_json, data, describe(data, clock.now_ms()))
     return ExitCode.OK

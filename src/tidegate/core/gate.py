@@ -319,7 +319,7 @@ class Gate:
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class LimitMethod:
-    """Gives a class the method `limit`: compiled, so that there is no Python frame between the caller and the engine.
+    """A base class with the method `limit`: compiled, so that a call costs no Python frame before the engine.
 
     Typed as Any because the gate checks the arguments; compiled code would refuse wrong ones with errors of its own.
     """

@@ -14,10 +14,10 @@ from __future__ import annotations
 from heapq import heapify, heappop, heappush
 from typing import Final, NamedTuple, final
 
+from tidegate.core.budget import MemoryBudget
 from tidegate.core.generations import cell_name
 from tidegate.core.grants import NEVER, Hold, SubjectRecord, drop_expired
 from tidegate.core.model import Limit
-from tidegate.core.room import Room
 from tidegate.core.subjects import Subjects, text_bytes
 
 __all__ = [
@@ -132,7 +132,7 @@ def are_same_counters(some: list[tuple[Limit, str, int]], others: list[tuple[Lim
 class Reservations:
     """The live reservations of one node. Their sum by subject is `Subjects.reserved`."""
 
-    __slots__ = ("_due", "_live", "_subjects", "room")
+    __slots__ = ("_due", "_live", "_subjects", "budget")
 
     def __init__(self, subjects: Subjects) -> None:
         self._subjects: Final[Subjects] = subjects
@@ -141,11 +141,11 @@ class Reservations:
         # A heap of (until_ms, name). A name that is not in `_live` any more has ended before.
         self._due: list[tuple[int, str]] = []
         # What they take, by the workspace of the first limit.
-        self.room: Final[Room] = Room(RESERVED_BYTES_MAX)
+        self.budget: Final[MemoryBudget] = MemoryBudget(RESERVED_BYTES_MAX)
 
     def has_room(self, requests: list[tuple[Limit, str, int]]) -> bool:
         """Whether their workspace may hold these too: no more than is free then."""
-        return self.room.has_room(requests[0][0].workspace, reserved_bytes(requests))
+        return self.budget.allows(requests[0][0].workspace, reserved_bytes(requests))
 
     def holds(self, name: str, requests: list[tuple[Limit, str, int]]) -> bool:
         """Whether a reservation of this name, for these very counters, is live."""
@@ -155,7 +155,7 @@ class Reservations:
     def add(self, name: str, requests: list[tuple[Limit, str, int]], until_ms: int) -> None:
         """Count these until they are dropped, and no longer than `until_ms`."""
         self._live[name] = (until_ms, requests)
-        self.room.take(requests[0][0].workspace, reserved_bytes(requests))
+        self.budget.take(requests[0][0].workspace, reserved_bytes(requests))
         heappush(self._due, (until_ms, name))
         if len(self._due) > 2 * len(self._live) + ENDED_DUE_MAX:
             # Most of them have ended long before their time.
@@ -169,7 +169,7 @@ class Reservations:
         held = self._live.pop(name, None)
         if held is None:
             return False
-        self.room.take(held[1][0][0].workspace, -reserved_bytes(held[1]))
+        self.budget.take(held[1][0][0].workspace, -reserved_bytes(held[1]))
         for limit, identifier, cost in held[1]:
             self._subjects.reserve(limit.key, identifier, -cost)
         return True

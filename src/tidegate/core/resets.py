@@ -14,11 +14,11 @@ from __future__ import annotations
 from heapq import heapify, heappop, heappush
 from typing import Final, NamedTuple, cast, final
 
+from tidegate.core.budget import MemoryBudget
 from tidegate.core.cells import BLOCKED, CLEAN, Subject
 from tidegate.core.generations import cell_name, reset_expires_at_ms
 from tidegate.core.model import Limit
 from tidegate.core.pending import Pending
-from tidegate.core.room import Room
 from tidegate.core.subjects import Subjects, text_bytes
 from tidegate.errors import TooManyResets
 
@@ -72,7 +72,7 @@ def reset_bytes(reset: Reset) -> int:
 class Resets:
     """The live resets of one node."""
 
-    __slots__ = ("_due", "_live", "_pending", "_subjects", "applied", "dropped", "imported", "room")
+    __slots__ = ("_due", "_live", "_pending", "_subjects", "applied", "dropped", "imported", "budget")
 
     def __init__(self, subjects: Subjects, pending: Pending) -> None:
         self._subjects: Final[Subjects] = subjects
@@ -81,7 +81,7 @@ class Resets:
         self._live: dict[tuple[object, str], Reset] = {}
         # A heap of (expiry, generation, place). One that a later reset has replaced is skipped.
         self._due: list[tuple[int, int, tuple[object, str]]] = []
-        self.room: Final[Room] = Room(RESETS_BYTES_MAX)
+        self.budget: Final[MemoryBudget] = MemoryBudget(RESETS_BYTES_MAX)
         # Resets that this node has heard of or made; and those that were not kept, because the table is full.
         self.applied: int = 0
         self.dropped: int = 0
@@ -95,7 +95,7 @@ class Resets:
         """Whether its workspace may hold this one too: no more than is free then."""
         if (_key(reset), reset.identifier) in self._live:
             return True
-        return self.room.has_room(reset.workspace, reset_bytes(reset))
+        return self.budget.allows(reset.workspace, reset_bytes(reset))
 
     def generation_of(self, key: object, identifier: str) -> int:
         """The generation of a subject, in memory or not; 0 when it was not reset."""
@@ -140,11 +140,11 @@ class Resets:
             self._renew(subject, reset)
         self.applied += 1
         needed = reset_bytes(reset)
-        if held is None and self.room.bytes + needed > 2 * RESETS_BYTES_MAX:
+        if held is None and self.budget.bytes + needed > 2 * RESETS_BYTES_MAX:
             self.dropped += 1
             return True
         if held is None:
-            self.room.take(reset.workspace, needed)
+            self.budget.take(reset.workspace, needed)
         self._live[place] = reset
         self._subjects.generations[place] = reset.generation
         heappush(self._due, (reset.expires_at_ms, reset.generation, place))
@@ -173,7 +173,7 @@ class Resets:
             if held is not None and held.generation == generation:
                 del self._live[place]
                 del self._subjects.generations[place]
-                self.room.take(held.workspace, -reset_bytes(held))
+                self.budget.take(held.workspace, -reset_bytes(held))
 
     def _renew(self, subject: Subject, reset: Reset) -> None:
         """Begin the cells again that the reset concerns, and all of them without credit.

@@ -18,7 +18,7 @@ from tidegate.core.engine import Engine
 from tidegate.core.gate import Gate
 from tidegate.core.generations import RESET_NAME
 from tidegate.core.model import LedgerRow
-from tidegate.core.resets import Reset
+from tidegate.core.resets import Reset, ResetsReply
 from tidegate.errors import DependencyError, RowsRejected
 from tidegate.ports import Ledger, Origin
 from tidegate.runtime.calls import Calls
@@ -147,20 +147,21 @@ class ResetLoop:
             more = True
             while more or self._for_origin:
                 known = list(self._for_origin.values())[:RESETS_PER_CALL]
-                since = self._since
-                reply = await calls.call(
-                    ["reset"],
-                    lambda timeout_s, known=known, since=since: origin.resets(  # type: ignore[misc]  # bound for each call
-                        known, since=since, timeout_s=timeout_s
-                    ),
-                    PATIENCE_S,
-                )
+                reply = await self._ask_origin(origin, calls, known)
                 self._forget(self._for_origin, known)
                 self._hear(reply.resets)
                 self._since = reply.number
                 more = reply.more
         except DependencyError as error:
             logger.debug("the origin was not told of resets: %s", error)
+
+    async def _ask_origin(self, origin: Origin, calls: Calls, known: list[Reset]) -> ResetsReply:
+        since = self._since
+        return await calls.call(
+            ["reset"],
+            lambda timeout_s: origin.resets(known, since=since, timeout_s=timeout_s),
+            PATIENCE_S,
+        )
 
     def _hear(self, resets: list[Reset]) -> None:
         with self._gate:
@@ -184,17 +185,17 @@ class ResetLoop:
                 waiting = list(self._for_ledger.values())[:RESETS_PER_CALL]
                 rows = [self._row(reset) for reset in waiting if now_ms < reset.expires_at_ms]
                 if rows:
-                    await calls.call(
-                        ["reset"],
-                        lambda timeout_s, rows=rows: ledger.publish(rows, timeout_s=timeout_s),  # type: ignore[misc]  # bound for each call
-                        PATIENCE_S,
-                    )
+                    await self._tell_ledger(ledger, calls, rows)
                 self._forget(self._for_ledger, waiting)
         except RowsRejected as error:
             logger.warning("the ledger refuses resets, which other regions do not hear of: %s", error)
             self._forget(self._for_ledger, waiting)
         except DependencyError as error:
             logger.debug("the ledger was not told of resets: %s", error)
+
+    @staticmethod
+    async def _tell_ledger(ledger: Ledger, calls: Calls, rows: list[LedgerRow]) -> None:
+        await calls.call(["reset"], lambda timeout_s: ledger.publish(rows, timeout_s=timeout_s), PATIENCE_S)
 
     def _row(self, reset: Reset) -> LedgerRow:
         return LedgerRow(*reset[:4], RESET_NAME, self._region, reset.generation, reset.expires_at_ms)

@@ -59,10 +59,7 @@ async def test_two_regions_of_two_nodes_agree_and_the_sum_is_what_was_accepted(w
 async def test_regions_with_a_redis_of_their_own_agree_over_a_server(server_world: World) -> None:
     world = server_world
     with RedisServer() as one, RedisServer() as two:
-        for name, redis in (("fra", one), ("iad", two)):
-            region = world.region(name, origin=redis.url)
-            for _ in range(2):
-                await region.start(world.database.url)
+        await world.grid_on(fra=one.url, iad=two.url)
         accepted = await _traffic(world.nodes(), [f"user-{n}" for n in range(20)], 20, HUNDRED_A_DAY)
         await until_all_see(world.nodes(), accepted)
         await world.stack.aclose()

@@ -24,11 +24,7 @@ async def test_a_reset_reaches_every_node_of_every_region_and_old_counts_stay_aw
 ) -> None:
     world = server_world
     with RedisServer() as one, RedisServer() as two:
-        for name, redis in (("fra", one), ("iad", two)):
-            region = world.region(name, origin=redis.url)
-            for _ in range(2):
-                await region.start(world.database.url)
-        nodes = world.nodes()
+        nodes = await world.grid_on(fra=one.url, iad=two.url)
         while await accept(nodes[0], "ada"):
             pass
         await until_all_see(nodes, {"ada": 100})

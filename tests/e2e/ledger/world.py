@@ -247,6 +247,14 @@ class World:
                 await region.start(self.database.url, **tuning)
         return self.nodes()
 
+    async def grid_on(self, **origins: str) -> list[AsyncLimiter]:
+        """Two nodes in each region, with the Redis of this URL."""
+        for name, url in origins.items():
+            region = self.region(name, origin=url)
+            for _ in range(2):
+                await region.start(self.database.url)
+        return self.nodes()
+
     def nodes(self) -> list[AsyncLimiter]:
         return [node for region in self.regions.values() for node in region.nodes]
 

@@ -1,4 +1,4 @@
--- What credit.lua, share.lua and reserve.lua have in common: scripts.py puts it in front of each.
+-- What credit.lua, share.lua, reserve.lua and resets.lua have in common: scripts.py puts it in front of each.
 --
 -- Numbers are doubles, exact up to 2^53: none beyond that is sent.
 local call, pcall, number, format, fmod = redis.call, redis.pcall, tonumber, string.format, math.fmod

@@ -3,10 +3,7 @@
 -- KEYS: generations (a hash: subject -> generation; '' -> the last number); subjects by number; subjects by expiry (sorted sets).
 -- ARGV: since, resets in one answer at most; then for each reset subject, generation, expires_at_ms.
 -- Answers: the number up to which this is complete, 1 if there are more, then subject and generation of each.
-local call, number, format, fmod = redis.call, tonumber, string.format, math.fmod
 local EXPIRED_MAX = 1000
-local clock = call('TIME')
-local now = number(clock[1]) * 1000 + (number(clock[2]) - fmod(number(clock[2]), 1000)) / 1000
 local generations, numbers, expiries = KEYS[1], KEYS[2], KEYS[3]
 for i = 1, 3 do
   local kind = call('TYPE', KEYS[i]).ok
@@ -23,7 +20,7 @@ local kept = false
 for i = 3, #ARGV, 3 do
   local subject, generation, expires = ARGV[i], number(ARGV[i + 1]), number(ARGV[i + 2])
   if expires > now and generation > number(call('HGET', generations, subject) or '0') then
-    last = math.max(last + 1, now)
+    last = max(last + 1, now)
     call('HSET', generations, subject, ARGV[i + 1])
     call('ZADD', numbers, format('%.0f', last), subject)
     call('ZADD', expiries, ARGV[i + 2], subject)
@@ -40,7 +37,7 @@ local limit = number(ARGV[2])
 local found = call('ZRANGEBYSCORE', numbers, '(' .. ARGV[1], '+inf', 'WITHSCORES', 'LIMIT', 0, limit + 1)
 local more = #found > 2 * limit
 local answer = { last, more and 1 or 0 }
-for i = 1, math.min(#found, 2 * limit), 2 do
+for i = 1, min(#found, 2 * limit), 2 do
   answer[#answer + 1] = found[i]
   answer[#answer + 1] = number(call('HGET', generations, found[i]))
   if more then answer[1] = number(found[i + 1]) end

@@ -1,4 +1,4 @@
-"""How resets lie in Redis: commands of `resets.lua`. Pure.
+"""How resets are stored in Redis: commands of `resets.lua`. Pure.
 
 All of them are in the first slot: there are few, and every node asks for those it has not heard of.
 """

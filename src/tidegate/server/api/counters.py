@@ -12,16 +12,15 @@ from tidegate.core.model import Limit
 from tidegate.errors import TooManyResets
 from tidegate.runtime.async_limiter import AsyncLimiter
 from tidegate.server.api.admission import Admission, Call, Steps, missing_permission, wait
+from tidegate.server.api.answers import answer
 from tidegate.server.api.operations import LimitOperations
-from tidegate.server.api.problems import JSON_LINE, TOO_MANY_RESETS, Meta, Refusal
+from tidegate.server.api.problems import TOO_MANY_RESETS, Refusal
 from tidegate.server.api.schema import decode_reset, decode_usage
 from tidegate.server.messages import Route
 
 __all__ = ["CounterOperations", "ResetData", "UsageData"]
 
 logger: Final = logging.getLogger(__name__)
-
-ENCODE: Final = msgspec.json.Encoder().encode
 
 
 class RegionUsage(msgspec.Struct):
@@ -54,11 +53,6 @@ class ResetData(msgspec.Struct):
 
     duration: int
     confirmed: bool
-
-
-class Envelope(msgspec.Struct):
-    meta: Meta
-    data: UsageData | ResetData
 
 
 class CounterOperations:
@@ -100,7 +94,7 @@ class CounterOperations:
             UNSET if usage.global_age_ms is None else usage.global_age_ms,
             UNSET if plan.override is None else plan.override.id,
         )
-        _answer(call, data)
+        answer(call, data)
 
     def reset(self, call: Call, body: bytes) -> Steps[None]:
         wanted = yield from self._admission.body(call, decode_reset, body)
@@ -118,18 +112,11 @@ class CounterOperations:
             namespace.name,
             plan.limit.duration_ms,
         )
-        _answer(call, ResetData(plan.limit.duration_ms, confirmed))
+        answer(call, ResetData(plan.limit.duration_ms, confirmed))
 
     async def _reset_now(self, limit: Limit, identifier: str) -> bool:
         try:
             return await self._limiter.reset(limit, identifier)
         except TooManyResets as error:
-            detail = (
-                "The workspace has as many live resets as it may; each is remembered for about three windows."
-            )
+            detail = "The workspace has as many live resets as it may; each is remembered for at most four windows."
             raise Refusal(TOO_MANY_RESETS, detail, headers=b"retry-after: 60\r\n") from error
-
-
-def _answer(call: Call, data: UsageData | ResetData) -> None:
-    envelope = Envelope(Meta("req_" + call.request_id), data)
-    call.answer = 200, JSON_LINE + call.lines, ENCODE(envelope)

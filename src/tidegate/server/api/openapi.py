@@ -11,9 +11,10 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from tidegate import __version__
+from tidegate.server.api.answers import Pagination
 from tidegate.server.api.counters import ResetData, UsageData
 from tidegate.server.api.operations import MultiLimitData
-from tidegate.server.api.overrides import OverrideData, Pagination
+from tidegate.server.api.overrides import OverrideData
 from tidegate.server.api.problems import ErrorBody, FieldError, problems_by_suffix
 from tidegate.server.api.problems import Meta as AnswerMeta
 from tidegate.server.api.reservations import ReserveData, SettleData

@@ -6,18 +6,17 @@ to read answers exactly what it answers when there is no override, so that a key
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
 from tidegate.server.api.admission import Admission, Call, Steps, missing_permission, wait
+from tidegate.server.api.answers import Pagination, answer
 from tidegate.server.api.problems import (
     INVALID_INPUT,
-    JSON_LINE,
     OVERRIDE_NOT_FOUND,
     FieldError,
-    Meta,
     Refusal,
 )
 from tidegate.server.api.schema import (
@@ -35,7 +34,6 @@ from tidegate.server.messages import Route
 
 __all__ = ["OverrideOperations"]
 
-ENCODE: Final = msgspec.json.Encoder().encode
 TOO_MANY_PARTS: Final = FieldError(
     "/properties/identifier",
     f"'identifier' must have at most {PARTS_MAX} texts between two `*`",
@@ -51,17 +49,6 @@ class OverrideData(msgspec.Struct, rename="camel"):
     limit: int
     duration: int
     shadow: bool | UnsetType = UNSET
-
-
-class Pagination(msgspec.Struct, rename="camel"):
-    has_more: bool
-    cursor: str | UnsetType = UNSET
-
-
-class Envelope(msgspec.Struct):
-    meta: Meta
-    data: Any
-    pagination: Pagination | UnsetType = UNSET
 
 
 class OverrideOperations:
@@ -99,7 +86,7 @@ class OverrideOperations:
             wanted.duration,
             shadow=wanted.shadow is True,
         )
-        _answer(call, {"overrideId": stored.id})
+        answer(call, {"overrideId": stored.id})
 
     def get_override(self, call: Call, body: bytes) -> Steps[None]:
         wanted = yield from self._admission.body(call, decode_get_override, body)
@@ -112,7 +99,7 @@ class OverrideOperations:
             found = yield from self._readable(caller, namespace, wanted.identifier)
         if found is None:
             raise Refusal(OVERRIDE_NOT_FOUND, "There is no override for this identifier.")
-        _answer(call, _data(found))
+        answer(call, _data(found))
 
     def list_overrides(self, call: Call, body: bytes) -> Steps[None]:
         wanted = yield from self._admission.body(call, decode_list_overrides, body)
@@ -123,7 +110,7 @@ class OverrideOperations:
         size = PAGE_DEFAULT if wanted.limit is UNSET else wanted.limit
         page, following = namespace.page("" if wanted.cursor is UNSET else wanted.cursor, size)
         pagination = Pagination(following is not None, UNSET if following is None else following)
-        _answer(call, [_data(override) for override in page], pagination)
+        answer(call, [_data(override) for override in page], pagination)
 
     def delete_override(self, call: Call, body: bytes) -> Steps[None]:
         wanted = yield from self._admission.body(call, decode_delete_override, body)
@@ -133,7 +120,7 @@ class OverrideOperations:
             raise missing_permission("delete_override", namespace)
         if not (yield from wait(self._sync.delete_override, namespace, wanted.identifier)):
             raise Refusal(OVERRIDE_NOT_FOUND, "There is no override for this identifier.")
-        _answer(call, {})
+        answer(call, {})
 
     def _readable(self, caller: Caller, namespace: NamespaceView, identifier: str) -> Steps[Override | None]:
         """The override that applies to `identifier`, unless the caller may not read it."""
@@ -147,8 +134,3 @@ class OverrideOperations:
 def _data(override: Override) -> OverrideData:
     shadow = True if override.shadow else UNSET
     return OverrideData(override.id, override.identifier, override.limit, override.duration_ms, shadow)
-
-
-def _answer(call: Call, data: object, pagination: Pagination | UnsetType = UNSET) -> None:
-    envelope = Envelope(Meta("req_" + call.request_id), data, pagination)
-    call.answer = 200, JSON_LINE + call.lines, ENCODE(envelope)

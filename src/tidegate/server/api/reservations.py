@@ -19,15 +19,14 @@ from tidegate.errors import DependencyError, TooManyReservations
 from tidegate.runtime.async_limiter import AsyncLimiter
 from tidegate.runtime.reservation import Ending, Item, Taken, merged
 from tidegate.server.api.admission import Admission, Call, Steps, missing_permission, wait
+from tidegate.server.api.answers import answer
 from tidegate.server.api.operations import LimitOperations, MultiLimitItem, Plan, item_answer
 from tidegate.server.api.problems import (
     INVALID_INPUT,
-    JSON_LINE,
     RESERVATION_NOT_FOUND,
     SERVICE_UNAVAILABLE,
     TOO_MANY_RESERVATIONS,
     FieldError,
-    Meta,
     Refusal,
 )
 from tidegate.server.api.schema import (
@@ -41,7 +40,6 @@ from tidegate.server.messages import Route
 
 __all__ = ["ReservationOperations", "ReserveData", "SettleData"]
 
-ENCODE: Final = msgspec.json.Encoder().encode
 PREFIX: Final = "rlrs_"
 # The writer of a hold: a node and a number. A name without the number would be the credit of a node.
 NAME: Final = re.compile(r"[^+]{1,128}\+[0-9]{1,19}")
@@ -60,11 +58,6 @@ class SettleData(msgspec.Struct):
     """The answer to `settle` and `release`. `repeated`: it had ended before, and nothing was counted now."""
 
     repeated: bool
-
-
-class Envelope(msgspec.Struct):
-    meta: Meta
-    data: ReserveData | SettleData
 
 
 class Counter(msgspec.Struct, array_like=True):
@@ -118,7 +111,7 @@ class ReservationOperations:
         if data.passed:
             data.reservation_id = _encoded(taken.name, requests)
             data.expires = taken.until_ms
-        _answer(call, data)
+        answer(call, data)
 
     def settle(self, call: Call, body: bytes) -> Steps[None]:
         wanted = yield from self._admission.body(call, decode_settle, body)
@@ -155,7 +148,7 @@ class ReservationOperations:
             raise Refusal(
                 RESERVATION_NOT_FOUND, "There is no such reservation any more. Nothing was counted."
             )
-        _answer(call, SettleData(ending.is_repeated))
+        answer(call, SettleData(ending.is_repeated))
 
     async def _take_now(self, requests: list[Request], life_ms: int) -> Taken:
         try:
@@ -206,8 +199,3 @@ def _is_counter(counter: Counter) -> bool:
         and 1_000 <= counter.duration_ms <= DURATION_MS_MAX
         and 0 <= counter.quota < 2**63
     )
-
-
-def _answer(call: Call, data: ReserveData | SettleData) -> None:
-    envelope = Envelope(Meta("req_" + call.request_id), data)
-    call.answer = 200, JSON_LINE + call.lines, ENCODE(envelope)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Final, final
 
-__all__ = ["Room"]
+__all__ = ["MemoryBudget"]
 
 
 @final
-class Room:
+class MemoryBudget:
     """How much is taken, in bytes by estimate: by all workspaces, and by each.
 
     A workspace may hold as much as is still free: alone, half of it; and whatever the others hold, a part is left for
@@ -22,7 +22,7 @@ class Room:
         self._by_workspace: dict[str, int] = {}
         self.bytes: int = 0
 
-    def has_room(self, workspace: str, needed: int) -> bool:
+    def allows(self, workspace: str, needed: int) -> bool:
         """Whether the workspace may take this too: no more than is free then."""
         held = self._by_workspace.get(workspace, 0)
         return held + needed <= self._bytes_max - self.bytes - needed
