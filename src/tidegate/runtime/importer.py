@@ -54,15 +54,7 @@ class _For(Enum):
     NONE = "none"
 
 
-def _ignore(_rows: Sequence[tuple[LedgerRow, int]]) -> None:
-    """Does nothing."""
-
-
-def _nothing() -> None:
-    """Does nothing."""
-
-
-def _nothing_found(_found: dict[tuple[str, str, str, int], int]) -> None:
+def _ignore(*_given: object) -> None:
     """Does nothing."""
 
 
@@ -94,8 +86,8 @@ class ImportLoop:
         # Called with rows of this region that the origin has made this node responsible for.
         self.on_due: Callable[[Sequence[tuple[LedgerRow, int]]], object] = _ignore
         # Called when rows have brought resets, and with all that a full read has found: generations by counter.
-        self.on_resets: Callable[[], object] = _nothing
-        self.on_full: Callable[[dict[tuple[str, str, str, int], int]], object] = _nothing_found
+        self.on_resets: Callable[[], object] = _ignore
+        self.on_full: Callable[[dict[tuple[str, str, str, int], int]], object] = _ignore
         self._resets_found: dict[tuple[str, str, str, int], int] = {}
         # The ledger holds less than it did, and a full read has not begun yet.
         self._is_lost = False

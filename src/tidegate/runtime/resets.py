@@ -67,9 +67,8 @@ class ResetLoop:
         # What the origin and the ledger have to be told, the newest one for each counter.
         self._for_origin: dict[Place, Reset] = {}
         self._for_ledger: dict[Place, Reset] = {}
-        # Up to which number this node has heard the origin's resets, and the origin's last number as the pulse said.
+        # Up to which number this node has heard the origin's resets.
         self._since = 0
-        self._last = 0
         self._wanted = asyncio.Event()
 
     # -- what others say
@@ -82,7 +81,6 @@ class ResetLoop:
             with self._gate:
                 self._engine.resets.expire(self._gate.now_ms())
                 self._add(self._for_origin, self._engine.resets.live())
-        self._last = number
         if number > self._since or self._for_origin:
             self._wanted.set()
 
