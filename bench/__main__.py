@@ -10,7 +10,7 @@ from pathlib import Path
 from bench.machine import describe
 
 # In this order when none is named: the quick ones first.
-KNOWN = ("engine", "telemetry", "integrations", "origin", "ledger", "voice", "server", "console", "rls")
+KNOWN = ("engine", "telemetry", "integrations", "origin", "ledger", "importer", "server", "console", "rls")
 
 
 def main(arguments: list[str]) -> int:

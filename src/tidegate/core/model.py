@@ -500,7 +500,7 @@ class Tuning:
     import_busy_interval_ms: int = 100
     # A cell is published early when it has grown by headroom / (pressure_parts * regions seen on it).
     pressure_parts: int = 4
-    # One node of a region imports for all (docs/adr/0020-one-voice.md). Its lease lasts this long, and every node
+    # One node of a region imports for all (docs/adr/0020-one-importer.md). Its lease lasts this long, and every node
     # asks for it this often: together less than two seconds until another has taken over.
     import_lease_ms: int = 1_200
     import_lease_interval_ms: int = 400

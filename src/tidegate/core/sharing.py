@@ -1,6 +1,6 @@
 """What the nodes of a region share about the database (the ledger), through Redis (the origin).
 
-One node imports for its region, and one node publishes each change (docs/adr/0020-one-voice.md). The origin keeps
+One node imports for its region, and one node publishes each change (docs/adr/0020-one-importer.md). The origin keeps
 who imports (`Lease`), what other regions have published of a cell, how much of it this region has published, and which
 node is responsible for the rest (`Mark`). Two importers, or two nodes that publish the same change, are harmless:
 everything merges by maximum.

@@ -1,12 +1,12 @@
 """The import loop: what other regions published, and what this region published, into the local view.
 
-One node imports for its region, four times a second, and writes what it reads to Redis (`voice`). While Redis does
-not answer, and without it, every node imports for itself: every five seconds, fast while it holds cells above their
-threshold.
+One node imports for its region, four times a second, and writes what it reads to Redis (`import_lease`). While Redis
+does not answer, or without Redis, every node imports for itself: every five seconds, and faster while it holds cells
+above their threshold.
 
-Incremental, by the ledger's cursor; a full read at the start and from time to time. Rows are merged in slices, so that
-no turn holds the event loop. The heartbeat of the region is written along with it, and its answer says how many regions
-are alive.
+The import is incremental, by the cursor of the database (the ledger), with a full read at the start and from time to
+time. Rows are merged in slices, so that no turn blocks the event loop for long. Each turn also writes the heartbeat of
+the region; the reply contains the number of regions that are alive.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from tidegate.core.sharing import NOT_DUE, Share
 from tidegate.errors import DependencyError
 from tidegate.ports import Changes, Ledger, RegionBeat
 from tidegate.runtime.calls import Calls
+from tidegate.runtime.import_lease import ImportLease
 from tidegate.runtime.loops import Metronome, wait_for_event
-from tidegate.runtime.voice import Voice
 
 __all__ = ["ImportLoop", "Imported"]
 
@@ -77,10 +77,10 @@ class ImportLoop:
         sync: LedgerSync,
         tuning: Tuning,
         random: Random,
-        voice: Voice | None = None,
+        import_lease: ImportLease | None = None,
     ) -> None:
-        self._voice = voice
-        # For whom the last turn imported, and in which term of the voice.
+        self._import_lease = import_lease
+        # For whom the last turn imported, and in which term of the lease.
         self._for: _For = _For.SELF
         self._term = 0
         # Called with rows of this region that the origin has made this node responsible for.
@@ -207,8 +207,8 @@ class ImportLoop:
             lambda timeout_s: self._ledger.changes(cursor, now_ms=now_ms, timeout_s=timeout_s),
             self._timeout_s,
         )
-        if self._voice is not None:
-            self._voice.moved()
+        if self._import_lease is not None:
+            self._import_lease.note_progress()
         if cursor is None:
             self._resets_found = {}
         for row in changes.rows:
@@ -265,12 +265,14 @@ class ImportLoop:
     # -- for whom
 
     def _turn_for(self) -> _For:
-        if self._voice is None or not self._voice.is_shared:
+        if self._import_lease is None or not self._import_lease.is_shared:
             return _For.SELF
-        return _For.REGION if self._voice.is_holder else _For.NONE
+        return _For.REGION if self._import_lease.is_holder else _For.NONE
 
     def _is_new_term(self, turn: _For) -> bool:
-        return turn is _For.REGION and self._voice is not None and self._voice.terms != self._term
+        return (
+            turn is _For.REGION and self._import_lease is not None and self._import_lease.terms != self._term
+        )
 
     def _begin(self, turn: _For) -> None:
         """This node imports for others than before: a cursor says what its reader has, and is of no use to another."""
@@ -278,13 +280,13 @@ class ImportLoop:
         self._cursor = None
         if turn is not _For.REGION:
             return
-        assert self._voice is not None
-        self._term = self._voice.terms
-        state = self._voice.state
+        assert self._import_lease is not None
+        self._term = self._import_lease.terms
+        state = self._import_lease.state
         if state.cursor:
             # Another node has imported up to here, and the origin has it.
             self._cursor = state.cursor
-            since_s = max(0.0, (self._voice.origin_ms() - state.full_at_ms) / 1000)
+            since_s = max(0.0, (self._import_lease.origin_ms() - state.full_at_ms) / 1000)
             interval_s = self._tuning.import_interval_ms / 1000
             now_s = asyncio.get_running_loop().time()
             self._full_at_s = now_s + self._tuning.import_full_interval_ms / 1000 - since_s
@@ -292,15 +294,15 @@ class ImportLoop:
 
     def _note_loss(self) -> None:
         """The origin lost counts since the last full read, and so perhaps what other regions have published."""
-        assert self._voice is not None
-        lease = self._voice.lease
-        if lease is not None and lease.lost_at_ms > self._voice.state.full_at_ms:
+        assert self._import_lease is not None
+        lease = self._import_lease.lease
+        if lease is not None and lease.lost_at_ms > self._import_lease.state.full_at_ms:
             self._full_at_s = min(self._full_at_s, self._heal_at_s)
 
     async def _share(self, changes: Changes, start: int, now_ms: int) -> None:
         """Write rows to the origin. It may find that this node has to publish some of its region's."""
-        voice = self._voice
-        assert voice is not None
+        import_lease = self._import_lease
+        assert import_lease is not None
         with self._gate:
             given = changes.rows[start : start + SLICE_ROWS]
             rows = [row for row in given if self._sync.is_counted(row, now_ms)]
@@ -311,8 +313,8 @@ class ImportLoop:
                     cell_of(row.sequence, row.duration_ms)[0],
                     "" if row.region == self._region else row.region,
                     row.regional,
-                    voice.node_id,
-                    voice.state.epoch,
+                    import_lease.node_id,
+                    import_lease.state.epoch,
                     self._sync.generation_of(row),
                 )
                 for row in rows
@@ -321,41 +323,41 @@ class ImportLoop:
             return
         due = [
             (row._replace(region=self._region, regional=reply.total), reply.due)
-            for row, reply in zip(rows, await voice.share(entries), strict=True)
+            for row, reply in zip(rows, await import_lease.share(entries), strict=True)
             if reply.due != NOT_DUE
         ]
-        voice.moved()
+        import_lease.note_progress()
         if due:
             self.on_due(due)
 
     async def _turn(self) -> None:
         """One turn for the region. What fails is left to another node for a moment."""
-        voice = self._voice
-        assert voice is not None
+        import_lease = self._import_lease
+        assert import_lease is not None
         self._note_loss()
         # Before a full read: only what comes after a cursor shows that the ledger has lost rows.
         is_probed = self._is_full_due and self._cursor is not None
         if is_probed and not (await self.run_once(full=False)).ok:
-            voice.stand_back()
+            import_lease.back_off()
             return
         if self._is_full_due:
             # Rows of this region may be gone, also without a sign: every node asks again who publishes what the read
             # does not bring. By the origin's clock, so that epochs rise although a wiped origin has forgotten the last.
             self._is_lost = False
             self._cursor = None
-            epoch = max(voice.origin_ms(), voice.epoch + 1, voice.state.epoch + 1)
-            voice.state = voice.state._replace(epoch=epoch)
-        began_ms = voice.origin_ms()
+            epoch = max(import_lease.origin_ms(), import_lease.epoch + 1, import_lease.state.epoch + 1)
+            import_lease.state = import_lease.state._replace(epoch=epoch)
+        began_ms = import_lease.origin_ms()
         imported = await self.run_once()
         if not imported.ok:
-            voice.stand_back()
+            import_lease.back_off()
             return
-        if voice.terms != self._term:
+        if import_lease.terms != self._term:
             return  # the origin has lost its lease meanwhile: what was read before that may be lost as well
-        full_at_ms = began_ms if imported.full else voice.state.full_at_ms
-        voice.state = voice.state._replace(
+        full_at_ms = began_ms if imported.full else import_lease.state.full_at_ms
+        import_lease.state = import_lease.state._replace(
             # Until the full read, the next holder must find the loss as well.
-            cursor=voice.state.cursor if self._is_lost else self._cursor or "",
+            cursor=import_lease.state.cursor if self._is_lost else self._cursor or "",
             imported_at_ms=began_ms,
             full_at_ms=full_at_ms,
             regions=self._regions_live,
@@ -381,8 +383,8 @@ class ImportLoop:
         slow_s = tuning.import_interval_ms / 1000
         ticks = Metronome(slow_s, tuning.jitter_percent, self._random, loop.time())
         tick_s = loop.time()
-        if self._voice is not None:
-            await self._voice.run_once()
+        if self._import_lease is not None:
+            await self._import_lease.run_once()
         while True:
             turn = self._turn_for()
             if turn is not self._for or self._is_new_term(turn):
@@ -407,7 +409,7 @@ class ImportLoop:
             pause_s = max(0.0, tick_s - loop.time())
             if interval_s < slow_s:
                 pause_s = min(interval_s * jitter, pause_s)
-            elif self._voice is None:
+            elif self._import_lease is None:
                 # No other node tells this one of resets.
                 pause_s = min(tuning.reset_interval_ms / 1000, pause_s)
             with self._gate:

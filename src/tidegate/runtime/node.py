@@ -32,6 +32,7 @@ from tidegate.ports import Ledger, Origin
 from tidegate.runtime.breaker import Breaker
 from tidegate.runtime.calls import ADAPTER_SHARE
 from tidegate.runtime.exchange import Exchanges
+from tidegate.runtime.import_lease import ImportLease
 from tidegate.runtime.importer import ImportLoop
 from tidegate.runtime.loops import loop_backoff
 from tidegate.runtime.publish import PublishLoop
@@ -43,7 +44,6 @@ from tidegate.runtime.resets import ResetLoop
 from tidegate.runtime.stalls import StallMonitor
 from tidegate.runtime.states import StateMachine
 from tidegate.runtime.statistics import Health
-from tidegate.runtime.voice import Voice
 
 __all__ = ["Node"]
 
@@ -125,7 +125,7 @@ class Node:
         self.publish: PublishLoop | None = None
         self.importer: ImportLoop | None = None
         # Only with credit: its messages carry what other regions have counted, and its answers who publishes.
-        self.voice: Voice | None = None
+        self.import_lease: ImportLease | None = None
         if origin is not None:
             self._make_origin_loops(origin)
         if ledger is not None:
@@ -171,7 +171,7 @@ class Node:
     def _make_ledger_loops(self, ledger: Ledger) -> None:
         gate, sync, tuning, random = self._gate, self.ledger_sync, self._tuning, self._random
         if self._origin is not None and self._engine.has_credit:
-            self.voice = Voice(
+            self.import_lease = ImportLease(
                 self._origin,
                 self._engine.node_id,
                 gate,
@@ -182,9 +182,9 @@ class Node:
                 is_usable=self._is_origin_usable,
                 can_import=self._is_ledger_usable,
                 can_publish=self._can_publish,
-                on_change=self._on_voice_change,
+                on_change=self._on_import_lease_change,
             )
-        importer = ImportLoop(ledger, self._region, gate, sync, tuning, random, self.voice)
+        importer = ImportLoop(ledger, self._region, gate, sync, tuning, random, self.import_lease)
         self.importer = importer
         self.publish = PublishLoop(
             ledger,
@@ -194,7 +194,7 @@ class Node:
             random,
             is_usable=self._is_ledger_usable,
             on_published=importer.import_soon,
-            voice=self.voice,
+            import_lease=self.import_lease,
         )
         importer.on_due = self.publish.entrust
 
@@ -228,12 +228,12 @@ class Node:
         self.resets.on_pulse(number, was_empty)
 
     def _is_importer(self) -> bool:
-        return self.voice is not None and self.voice.is_holder
+        return self.import_lease is not None and self.import_lease.is_holder
 
     def _can_publish(self) -> bool:
         return self._is_ledger_usable() and self.publish is not None and not self.publish.calls.is_failing
 
-    def _on_voice_change(self) -> None:
+    def _on_import_lease_change(self) -> None:
         if self.importer is not None:
             self.importer.import_soon()
         if self.publish is not None:
@@ -312,8 +312,8 @@ class Node:
         if self.publish is not None and self.importer is not None:
             self._spawn(self.publish.run())
             self._spawn(self._open_and_import())
-        if self.voice is not None:
-            self._spawn(self.voice.run())
+        if self.import_lease is not None:
+            self._spawn(self.import_lease.run())
 
     def _spawn(self, coroutine: Coroutine[object, object, None]) -> None:
         task = asyncio.get_running_loop().create_task(coroutine)
@@ -346,8 +346,8 @@ class Node:
                     await self.exchanges.close()
                 if self.resets.has_unsent:
                     await self.resets.run_once()
-                if self.voice is not None:
-                    await self.voice.release()
+                if self.import_lease is not None:
+                    await self.import_lease.release()
                 flushed = await self._flush()
         except TimeoutError:
             flushed = False
@@ -489,7 +489,7 @@ class Node:
             self.reserving,
             self.reads,
             self.replay,
-            self.voice,
+            self.import_lease,
             self.publish,
             self.importer,
         )
@@ -560,6 +560,6 @@ class Node:
                 "regions": self._engine.global_view.regions,
                 "heartbeat_age_ms": self.importer.heartbeat_age_ms(now_s),
             }
-        if self.voice is not None:
-            known |= self.voice.statistics(now_s)
+        if self.import_lease is not None:
+            known |= self.import_lease.statistics(now_s)
         return known

@@ -21,8 +21,8 @@ from tidegate.core.sharing import NOT_DUE, PRESSED, Share, ShareReply
 from tidegate.errors import DependencyError, RowsRejected
 from tidegate.ports import Ledger
 from tidegate.runtime.calls import Calls
+from tidegate.runtime.import_lease import ImportLease
 from tidegate.runtime.loops import Metronome, wait_for_event
-from tidegate.runtime.voice import Voice
 
 __all__ = ["PublishLoop", "Published"]
 
@@ -71,7 +71,7 @@ class PublishLoop:
         *,
         is_usable: Callable[[], bool],
         on_published: Callable[[], object],
-        voice: Voice | None = None,
+        import_lease: ImportLease | None = None,
     ) -> None:
         self._ledger = ledger
         self._gate = gate
@@ -80,7 +80,7 @@ class PublishLoop:
         self._random = random
         self._timeout_s = tuning.ledger_timeout_ms / 1000
         self._pressure = asyncio.Event()
-        self._voice = voice
+        self._import_lease = import_lease
         # Rows of this region that the import found due and whose subject is not in memory, each once.
         self._entrusted: dict[tuple[str, str, str, int, int], LedgerRow] = {}
         # Some of them should not wait for a tick.
@@ -113,7 +113,7 @@ class PublishLoop:
     @property
     def is_shared(self) -> bool:
         """The origin says who publishes."""
-        return self._voice is not None and self._voice.is_shared
+        return self._import_lease is not None and self._import_lease.is_shared
 
     async def run_once(self, *, pressed_only: bool = False, is_tick: bool = True) -> Published:
         """One turn: everything that changed and passes the filters, or only what is under pressure.
@@ -256,7 +256,7 @@ class PublishLoop:
     async def _share(
         self, chunk: Publication, start: int, end: int, *, is_published: bool
     ) -> list[ShareReply]:
-        assert self._voice is not None
+        assert self._import_lease is not None
         entries = [
             Share(
                 chunk.digest(i),
@@ -264,13 +264,13 @@ class PublishLoop:
                 cell_of(row.sequence, row.duration_ms)[0],
                 "",
                 row.regional if is_published else 0,
-                self._voice.node_id,
-                self._voice.epoch,
+                self._import_lease.node_id,
+                self._import_lease.epoch,
                 self._sync.generation_of(row),
             )
             for i, row in enumerate(chunk.rows[start:end], start)
         ]
-        return await self._voice.share(entries)
+        return await self._import_lease.share(entries)
 
     async def _sweep(self) -> None:
         while self._sync.sweep.is_active:

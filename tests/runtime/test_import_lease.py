@@ -147,9 +147,9 @@ async def test_two_holders_are_harmless() -> None:
     (holder,) = importers(nodes)
     region.store.drop_lease()
     other = next(node for node in nodes if node is not holder)
-    voice = other.limiter._parts.node.voice  # type: ignore[union-attr]
-    assert voice is not None
-    await voice.run_once()
+    import_lease = other.limiter._parts.node.import_lease  # type: ignore[union-attr]
+    assert import_lease is not None
+    await import_lease.run_once()
     assert len(importers(nodes)) == 2  # until the first one asks again
     ledger.publish_nowait([row("x", 400), row("x", 100, "nyc")])
     await asyncio.sleep(2)

@@ -1,9 +1,10 @@
-"""Which node imports for the region, and what the nodes of a region share about the database (the ledger).
+"""The lease by which one node imports for its region, and what the nodes share about the database (the ledger).
 
-One node holds a lease at Redis (the origin), imports for all, and writes what other regions have published to the
-origin. The others do not ask the ledger while the origin answers. Every node asks for the lease a few times a second:
-a holder that stops, dies or hangs is replaced within two seconds, and the next one goes on from its cursor. Two holders
-are harmless. If the origin does not answer, every node imports and publishes for itself.
+One node holds a lease at Redis (the origin), imports for all nodes of its region, and writes the counts of other
+regions to the origin. The other nodes do not read the ledger while the origin answers. Every node requests the lease a
+few times a second: a holder that stops, crashes or hangs is replaced within two seconds, and the next one continues
+from its cursor. Two holders at once do no harm. While the origin does not answer, every node imports and publishes for
+itself.
 """
 
 from __future__ import annotations
@@ -23,18 +24,18 @@ from tidegate.errors import DependencyError
 from tidegate.ports import Origin
 from tidegate.runtime.calls import Calls
 
-__all__ = ["Voice"]
+__all__ = ["ImportLease"]
 
 logger: Final = logging.getLogger(__name__)
 
-# A holder whose import has not moved for so long gives the lease back: its connection to the ledger hangs.
-HANGS_S: Final = 1.5
-# After a failed import another node is given the chance, for a random time from here to twice that.
-STANDS_BACK_S: Final = 1.0
+# A holder whose import has made no progress for this long gives the lease back: its connection to the ledger hangs.
+STALLED_AFTER_S: Final = 1.5
+# After a failed import a node leaves the lease to others for a random time, from this to twice this.
+BACK_OFF_S: Final = 1.0
 
 
-class Voice:
-    """One node's part in its region's import."""
+class ImportLease:
+    """One node's side of the lease: requests it, renews it, and keeps what the origin answered."""
 
     def __init__(
         self,
@@ -65,29 +66,29 @@ class Voice:
         self._is_usable = is_usable
         self._can_import = can_import
         self._can_publish = can_publish
-        # Called when this node begins or ceases to import for its region, or for itself.
+        # Called when this node starts or stops importing for its region, or for itself.
         self._on_change = on_change
         self.calls: Final[Calls] = Calls("origin_share", tuning, is_usable)
         self.lease: Lease | None = None
-        # Loop times: of the last answer; until when the lease is this node's; of the last progress of its import; until
-        # when it leaves the lease to others.
+        # Loop times: of the last answer; when this node's lease ends; of the last progress of its import; until when it
+        # leaves the lease to others.
         self._answered_s = float("-inf")
         self._held_until_s = float("-inf")
-        self._moved_s = 0.0
-        self._stands_back_until_s = float("-inf")
-        # How far the import has come; kept at the origin with the lease.
+        self._progress_s = 0.0
+        self._backs_off_until_s = float("-inf")
+        # The progress of the import; stored at the origin with the lease.
         self.state: ImportState = ImportState()
-        # How often this node has taken that from the origin. Each time, the import goes on from there.
+        # How often this node has loaded `state` from the origin. Each time, the import continues from there.
         self.terms: int = 0
         self._epoch = 0
         self._losses = 0
         self._was = (False, False)
 
-    # -- what this node does
+    # -- state
 
     @property
     def is_shared(self) -> bool:
-        """The origin answers: one node imports for all, and the origin says who publishes."""
+        """The origin answers: one node imports for all, and the origin says which node publishes."""
         return self._is_shared_at(asyncio.get_running_loop().time())
 
     def _is_shared_at(self, now_s: float) -> bool:
@@ -108,18 +109,18 @@ class Voice:
         assert self.lease is not None
         return self.lease.time_ms + int((asyncio.get_running_loop().time() - self._answered_s) * 1000)
 
-    def moved(self) -> None:
-        """The import has come a step further."""
-        self._moved_s = asyncio.get_running_loop().time()
+    def note_progress(self) -> None:
+        """Record that the import has made progress."""
+        self._progress_s = asyncio.get_running_loop().time()
 
-    def stand_back(self) -> None:
-        """The ledger does not answer this node: leave the import to another for a moment."""
+    def back_off(self) -> None:
+        """Leave the import to another node for a moment: the ledger does not answer this one."""
         now_s = asyncio.get_running_loop().time()
-        self._stands_back_until_s = now_s + STANDS_BACK_S * (1 + self._random.random())
+        self._backs_off_until_s = now_s + BACK_OFF_S * (1 + self._random.random())
         self._held_until_s = now_s
 
     async def share(self, shares: Sequence[Share]) -> list[ShareReply]:
-        """Tell the origin what the ledger holds. Raises a `DependencyError`."""
+        """Write to the origin what the ledger holds. Raises a `DependencyError`."""
         return await self.calls.call(
             ["share"],
             lambda timeout_s: self._origin.share(shares, timeout_s=timeout_s),
@@ -129,16 +130,16 @@ class Voice:
     # -- the lease
 
     async def run_once(self) -> bool:
-        """Ask for the lease, or renew it. False when the origin does not answer."""
+        """Request the lease, or renew it. False when the origin does not answer."""
         if not self._is_usable():
             self._note_change()
             return False
         loop = asyncio.get_running_loop()
         asked_s = loop.time()
         was_holder = self.is_holder
-        if was_holder and asked_s - self._moved_s > HANGS_S:
-            self.stand_back()
-        wants = self._can_import() and asked_s >= self._stands_back_until_s
+        if was_holder and asked_s - self._progress_s > STALLED_AFTER_S:
+            self.back_off()
+        wants = self._can_import() and asked_s >= self._backs_off_until_s
         losses = self._sweep.losses
         try:
             async with asyncio.timeout(self._timeout_s):
@@ -158,7 +159,7 @@ class Voice:
 
     def _apply(self, lease: Lease, asked_s: float, wants: bool) -> None:
         loop = asyncio.get_running_loop()
-        # A holder whose lease begins anew asks an origin that has lost it, and with it what was imported.
+        # If the lease of a holder has a new start, the origin has lost its data, and with it what was imported.
         is_new = asked_s >= self._held_until_s or self.lease is None or lease.since_ms != self.lease.since_ms
         self.lease = lease
         self._answered_s = loop.time()
@@ -166,8 +167,8 @@ class Voice:
         if is_mine and is_new:
             self.terms += 1
             self.state = lease.state
-            self._moved_s = loop.time()
-        # From before the message was sent: the origin counts from later.
+            self._progress_s = loop.time()
+        # From before the message was sent, so that it ends here before it ends at the origin.
         self._held_until_s = asked_s + self._life_ms / 1000 if is_mine else asked_s
         state = lease.state
         if is_mine and self.state.epoch > state.epoch:
@@ -197,16 +198,16 @@ class Voice:
             await asyncio.sleep(self._interval_s * (1 + self._jitter * (self._random.random() - 0.5)))
 
     async def release(self) -> None:
-        """Give the lease back: the node stops. Another one takes it at its next question."""
+        """Give the lease back when the node stops. Another one gets it with its next request."""
         if self.is_holder:
             self._held_until_s = float("-inf")
             try:
                 await self._origin.lease(self.node_id, life_ms=0, state=self.state, timeout_s=self._timeout_s)
             except DependencyError:
-                logger.debug("the lease of the import was not given back; it ends by itself")
+                logger.debug("the import lease could not be given back; it expires by itself")
 
     def statistics(self, now_s: float) -> dict[str, object]:
-        """What it knows, as fields of `Statistics`."""
+        """The fields of `Statistics` about the import."""
         lease = self.lease
         if lease is None or not self._is_shared_at(now_s):
             return {}

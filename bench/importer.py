@@ -1,6 +1,6 @@
 """One node imports for its region: how fast counts reach an idle region, and what ten regions far away allow.
 
-    python -m bench voice [--on mariadb|mysql|postgres] [--only takeover|ten] [--runs N]
+    python -m bench importer [--on mariadb|mysql|postgres] [--only takeover|ten] [--runs N]
 
 `takeover`: a region of three processes around a Redis, which take no requests; another region uses up identifiers one
 after the other. In the middle the process that imports is stopped (SIGSTOP), later the next one is killed (SIGKILL).
@@ -217,7 +217,7 @@ SERVERS: Final[dict[str, Any]] = {"mariadb": MariaDBServer, "mysql": MySQLServer
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the parts and print one table."""
-    parser = argparse.ArgumentParser(prog="python -m bench voice", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m bench importer", description=__doc__)
     parser.add_argument("--only", choices=sorted(PARTS), action="append", help="Run these parts only.")
     parser.add_argument("--on", choices=sorted(SERVERS), action="append", help="Use these servers only.")
     parser.add_argument("--runs", type=int, default=1, help="How often to run each part.")
