@@ -16,6 +16,7 @@ import pytest
 from tests.cli.conftest import PROGRAM, Invoke, InvokeJSON, Program
 from tidegate.adapters.catalogs import open_catalog
 from tidegate.adapters.urls import open_ledger
+from tidegate.core.generations import cell_name
 from tidegate.core.model import LedgerRow
 from tidegate.ports import NamespaceRow, OverrideRow
 
@@ -114,6 +115,25 @@ def test_ledger_shows_regions_rows_lag_and_the_hottest_cells(
     assert "bob 🎈" in text
     assert "never" in text
     assert re.search(r"^ +900  email +bob 🎈 +acme +fra +1 h, ends in \d+ (min|s)", text, re.MULTILINE)
+
+
+def test_ledger_shows_the_window_of_a_counter_that_was_reset(
+    invoke: Invoke, invoke_json: InvokeJSON, url: str
+) -> None:
+    invoke("migrate", "--ledger", url)
+    before = row("alice", "fra", 70, 0)
+    reset_at_ms = time.time_ns() // 1_000_000 - 90_000
+    # The window that runs now may be the one after that of the reset.
+    after = before._replace(sequence=cell_name(before.sequence, reset_at_ms, HOUR_MS), regional=3)
+    publish(url, [before, after])
+    shown = invoke_json("ledger", "--ledger", url)["hottest"]
+    assert [(each["regional"], each["sequence"], each["reset_at_ms"]) for each in shown] == [
+        (70, before.sequence, None),
+        (3, before.sequence, reset_at_ms),
+    ]
+    text = invoke("ledger", "--ledger", url).stdout
+    assert re.search(r"^ +70 .* 1 h, ends in [^,]+$", text, re.MULTILINE)
+    assert re.search(r"^ +3 .* 1 h, ends in [^,]+, reset [^,]+ ago$", text, re.MULTILINE)
 
 
 def test_ledger_shows_the_names_of_namespaces_that_a_server_counts_by_id(

@@ -129,6 +129,21 @@ async def test_a_row_that_the_ledger_refuses_is_set_aside_and_all_others_are_pub
 
 
 @on_virtual_time
+async def test_a_refused_row_of_a_counter_that_was_reset_is_logged_with_the_sequence_of_its_window(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    ledger, region, node = world()
+    await node.limiter.start()
+    ledger.rejects = lambda row: row.regional < 1_000
+    await node.limiter.reset(TEN_A_MINUTE, "user 0000")
+    await fill(node, 1)
+    await publisher(node).run_once()
+    sequence = node.limiter._gate.now_ms() // TEN_A_MINUTE.duration_ms
+    assert f"sequence {sequence}:" in caplog.text
+    await region.stop()
+
+
+@on_virtual_time
 async def test_refused_rows_trip_no_breaker() -> None:
     ledger, region, node = world()
     await node.limiter.start()

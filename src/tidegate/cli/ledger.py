@@ -12,6 +12,8 @@ from tidegate.cli.catalogs import Place, all_rows, opened_catalog
 from tidegate.cli.databases import ledger_options, opened_ledger, run
 from tidegate.cli.outcomes import json_option, print_result
 from tidegate.cli.tables import table
+from tidegate.core.generations import cell_of
+from tidegate.core.model import LedgerRow
 from tidegate.core.quota import format_duration
 from tidegate.core.sharing import Lease
 from tidegate.ports import LedgerOverview
@@ -100,18 +102,31 @@ def describe(overview: LedgerOverview, names: Mapping[str, str]) -> dict[str, An
         "regions": regions,
         "rows": sum(overview.rows.values()),
         "expired_rows": overview.expired_rows,
-        "hottest": [
-            {**row._asdict(), "namespace_name": names.get(row.namespace, row.namespace)}
-            for row in overview.hottest
-        ],
+        "hottest": [_described(row, names) for row in overview.hottest],
+    }
+
+
+def _described(row: LedgerRow, names: Mapping[str, str]) -> dict[str, Any]:
+    """A row with the sequence of its window. The stored one is negative when the counter was reset in that window."""
+    sequence, generation = cell_of(row.sequence, row.duration_ms)
+    return {
+        **row._asdict(),
+        "sequence": sequence,
+        "reset_at_ms": generation or None,
+        "namespace_name": names.get(row.namespace, row.namespace),
     }
 
 
 def _window(row: Mapping[str, Any], now_ms: int) -> str:
-    """`1 min, ends in 18 s`."""
+    """`1 min, ends in 18 s, reset 5 s ago`."""
     ends_ms = (row["sequence"] + 1) * row["duration_ms"] - now_ms
-    ends = f"ends in {format_duration(ends_ms)}" if ends_ms > 0 else f"ended {format_duration(-ends_ms)} ago"
-    return f"{format_duration(row['duration_ms'])}, {ends}"
+    parts = [
+        format_duration(row["duration_ms"]),
+        f"ends in {format_duration(ends_ms)}" if ends_ms > 0 else f"ended {format_duration(-ends_ms)} ago",
+    ]
+    if row["reset_at_ms"] is not None:
+        parts.append(f"reset {format_duration(max(0, now_ms - row['reset_at_ms']))} ago")
+    return ", ".join(parts)
 
 
 def _lines(document: dict[str, Any]) -> list[str]:

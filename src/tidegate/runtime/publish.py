@@ -154,7 +154,7 @@ class PublishLoop:
                 "the ledger refuses %d rows, and they were set aside; the first is of namespace %r, sequence %d: %s",
                 len(self._refused),
                 row.namespace,
-                row.sequence,
+                cell_of(row.sequence, row.duration_ms)[0],
                 reason,
             )
             self._refused.clear()
