@@ -10,9 +10,10 @@ from typing import Any, NoReturn
 
 import pytest
 
+from tests.core.nodes import Node
 from tidegate.core.engine import Engine, Need
 from tidegate.core.gate import CLOSED, IDLE, NOT_STARTED, Gate
-from tidegate.core.model import Decision, Limit, Request, Tuning, make_limit
+from tidegate.core.model import Decision, Limit, OriginReply, Request, Tuning, make_limit
 from tidegate.core.tickets import Ticket
 from tidegate.errors import Closed, InvalidInput, TidegateError
 
@@ -315,7 +316,8 @@ def test_a_begin_that_raises_leaves_the_gate_not_started_and_nothing_counted(eng
 
 
 def test_the_driver_is_woken_outside_the_lock_when_a_decision_leaves_work() -> None:
-    engine = Engine(Tuning(), node_id="n1", has_origin=True)
+    node = Node(has_origin=True)
+    engine = node.engine
     held: list[str] = []
     woken: list[tuple[str, ...]] = []
 
@@ -333,6 +335,7 @@ def test_the_driver_is_woken_outside_the_lock_when_a_decision_leaves_work() -> N
     def settle(limit: Limit, identifier: str, cost: int, now_ms: int, need: Need | Ticket) -> Decision:
         assert isinstance(need, Need)
         assert not held
+        node.origin_sync.apply_read(need, [OriginReply(0, 0), OriginReply(0, 0)], now_ms)
         answer = door.decide(limit, identifier, cost, now_ms, 1)
         assert isinstance(answer, Decision)
         return answer

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from tests.core.nodes import DictLedger, DictOrigin, Node
 from tidegate.core.cells import BLOCKED, CLEAN, PINNED
-from tidegate.core.model import DEGRADED, ORIGIN, Limit, Tuning
+from tidegate.core.model import DEGRADED, Limit, Tuning
 from tidegate.core.table import Table
 
 SECOND = Limit(10, duration_ms=1_000, namespace="default")
@@ -363,9 +363,13 @@ def test_the_number_of_cells_is_that_of_the_cells_remembered(
 
 
 def test_denials_after_a_read_are_counted_separately() -> None:
+    origin = DictOrigin()
+    other = Node("n2")
+    other.limit(DAY, "a", 10, T, origin)
+    other.replay(origin, T)
     node = Node(has_origin=True, tuning=Tuning())
-    node.engine.decide(DAY, "a", 11, T, ORIGIN)
-    node.engine.decide(DAY, "b", 1, T, ORIGIN)
+    assert not node.limit(DAY, "a", 1, T, origin)
+    assert node.limit(DAY, "b", 1, T, origin)
     node.engine.decide(DAY, "c", 11, T, DEGRADED)
     assert (node.engine.from_origin, node.engine.denied_from_origin, node.engine.denied) == (2, 1, 2)
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from tests.core.nodes import PLAIN, DictOrigin, Node
 from tidegate.core.engine import COLD, STALE, STRICT, Engine, Need
-from tidegate.core.model import DEGRADED, ORIGIN, Decision, LedgerRow, Limit, OriginReply, Tuning
+from tidegate.core.model import DEGRADED, ORIGIN, Decision, LedgerRow, Limit, OriginReply, Request, Tuning
 
 MINUTE = Limit(10, duration_ms=60_000, namespace="default")
 # In the middle of a minute, far from any boundary.
@@ -63,6 +63,44 @@ def test_a_limiter_without_an_origin_reads_nothing() -> None:
     for node in (Node(has_origin=False), Node(has_origin=False, has_ledger=True)):
         decision = node.decide(MINUTE, "a", 1, T)
         assert (decision.source, decision.regional_age_ms, decision.global_age_ms) == ("local", None, None)
+
+
+def test_an_answer_for_a_subject_that_was_evicted_meanwhile_is_not_taken_as_known() -> None:
+    node = Node(tuning=Tuning(subjects_max=1))
+    first = node.need(MINUTE, "a", 1, T)
+    node.need(MINUTE, "b", 1, T)
+    again = node.need(MINUTE, "a", 1, T)
+    assert again.subject is not first.subject, "evicted while it was read, and asked for again"
+    node.origin_sync.apply_read(first, [OriginReply(10, 0), OriginReply(0, 0)], T + 20)
+    decision = node.decide(MINUTE, "a", 0, T, ORIGIN)
+    assert (decision.effective, decision.source) == (0, "degraded")
+    decisions, _ = node.engine.decide_many([Request(MINUTE, "a", 0)], T, ORIGIN)
+    assert decisions is not None and decisions[0].source == "degraded"
+    node.origin_sync.apply_read(again, [OriginReply(10, 0), OriginReply(0, 0)], T + 30)
+    assert node.decide(MINUTE, "a", 1, T, ORIGIN).source == "origin"
+
+
+def test_an_item_of_a_batch_that_was_evicted_meanwhile_says_nothing_about_the_others() -> None:
+    node = Node(tuning=Tuning(subjects_max=2))
+    origin = DictOrigin()
+    node.limit(MINUTE, "a", 1, T, origin)
+    node.replay(origin, T)
+    batch = [Request(MINUTE, "a", 1), Request(MINUTE, "b", 1)]
+    _, needs = node.engine.decide_many(batch, T)
+    node.need(MINUTE, "c", 1, T)
+    node.read(needs, T, origin)
+    assert not node.knows(MINUTE, "a")
+    decisions, _ = node.engine.decide_many(batch, T, ORIGIN)
+    assert decisions is not None
+    assert [decision.source for decision in decisions] == ["degraded", "origin"]
+
+
+def test_an_answer_about_the_current_cell_alone_does_not_make_the_previous_one_known() -> None:
+    node, origin = Node(tuning=Tuning(subjects_max=1)), DictOrigin()
+    node.need(MINUTE, "b", 0, T)
+    node.decide(MINUTE, "a", 1, T, DEGRADED)
+    node.replay(origin, T)
+    assert node.decide(MINUTE, "a", 0, T, ORIGIN).source == "degraded"
 
 
 # -- stale

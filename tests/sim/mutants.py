@@ -26,7 +26,7 @@ from tidegate.core.credit_sync import CreditSync
 from tidegate.core.engine import FITS, UNLIKELY, Engine
 from tidegate.core.grants import CellPart, CellRecord, CreditRequest, SubjectRecord
 from tidegate.core.ledger_sync import LedgerSync, Publication
-from tidegate.core.model import Component, Decision, LedgerRow, Limit, OriginReply
+from tidegate.core.model import ORIGIN, Component, Decision, LedgerRow, Limit, OriginReply
 from tidegate.core.origin_sync import OriginSync
 from tidegate.core.sharing import Lease, Mark
 from tidegate.core.subjects import Subjects
@@ -52,10 +52,11 @@ FIRST_SEED: Final = {
     "a_guess_names_the_end_of_the_window": 37,
     "a_node_keeps_what_it_is_asked_to_give_back": 63,
     "an_answer_from_before_a_reset_is_merged": 69,
+    "an_answer_for_a_subject_that_was_evicted_is_taken_as_known": 103,
     "an_origin_that_refuses_counts_looks_healthy": 55,
     "evicted_foreign_counts_do_not_come_back": 34,
     "every_loss_merges_everything_again": 116,
-    "unreplayed_subjects_are_evicted_first": 175,
+    "unreplayed_subjects_are_evicted_first": 13,
 }
 
 # Worlds that last longer, for what takes several imports.
@@ -413,6 +414,11 @@ def memory_is_trusted_twice_as_long() -> None:
         return merge_others
 
     replace(OriginSync, "_merge_others", make)
+
+
+@mutant
+def an_answer_for_a_subject_that_was_evicted_is_taken_as_known() -> None:
+    replace(Engine, "_after_read", lambda _original: lambda _self, _cell: ORIGIN)
 
 
 @mutant

@@ -83,6 +83,8 @@ def test_four_hundred_seeds_keep_the_invariants_and_every_fault_happens() -> Non
         pytest.param(9001695, id="an aged cell that a later decision of the same step drops"),
         pytest.param(3301, id="a look an hour ahead, at a window that was never read"),
         pytest.param(3470, id="a region that restarts, and the origin's mark of its row alone is left"),
+        pytest.param(3848, id="a subject that is evicted during its read, and comes back"),
+        pytest.param(20306, id="a clock that steps back into the window before one with counts"),
         pytest.param(9001335, id="an origin that evicts, fails over and evicts again"),
     ],
 )

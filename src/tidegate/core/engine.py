@@ -226,9 +226,6 @@ class Engine:
         subject = self.subjects.find(limit.key, identifier)
         if subject is None:
             subject = self._create(limit, identifier, sequence, wall_ms)
-            if source == ORIGIN and subject.incarnation > 0:
-                # It was evicted after the read: the answer is not known any more.
-                source = DEGRADED
         if subject.sequence == sequence:
             cell = subject.current
             previous = subject.previous
@@ -242,6 +239,8 @@ class Engine:
             used = effective(used, before, now_ms - sequence * duration_ms, duration_ms)
         if subject.reserved > 0:
             used += self._reserved(subject, wall_ms)
+        if source == ORIGIN:
+            source = self._after_read(cell)
         quota = limit.quota
         needed = used + cost
         verdict = self._judge(subject, cell, limit, needed, now_ms, wall_ms, source)
@@ -409,16 +408,14 @@ class Engine:
                     self.global_view.is_full_import_wanted = True
                 # Room is made after the batch: a later item must not evict the subject of an earlier one.
                 subject = self.subjects.create(limit.key, identifier, sequence, wall_ms)
-                if source == ORIGIN and subject.incarnation > 0:
-                    # It was evicted after the read: the answer is not known any more.
-                    source = DEGRADED
             cell = self._cell(subject, sequence, duration_ms, wall_ms)
             previous = subject.cell(sequence - 1)
             before = 0 if previous is None else previous.total()
             used = effective(cell.total(), before, now_ms - sequence * duration_ms, duration_ms)
             if subject.reserved > 0:
                 used += self._reserved(subject, wall_ms)
-            items.append(Evaluation(limit, cost, now_ms, wall_ms, source, subject, cell, before, used))
+            heard = self._after_read(cell) if source == ORIGIN else source
+            items.append(Evaluation(limit, cost, now_ms, wall_ms, heard, subject, cell, before, used))
         return items
 
     def lacking(self, items: list[Evaluation], clock_ms: int) -> list[tuple[Subject, int, int]]:
@@ -667,6 +664,19 @@ class Engine:
             and origin.previous_until_ms > origin.failed_until_ms
         )
         return LOCAL if is_answered and now_ms >= subject.strict_until_ms else DEGRADED
+
+    def _after_read(self, cell: Cell) -> int:
+        """The source of a decision after the origin was read.
+
+        DEGRADED if it has not answered about this cell or the one before: the subject was evicted during the read or
+        after it, came back without what the answer said, and another read would be one too many. With credit the
+        decision is made in the step that merges the answer.
+        """
+        origin = cell.origin
+        if self.has_credit or origin is None:
+            return ORIGIN
+        is_known = origin.answered_at_ms >= 0 and origin.previous_until_ms > origin.failed_until_ms
+        return ORIGIN if is_known else DEGRADED
 
     def _need(self, item: Evaluation) -> Need:
         subject = item.subject

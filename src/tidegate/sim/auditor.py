@@ -16,6 +16,7 @@ from tidegate.core.model import Component, Decision, LedgerRow, Limit, OriginRep
 from tidegate.core.views import OriginView
 from tidegate.ports import Clock
 from tidegate.sim.answer_check import Item, batch_findings, single_findings, totals_of
+from tidegate.sim.memory_check import MemoryCheck
 from tidegate.sim.plan import SubjectSpec
 from tidegate.sim.reset_check import PROBES_WORKSPACE
 from tidegate.sim.truth import CellId, Truth, key_of
@@ -71,6 +72,7 @@ class Auditor:
         self.violations: list[Violation] = []
         self._trace = blake2b(digest_size=16)
         self.truth = Truth()
+        self.memory = MemoryCheck(self)
         # Set by the simulation, which it needs to know.
         self.truth_check: TruthCheck
         self._subjects: dict[bytes, tuple[tuple[str, str, int], str]] = {}
@@ -123,6 +125,7 @@ class Auditor:
 
     def all_decided(self, process: NodeProcess, answers: Sequence[Answer], *, have_waited: bool) -> None:
         """A node made these decisions in this step, one after the other."""
+        self.memory.look(process)
         # With credit, the subject of a decision may have been evicted in this step: it was counted in another cell.
         knows_cell = not (process.evictions and (have_waited or self._tuning.credit))
         for items, decisions, at_ms in answers:
@@ -210,6 +213,7 @@ class Auditor:
     def sent(self, process: NodeProcess, components: Sequence[Component]) -> None:
         """A node sends to the origin only its own counts, and no more than it accepted (3)."""
         now_ms = process.clock.now_ms()
+        self.memory.look(process)
         self.note("sent", process.node_id, [(one.sequence, one.writer, one.own) for one in components])
         self.truth_check.sent(process, components)
         for one in components:
@@ -230,6 +234,7 @@ class Auditor:
 
     def replied(self, process: NodeProcess, components: Sequence[Component], merged: bool) -> None:
         """A node received the origin's reply for these."""
+        self.memory.look(process)
         self.truth_check.replied(process, components, merged)
 
     def merged(

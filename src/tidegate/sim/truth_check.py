@@ -254,7 +254,7 @@ class TruthCheck:
             self.excused["an origin lost counts"] += 1
         elif process.engine.subjects.evicted_unreplayed:
             self.excused["memory was full of counts that the origin did not take"] += 1
-        elif source == "degraded" and process.evictions:
+        elif source == "degraded" and subject.incarnation:
             self.excused["evicted, and the origin did not answer"] += 1
         elif (
             self._tuning.credit
@@ -315,7 +315,7 @@ class TruthCheck:
                 if region != process.region
             )
             known = 0 if cell is None else cell.foreign
-            if known < published and source == "degraded" and process.evictions:
+            if known < published and source == "degraded" and subject.incarnation:
                 # More requests wait than memory has room for subjects: the answer comes after the subject is gone.
                 self.excused["evicted, and the origin did not answer"] += 1
             elif known < published:
@@ -356,7 +356,9 @@ class TruthCheck:
             others = [one for one in self._simulation.all_processes if one.region == process.region]
             is_shared = cell_id.key[2] >= tuning.ledger_duration_ms_min
             is_now = cell_id.sequence == process.clock.now_ms() // cell_id.key[2]
-            if len(others) > 1 or process.evictions or not (is_shared and is_now):
+            # After a clock stepped back the origin counts the cell that follows too.
+            follows = self.truth.total(cell_id._replace(sequence=cell_id.sequence + 1))
+            if len(others) > 1 or process.evictions or follows or not (is_shared and is_now):
                 return
             # It is the only node that ever held credit in its region: what it denied it expected of other regions.
         if not tuning.anticipation:
