@@ -36,6 +36,8 @@ BLOCK = re.compile(
 )
 # The marks of blocks that other tests run.
 RUN_ELSEWHERE = {("python", "sdk"), ("js", "sdk")}
+# A page shows what a minute allows; the minute must not end in between.
+AT_NOON = "import tests.midday; noon = tests.midday.begins_now(); noon.__enter__()\n"
 GATEWAYS = {"nginx", "haproxy", "caddy", "lua"}
 
 
@@ -87,7 +89,7 @@ def test_the_examples_of_a_page_run_one_after_the_other(page: str, tmp_path: Pat
         compile(block.code, page, "exec")
     program = "\n".join(block.code for block in blocks if is_run_here(block))
     done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", program],
+        [sys.executable, "-W", "error", "-c", AT_NOON + program],
         cwd=tmp_path,
         env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, map(os.path.abspath, sys.path)))},
         capture_output=True,

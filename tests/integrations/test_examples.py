@@ -20,15 +20,18 @@ from aiohttp.test_utils import TestServer
 from starlette.testclient import TestClient
 from starlette.websockets import WebSocketDisconnect
 
+from tests import midday
 from tests.integrations.test_clients import Counting
 
 ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(autouse=True)
-def embedded(monkeypatch: pytest.MonkeyPatch) -> None:
+def embedded(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     for name in ("REGION", "ORIGIN", "LEDGER"):
         monkeypatch.delenv(f"TIDEGATE_{name}", raising=False)
+    with midday.begins_now():
+        yield
 
 
 def example(name: str) -> Any:
@@ -82,6 +85,9 @@ def test_the_django_example_runs_under_wsgi_and_asgi() -> None:
     # In a process of its own: Django's settings are one per process.
     program = """
 import asyncio, httpx, importlib
+from tests import midday
+noon = midday.begins_now()
+noon.__enter__()
 site = importlib.import_module("examples.django_app")
 with httpx.Client(transport=httpx.WSGITransport(site.app), base_url="http://test") as client:
     print([client.get(f"/{name}").status_code for name in ("emails", "reports") for _ in range(3)])

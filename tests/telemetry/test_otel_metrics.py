@@ -40,7 +40,7 @@ def test_every_metric_has_the_value_of_the_snapshot() -> None:
     limiter = Limiter()
     limit = Limit("2/minute", namespace="tests")
     for _ in range(3):
-        limiter.limit(limit, "user_123")
+        limiter.limit(limit, "user_123", now_ms=1_700_000_000_000)
     snapshot = collect(limiter)
     found = exported(snapshot)
     decisions = found["tidegate.decisions"]

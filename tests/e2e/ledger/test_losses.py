@@ -5,7 +5,17 @@ from collections.abc import Mapping, Sequence
 
 import pytest
 
-from tests.e2e.ledger.world import HUNDRED_A_DAY, World, accept, node_of, seen, until, until_all_see
+from tests.e2e.ledger.world import (
+    HUNDRED_A_DAY,
+    World,
+    accept,
+    node_of,
+    publish_of,
+    seen,
+    until,
+    until_all_see,
+    until_publishes_are_answered,
+)
 from tidegate.adapters.memory import MemoryLedger
 from tidegate.adapters.migrations import migrate
 from tidegate.adapters.urls import open_ledger
@@ -69,12 +79,13 @@ async def test_rows_that_vanish_one_by_one_are_found_by_the_next_full_read(world
 async def test_a_full_read_of_an_unharmed_ledger_publishes_nothing(world: World) -> None:
     (fra,) = await world.grid("fra", nodes=1)
     await _filled(world, [f"user-{n}" for n in range(30)])
-    node = node_of(fra)
-    assert node.importer is not None and node.publish is not None
+    await until_publishes_are_answered([fra])
+    importer = node_of(fra).importer
+    assert importer is not None
     for _ in range(3):
-        imported = await node.importer.run_once(full=True)
+        imported = await importer.run_once(full=True)
         assert imported.full and imported.rows == 30
-        assert (await node.publish.run_once()).rows == []
+        assert (await publish_of(fra).run_once()).rows == []
 
 
 class ReplicaReader:

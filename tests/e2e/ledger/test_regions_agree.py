@@ -13,10 +13,11 @@ from tests.e2e.ledger.world import (
     THOUSAND_A_DAY,
     World,
     accept,
-    node_of,
+    publish_of,
     seen,
     until,
     until_all_see,
+    until_publishes_are_answered,
 )
 from tidegate import AsyncLimiter, Limit, Tuning
 from tidegate.adapters.clock import WallClock
@@ -111,7 +112,7 @@ async def test_windows_shorter_than_a_minute_never_touch_the_ledger(world: World
         return (await iad.peek(minute, "ada", now_ms=now_ms)).effective == 50
 
     await until(has_crossed, "the minute has crossed")
-    turn = await node_of(fra).publish.run_once()  # type: ignore[union-attr]  # it has a ledger
+    turn = await publish_of(fra).run_once()
     assert turn.ok
     durations = {int(row[0]) for row in world.database.sql("SELECT duration_ms FROM ratelimit_window_counts")}
     assert durations == {60_000}
@@ -163,10 +164,10 @@ async def test_what_a_neighbour_published_is_not_published_again(world: World) -
     await accept(first, "ada", 40)
     await until(lambda: ("ada", "fra") in world.database.counts(), "the first has published")
     await until_all_see([second], {"ada": 40})
+    await until_publishes_are_answered([first, second])
     # Now the second knows it from the ledger or from the origin; either way the region's row says so already.
     for node in (first, second):
-        turn = await node_of(node).publish.run_once()  # type: ignore[union-attr]  # it has a ledger
-        assert turn.rows == []
+        assert (await publish_of(node).run_once()).rows == []
 
 
 async def test_concurrent_flushers_of_the_same_cells_never_deadlock_for_good(world: World) -> None:
@@ -176,7 +177,7 @@ async def test_concurrent_flushers_of_the_same_cells_never_deadlock_for_good(wor
     accepted: Counter[str] = Counter()
     for turn in range(6):
         accepted += await _traffic(nodes, identifiers, 2, THOUSAND_A_DAY, seed=100 * turn)
-        turns = await asyncio.gather(*(node_of(node).publish.run_once() for node in nodes))  # type: ignore[union-attr]  # all have ledgers
+        turns = await asyncio.gather(*(publish_of(node).run_once() for node in nodes))
         assert all(turn.ok for turn in turns)
     # Cells below their threshold are raised above it, so that there is something to compare.
     for node in (nodes[0], nodes[3]):
@@ -227,7 +228,7 @@ async def test_a_denial_propagates_nothing_that_blocks_anyone(world: World) -> N
         assert not await fra.limit(HUNDRED_A_DAY, "bled", 80, now_ms=now_ms)
     await accept(fra, "marker", 50)
     await until_all_see([iad], {"marker": 50})
-    assert (await node_of(fra).publish.run_once()).ok  # type: ignore[union-attr]  # it has a ledger
+    assert (await publish_of(fra).run_once()).ok
     rows = world.database.counts()
     assert ("huge", "fra") not in rows
     assert rows["bled", "fra"] == 100, "only yesterday's: the denied requests of today left no row"

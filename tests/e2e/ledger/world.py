@@ -18,6 +18,7 @@ from tidegate.adapters.urls import open_ledger
 from tidegate.core.model import LedgerRow
 from tidegate.ports import Clock, Ledger, Origin
 from tidegate.runtime.node import Node
+from tidegate.runtime.publish import PublishLoop
 from tidegate.testing.limiters import make_async_limiter
 from tidegate.testing.servers import PostgresServer
 from tidegate.testing.servers.mysql_family import MySQLFamilyServer
@@ -289,6 +290,22 @@ def node_of(limiter: AsyncLimiter) -> Node:
     node = limiter._parts.node
     assert node is not None
     return node
+
+
+def publish_of(limiter: AsyncLimiter) -> PublishLoop:
+    publish = node_of(limiter).publish
+    assert publish is not None
+    return publish
+
+
+async def until_publishes_are_answered(limiters: Sequence[AsyncLimiter]) -> None:
+    """What stands in the database is known to the nodes that wrote it: each has begun another turn since. A row can be
+    seen there before its writer has the answer, and until then a turn by hand writes it again."""
+    before = [publish_of(limiter).turns for limiter in limiters]
+    await until(
+        lambda: all(publish_of(one).turns > turns for one, turns in zip(limiters, before, strict=True)),
+        "every node has begun another turn",
+    )
 
 
 async def accept(limiter: AsyncLimiter, identifier: str, cost: int = 1, limit: Limit = HUNDRED_A_DAY) -> int:

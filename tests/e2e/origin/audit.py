@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Protocol, Self
 
-from tidegate import Limit, Tuning
+from tidegate import AsyncLimiter, Limit, Tuning
 from tidegate.adapters.urls import open_origin
 from tidegate.core.model import Component, subject_digest
 from tidegate.ports import Origin
@@ -76,11 +76,13 @@ class LocalNode:
         return (await self.limiter.peek(LIMIT, identifier)).effective
 
     async def delivered(self) -> None:
-        """Return when everything accepted so far has been acknowledged."""
-        await until(
-            lambda: self.limiter.statistics().origin_dirty_subjects == 0, "all counts to be acknowledged"
-        )
-        await until(lambda: self.limiter.statistics().replay_lag_s == 0.0, "the last merge to be answered")
+        await delivered(self.limiter)
+
+
+async def delivered(limiter: AsyncLimiter) -> None:
+    """Return when everything that a limiter has accepted so far has been acknowledged."""
+    await until(lambda: limiter.statistics().origin_dirty_subjects == 0, "all counts to be acknowledged")
+    await until(lambda: limiter.statistics().replay_lag_s == 0.0, "the last merge to be answered")
 
 
 async def until(condition: Callable[[], bool | Awaitable[bool]], what: str) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
@@ -20,6 +21,7 @@ from tests.e2e.origin.audit import (
     DURATION_MS,
     REGION,
     ShiftedClock,
+    delivered,
     offset_to_mid_window_ms,
     until,
 )
@@ -51,7 +53,14 @@ class Nodes:
 
     async def __aenter__(self) -> Self:
         await asyncio.gather(*(limiter.start() for limiter in self.limiters))
+        for limiter in self.limiters:
+            await until(partial(self._is_connected, limiter), "a connection to the server of x")
         return self
+
+    @staticmethod
+    async def _is_connected(limiter: AsyncLimiter) -> bool:
+        # A node gives up an attempt to connect after 2 s, however long its requests may wait.
+        return (await limiter.peek(limit_of(10_000), "x")).source != "degraded"
 
     async def __aexit__(self, *_: object) -> None:
         await asyncio.gather(*(limiter.stop() for limiter in self.limiters))
@@ -60,7 +69,7 @@ class Nodes:
         limiter = self.limiters[node % len(self.limiters)]
         while True:
             decision = await limiter.limit(limit_of(quota), "x", cost)
-            assert decision.source != "degraded"
+            assert decision.source != "degraded", limiter.health()
             if decision:
                 self.accepted += cost
             assert decision.retry_after is not None
@@ -132,9 +141,12 @@ async def test_nodes_without_credit_share_their_counts_with_nodes_that_have_it(s
     """As in a rolling update: the version before reads and merges cells, and does not know of credit."""
     async with Nodes(server.url, 2) as new, Nodes(server.url, 2, credit=False) as old:
         for _ in range(30):
-            for fleet in (old, new):
-                await fleet.ask(0, 100)
-                await fleet.ask(1, 100)
+            for index, limiter in enumerate(old.limiters):
+                await old.ask(index, 100)
+                # The answer tells it the counts of the others. Without this its loop may get no turn before the end.
+                await delivered(limiter)
+            for index in range(len(new.limiters)):
+                await new.ask(index, 100)
 
         async def agree() -> bool:
             # Of a limit that is not used up: one that is denies from memory, and hears no more.
