@@ -41,7 +41,8 @@ if (typeof document !== "undefined") {
 
     const DURATION = 60000;
     const SPAN = 4 * DURATION;
-    const WIDE = 720;
+    // As wide as the page, so that the text keeps its size on a phone.
+    const WIDE = Math.max(340, Math.min(720, root.clientWidth));
     const HIGH = 260;
     const LOW = 210;
     let quota = 100;
@@ -108,7 +109,7 @@ if (typeof document !== "undefined") {
         const top = LOW - count * height();
         make("rect", { x: x(cell * DURATION), y: top, width: x(DURATION) - 2, height: LOW - top, fill: soft, opacity: 0.25 }, svg);
         make("text", { x: x((cell + 0.5) * DURATION), y: HIGH - 26, "text-anchor": "middle", fill: soft, "font-size": 13 }, svg,
-          `minute ${cell + 1}: ${count} allowed`);
+          WIDE < 600 ? `min ${cell + 1}: ${count}` : `minute ${cell + 1}: ${count} allowed`);
       }
       const from = Math.max(0, now - DURATION);
       for (const [begin, end] of [[from, Math.min(now, seen.sequence * DURATION)], [seen.sequence * DURATION, now]]) {
@@ -163,7 +164,7 @@ if (typeof document !== "undefined") {
       now = Math.floor(1.5 * DURATION);
       send(100);
     });
-    control("Reset", () => {
+    control("Clear", () => {
       counts = new Map();
       requests = [];
       denied = 0;
@@ -194,6 +195,12 @@ if (typeof document !== "undefined") {
         requestAnimationFrame(step);
       }
     }
+    // The example of the page: 80 in the first minute, 30 in the second, 15 s into it.
+    now = DURATION / 2;
+    send(80);
+    now = DURATION + 10000;
+    send(30);
+    now = DURATION + 15000;
     draw();
   };
   if (document.readyState === "loading") document.addEventListener("DOMContentLoaded", start);
