@@ -30,8 +30,9 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE_FILES = ("pyproject.toml", "setup.py", "MANIFEST.in", "README.md", "LICENSE")
 BUILD_LEFTOVERS = shutil.ignore_patterns("__pycache__", "*.egg-info", "*.so", "*.pyd")
-# How often a long step says that it is still running.
+# How often a long step shows how long it has been running: a new line each time, on a terminal the same line.
 PROGRESS_S = 10
+TERMINAL_PROGRESS_S = 1
 SELF_REFERENCE = re.compile(r"tidegate\[([\w\s,-]+)\]$")
 
 
@@ -137,7 +138,7 @@ def install_package(environment: Environment) -> None:
 
 
 def run(command: list[str], title: str, *, quiet: bool = False, **variables: str) -> None:
-    """Run a command, and say on stderr what it does and how long it has been running. `quiet` shows its output only
+    """Run a command, and show on stderr what it does and how long it has been running. `quiet` shows its output only
     if it fails."""
     # No prompts; and the caller's PYTHONPATH must not affect the installation.
     environ = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"} | variables
@@ -145,7 +146,8 @@ def run(command: list[str], title: str, *, quiet: bool = False, **variables: str
     with tempfile.TemporaryFile() as output:
         hidden = output if quiet else None
         began = time.monotonic()
-        log(title)
+        is_terminal = sys.stderr.isatty()
+        log(title, end="" if is_terminal else "\n")
         process = subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
@@ -156,12 +158,15 @@ def run(command: list[str], title: str, *, quiet: bool = False, **variables: str
         code = None
         while code is None:
             try:
-                code = process.wait(timeout=PROGRESS_S)
+                code = process.wait(timeout=TERMINAL_PROGRESS_S if is_terminal else PROGRESS_S)
             except subprocess.TimeoutExpired:
-                log(f"{title}: {time.monotonic() - began:.0f} s")
+                progress = f"{title}: {time.monotonic() - began:.0f} s"
+                log(f"\r{progress}" if is_terminal else progress, end="" if is_terminal else "\n")
             except BaseException:
                 process.terminate()
                 raise
+        if is_terminal:
+            log("")
         if code != 0:
             if quiet:
                 output.seek(0)
@@ -169,8 +174,8 @@ def run(command: list[str], title: str, *, quiet: bool = False, **variables: str
             raise SystemExit(f"{sys.argv[0]}: command failed: {' '.join(command)}")
 
 
-def log(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
+def log(text: str, end: str = "\n") -> None:
+    print(text, end=end, file=sys.stderr, flush=True)
 
 
 def main() -> None:
