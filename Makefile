@@ -11,7 +11,7 @@ DATA_DIR ?= ./tidegate-data#                    make serve: the data directory o
 LISTEN ?= 127.0.0.1:8080#                       make serve: host and port
 SERVE_ARGS ?=#                                  make serve: more options of `tidegate serve`
 DEMO_ARGS ?=#                                   make demo: options of `tidegate demo`, e.g. "--redis --mysql"
-PYTEST_ARGS ?= -n 4 --dist loadfile#            make test: options of the full run; loadfile shares the servers of a file
+PYTEST_ARGS ?= -n 4 --dist worksteal#           make test: options of the full run; worksteal leaves no process idle at the end
 BENCH_ARGS ?=#                                  make bench: which benchmarks; all by default
 SEEDS ?= 1..100000#                             make soak: which seeds
 

@@ -19,8 +19,8 @@ from environment import ROOT
 
 FRAMEWORKS = ("starlette", "fastapi", "flask", "django", "litestar", "aiohttp", "grpc", "httpx", "requests")
 # What the tests need beside the frameworks; newest versions.
-TOOLS = ("asgiref", "flask-login", "gunicorn", "hiredis", "hypothesis", "pytest", "pytest-asyncio", "quart", "sanic",
-         "uvicorn", "websockets")  # fmt: skip
+TOOLS = ("asgiref", "flask-login", "gunicorn", "hiredis", "hypothesis", "pytest", "pytest-asyncio", "pytest-xdist",
+         "quart", "sanic", "uvicorn", "websockets")  # fmt: skip
 
 
 def lowest(project: dict[str, dict[str, dict[str, list[str]]]]) -> list[str]:

@@ -24,6 +24,7 @@ from tidegate.adapters.catalogs import open_catalog
 from tidegate.ports import Catalog, KeyRow, WorkspaceRow
 from tidegate.server.asgi import Application
 from tidegate.server.catalog.keys import ALL, digest_of, hint_of, new_key
+from tidegate.testing.servers.process import child_pids, is_gone
 
 TIMEOUT_S = 30.0
 # Servers of tests have it, so that `metrics` and `get("/readyz")` see everything.
@@ -165,8 +166,11 @@ class TidegateServer:
     def kill(self) -> None:
         if self.process is not None:
             if self.process.poll() is None:
+                workers = child_pids(self.pid)
                 self.process.kill()
                 self.process.wait()
+                # They end a moment later, and write to the data directory until then.
+                eventually(lambda: all(is_gone(pid) for pid in workers), "the workers have ended")
             if self.process.stdout is not None:
                 self.process.stdout.close()
 
