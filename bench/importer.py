@@ -23,7 +23,7 @@ from multiprocessing.connection import Connection
 from typing import Any, Final
 from urllib.parse import urlsplit
 
-from bench.ledger import HOUR_MS, MINUTE_MS, Line, Regions, _percentile, _receive, _until_regions
+from bench.ledger import HOUR_MS, MINUTE_MS, SERVERS, Line, Regions, _percentile, _receive, _until_regions
 from tidegate import Limit
 from tidegate.adapters.migrations import migrate
 from tidegate.adapters.redis.origin import RedisOrigin
@@ -31,10 +31,11 @@ from tidegate.core.model import subject_digest
 from tidegate.core.sharing import Share
 from tidegate.testing.limiters import make_async_limiter
 from tidegate.testing.proxy import FaultProxy, Faults
-from tidegate.testing.servers import MariaDBServer, MissingBinary, MySQLServer, PostgresServer, RedisServer
+from tidegate.testing.servers import MissingBinary, RedisServer
 
 __all__ = ["main"]
 
+TABLE: Final = "ratelimit_window_counts"
 CELLS: Final = 300
 SPAN_S: Final = 60.0
 STOP_AFTER_S: Final = 20.0
@@ -82,6 +83,7 @@ class Watcher:
         digests = [subject_digest("default", "bench", f"user-{n}", HOUR_MS) for n in range(CELLS)]
         self._entries = [Share(digest, HOUR_MS, sequence, "", 0, "bench") for digest in digests]
         self.seen_s: dict[int, float] = {}
+        self.miscounted = 0
         self.taken_over_s: list[float] = []
 
     async def holder(self) -> str:
@@ -111,6 +113,8 @@ class Watcher:
                     os.kill(nodes[holder], attacks.pop(0)[1])
                     hurt = (holder, time.monotonic())
             await asyncio.sleep(0.01)
+        replies = await self._origin.share(self._entries, timeout_s=5)
+        self.miscounted = sum((reply.total, reply.foreign) != (0, FULL.quota) for reply in replies)
         await self._origin.close()
 
 
@@ -147,6 +151,7 @@ def _takeover(server: Any, redis: RedisServer) -> list[Line]:
     sender.send("end")
     sender.end()
     idle.end()
+    ((rows, counted),) = server.sql(f"SELECT COUNT(*), SUM(count) FROM {TABLE}", url.rpartition("/")[2])
     over = ", ".join(f"{one:.2f} s" for one in watcher.taken_over_s)
     return [
         Line(
@@ -160,6 +165,12 @@ def _takeover(server: Any, redis: RedisServer) -> list[Line]:
         ),
         Line("  until another node imported, after SIGSTOP and SIGKILL", over, "≤ 3 s"),
         Line("  requests that passed in the idle region although all were used up", f"{passed}", "0"),
+        Line("  identifiers that the idle region's Redis counted otherwise", f"{watcher.miscounted}", "0"),
+        Line(
+            "  rows in the database, and their sum",
+            f"{rows}, {int(counted):,}",
+            f"{CELLS}, {CELLS * FULL.quota:,}",
+        ),
     ]
 
 
@@ -212,7 +223,6 @@ def _ten(server: Any, redis: RedisServer) -> list[Line]:
 
 
 PARTS: Final = {"takeover": _takeover, "ten": _ten}
-SERVERS: Final[dict[str, Any]] = {"mariadb": MariaDBServer, "mysql": MySQLServer, "postgres": PostgresServer}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -1,7 +1,7 @@
-"""Regions over a real MariaDB and a real MySQL: what publishing and importing cost, how long counts travel, what ten
-regions allow.
+"""Regions over a real MariaDB, MySQL and PostgreSQL, without Redis: what publishing and importing cost, how long counts
+travel, what ten regions allow. `python -m bench importer` measures regions with Redis.
 
-    python -m bench ledger [--on mariadb|mysql] [--only publish|incremental|idle|lag|ten]
+    python -m bench ledger [--on mariadb|mysql|postgres] [--only publish|incremental|idle|lag|ten]
 
 Every part starts what it needs, runs alone and takes less than three minutes; the regions are real processes. Figures
 come from one run, on one machine that does everything at once: the server, the regions and other programs.
@@ -30,11 +30,13 @@ from tidegate.adapters.migrations import migrate
 from tidegate.adapters.urls import open_ledger
 from tidegate.core.model import LedgerRow
 from tidegate.runtime.node import Node
+from tidegate.runtime.publish import release
 from tidegate.testing.limiters import make_async_limiter
-from tidegate.testing.servers import MariaDBServer, MissingBinary, MySQLServer
-from tidegate.testing.servers.mysql_family import MySQLFamilyServer
+from tidegate.testing.servers import MariaDBServer, MissingBinary, MySQLServer, PostgresServer
 
 __all__ = ["main"]
+
+Server = MariaDBServer | MySQLServer | PostgresServer
 
 HOUR_MS: Final = 3_600_000
 MINUTE_MS: Final = 60_000
@@ -63,7 +65,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _measure(kind: type[MySQLFamilyServer], chosen: Sequence[str]) -> None:
+def _measure(kind: type[Server], chosen: Sequence[str]) -> None:
     state = "compiled" if tidegate.compiled else "interpreted"
     with kind() as server:
         print(
@@ -175,7 +177,7 @@ async def _ten_life(pipe: Connection, url: str, region: str, regions: int, rate:
         pipe.send((admitted, statistics.publish_rows, statistics.import_rows))
 
 
-def _ten(url: str, server: MySQLFamilyServer) -> list[Line]:
+def _ten(url: str, server: Server) -> list[Line]:
     count, rate = 10, 100
     regions = Regions(_ten_life, [(url, f"region-{n}", count, rate) for n in range(count)])
     regions.receive()
@@ -322,7 +324,7 @@ def _mid_hour_shift_ms() -> int:
     return HOUR_MS // 4 - now_ms % HOUR_MS
 
 
-def _lag(url: str, server: MySQLFamilyServer) -> list[Line]:
+def _lag(url: str, server: Server) -> list[Line]:
     shift_ms = _mid_hour_shift_ms()
     sender = Regions(_sender_life, [(url, shift_ms)])
     idle = Regions(_idle_life, [(url, shift_ms)])
@@ -414,6 +416,7 @@ class Watch:
         return f"{self.worst_ms:.1f} ms (collector {self.collector_ms:.0f} ms)"
 
     async def __aexit__(self, *_: object) -> None:
+        await asyncio.sleep(0)  # the last turn is seen too
         self.wall_s, self.cpu_s = time.perf_counter() - self._began_s, time.process_time() - self._cpu_s
         gc.callbacks.remove(self._on_collector)
         self._watching.cancel()
@@ -438,7 +441,7 @@ async def _cost_of(url: str, cells: int) -> list[Line]:
     for number in range(cells):
         sender._gate.ask(limit, f"user-{number}", 600, None)  # noqa: SLF001 - as a limiter that runs would
     async with Watch() as watch:
-        await publish.run_once()
+        await release((await publish.run_once()).rows)
     lines = [
         Line(
             f"publish {cells:,} hot cells: time, rows, our CPU, longest hold of the event loop (CPU)",
@@ -458,7 +461,7 @@ async def _cost_of(url: str, cells: int) -> list[Line]:
     return lines
 
 
-def _publish(_url: str, server: MySQLFamilyServer) -> list[Line]:
+def _publish(_url: str, server: Server) -> list[Line]:
     lines = []
     for cells in (5_000, 50_000):
         database = server.create_database()
@@ -533,7 +536,7 @@ async def _incremental_of(url: str) -> list[Line]:
     ]
 
 
-def _incremental(url: str, _server: MySQLFamilyServer) -> list[Line]:
+def _incremental(url: str, _server: Server) -> list[Line]:
     return asyncio.run(_incremental_of(url))
 
 
@@ -550,21 +553,25 @@ async def _idle_node_life(pipe: Connection, url: str, seconds: float) -> None:
         pipe.send((time.process_time() - before_s) / (time.monotonic() - began_s))
 
 
-def _idle(url: str, _server: MySQLFamilyServer) -> list[Line]:
+def _idle(url: str, _server: Server) -> list[Line]:
     idle = Regions(_idle_node_life, [(url, 30.0)])
     (share,) = idle.receive()
     idle.end()
     return [Line("CPU of an idle node with a ledger, of one core, over 30 s", f"{share:.2%}")]
 
 
-PARTS: Final[dict[str, Callable[[str, MySQLFamilyServer], list[Line]]]] = {
+PARTS: Final[dict[str, Callable[[str, Server], list[Line]]]] = {
     "publish": _publish,
     "incremental": _incremental,
     "idle": _idle,
     "lag": _lag,
     "ten": _ten,
 }
-SERVERS: Final[dict[str, type[MySQLFamilyServer]]] = {"mariadb": MariaDBServer, "mysql": MySQLServer}
+SERVERS: Final[dict[str, type[Server]]] = {
+    "mariadb": MariaDBServer,
+    "mysql": MySQLServer,
+    "postgres": PostgresServer,
+}
 
 if __name__ == "__main__":
     sys.exit(main())

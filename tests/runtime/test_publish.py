@@ -10,7 +10,7 @@ from tests.runtime.world import EPOCH_MS, Member, Region, clock, on_virtual_time
 from tidegate import Limit, Tuning
 from tidegate.adapters.memory import MemoryLedger
 from tidegate.core.model import LedgerRow
-from tidegate.runtime.publish import PublishLoop
+from tidegate.runtime.publish import FREED_ROWS, Published, PublishLoop
 
 TEN_A_MINUTE = Limit("10/minute", namespace="tests")
 THOUSAND_A_MINUTE = Limit("1000/minute", namespace="tests")
@@ -247,6 +247,28 @@ async def test_a_ledger_that_was_down_gets_everything_that_changed() -> None:
     node.failing_ledger.faults.heal()
     await asyncio.sleep(12)
     assert published(ledger) == {"x": 700}
+    await region.stop()
+
+
+@on_virtual_time
+async def test_rows_that_were_published_are_freed_in_slices() -> None:
+    _ledger, region, node = world()
+    rows = [LedgerRow("w", "n", f"user {n}", 60_000, 1, "fra", n, 180_000) for n in range(3 * FREED_ROWS)]
+
+    is_published = asyncio.Event()
+
+    async def publish_many(**_: bool) -> Published:
+        is_published.set()
+        return Published(True, rows, [len(rows)])
+
+    publisher(node).run_once = publish_many  # type: ignore[method-assign]
+    await node.limiter.start()
+    await is_published.wait()
+    left = [3 * FREED_ROWS]
+    while left[-1]:
+        left.append(len(rows))
+        await asyncio.sleep(0)
+    assert max(before - after for before, after in pairwise(left)) == FREED_ROWS
     await region.stop()
 
 
