@@ -2,7 +2,9 @@
 
 For engines that no test starts by itself, such as TiDB. Tests work in databases of their own, with random names, beside
 the one in the URL, and drop them. The user needs the rights to create and drop databases; the command line client of
-the engine's protocol (`mariadb` or `psql`) must be installed. Tests that kill or freeze a server cut off the network
+the engine's protocol (`mariadb` or `psql`) must be installed. Where SQL cannot create a database as it should be, such
+as a sharded keyspace of Vitess, `TIDEGATE_TEST_LEDGER_DATABASES=one,two` names those that the tests may use and empty.
+Tests that kill or freeze a server cut off the network
 instead: clients reach the server through a proxy.
 """
 
@@ -19,6 +21,7 @@ from tidegate.testing.servers.process import find_binary, run_tool
 __all__ = ["URL", "RunningServer"]
 
 URL = os.environ.get("TIDEGATE_TEST_LEDGER", "")
+DATABASES = os.environ.get("TIDEGATE_TEST_LEDGER_DATABASES", "")
 STATEMENT_TIMEOUT_S = 60.0
 PORTS = {"mysql": 3306, "postgres": 5432}
 
@@ -33,6 +36,9 @@ class RunningServer:
         self._port = self._parts.port or PORTS[self.kind]
         self._proxy = FaultProxy(self._port, self._host)
         self._databases: set[str] = set()
+        # Those that exist and are not in use.
+        self._free = [name for name in DATABASES.split(",") if name]
+        self._creates = not self._free
 
     @property
     def version(self) -> str:
@@ -74,8 +80,12 @@ class RunningServer:
         ]
 
     def create_database(self) -> str:
-        name = f"tidegate_test_{secrets.token_hex(6)}"
-        self.sql(f"CREATE DATABASE {name}")
+        if self._creates:
+            name = f"tidegate_test_{secrets.token_hex(6)}"
+            self.sql(f"CREATE DATABASE {name}")
+        else:
+            name = self._free.pop()
+            self._empty(name)
         self._databases.add(name)
         return self._proxy.through(urlunsplit(self._parts._replace(path=f"/{name}")))
 
@@ -84,8 +94,16 @@ class RunningServer:
         self._proxy.reset_connections()
         self._drop(urlsplit(url).path.lstrip("/"))
 
+    def _empty(self, name: str) -> None:
+        tables = [table for (table,) in self.sql("SHOW TABLES", name)]
+        self.sql("; ".join(["SET foreign_key_checks = 0", *(f"DROP TABLE {table}" for table in tables)]), name)
+
     def _drop(self, name: str) -> None:
-        self.sql(f"DROP DATABASE IF EXISTS {name}")
+        if self._creates:
+            self.sql(f"DROP DATABASE IF EXISTS {name}")
+        else:
+            self._empty(name)
+            self._free.append(name)
         self._databases.discard(name)
 
     # ---- as if it failed

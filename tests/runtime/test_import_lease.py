@@ -52,9 +52,14 @@ def published(node: Member) -> list[LedgerRow]:
 
 
 @on_virtual_time
-async def test_one_node_imports_for_all_and_the_others_never_ask_the_ledger() -> None:
+async def test_one_node_imports_for_all_and_the_others_never_ask_the_ledger(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level("INFO")
     ledger, region, nodes = await fleet(5)
     (holder,) = importers(nodes)
+    # With the name that `tidegate ledger` shows.
+    assert f"node {holder.limiter.statistics().node_id} imports for its region" in caplog.text
     before = [imports(node) for node in nodes]
     await asyncio.sleep(10)
     asked = [imports(node) - known for node, known in zip(nodes, before, strict=True)]

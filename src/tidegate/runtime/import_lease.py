@@ -187,7 +187,9 @@ class ImportLease:
         now = (self.is_shared, self.is_holder)
         if now != self._was:
             if now[1] != self._was[1]:
-                logger.info("this node %s for its region", "imports" if now[1] else "no longer imports")
+                logger.info(
+                    "node %s %s for its region", self.node_id, "imports" if now[1] else "no longer imports"
+                )
             self._was = now
             self._on_change()
 
