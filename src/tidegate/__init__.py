@@ -23,7 +23,7 @@ from tidegate.runtime.environment import is_compiled as _is_compiled
 from tidegate.runtime.limiter import Limiter
 from tidegate.runtime.reservation import AsyncReservation, Reservation
 from tidegate.runtime.statistics import Health, Statistics
-from tidegate.runtime.usage import Usage
+from tidegate.runtime.usage import RegionUsage, Usage
 
 if typing.TYPE_CHECKING:
     from tidegate.runtime.async_limiter import AsyncLimiter
@@ -38,6 +38,7 @@ __all__ = [
     "Limit",
     "LimitExceeded",
     "Limiter",
+    "RegionUsage",
     "Request",
     "Reservation",
     "Statistics",

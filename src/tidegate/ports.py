@@ -18,7 +18,7 @@ from tidegate.core.grants import CreditReply, CreditRequest, GrantRules
 from tidegate.core.model import Component, LedgerRow, OriginReply
 from tidegate.core.reservations import Claim, ClaimReply
 from tidegate.core.resets import Reset, ResetsReply
-from tidegate.core.sharing import ImportState, Lease, Share, ShareReply
+from tidegate.core.sharing import ImportState, Lease, OriginUsage, Share, ShareReply
 
 __all__ = [
     "Catalog",
@@ -115,6 +115,13 @@ class Origin(Protocol):
 
         Each is one atomic step; a cell is created if the origin has none, and expires as others do. Credit that other
         regions have left no room for is asked back. Safe to repeat, reorder and duplicate.
+        """
+
+    async def usage(self, digest: bytes, sequence: int, *, timeout_s: float) -> OriginUsage:
+        """What nodes and other regions have counted in a cell, as messages and `share` have reported it, and what is
+        reserved of its subject.
+
+        Ages are by the origin's clock. Nothing is written; of what it does not know, nothing is used.
         """
 
     async def claim(self, claims: Sequence[Claim], *, timeout_s: float) -> list[ClaimReply]:

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from tests.cli.conftest import PROGRAM, Invoke, InvokeJSON, Program
+from tidegate.cli.usage import describe
 
 SECRET = "S3cretHunter2"
 
@@ -115,6 +116,35 @@ def test_usage_prints_the_parts_of_a_count(
     assert shown[3].startswith("  other regions      0")
     data = invoke_json("usage", "email.send", "usage", "10", "--duration", "1d")
     assert (data["used"], data["own"], data["regional"], data["foreign"], data["carried"]) == (4, 4, 4, 0, 0)
+
+
+def test_usage_prints_each_region_with_its_age() -> None:
+    region = [{"region": "ams", "count": 20, "age": 3_000}, {"region": "other regions", "count": 5}]
+    data = {
+        "limit": 100,
+        "duration": 60_000,
+        "used": 40,
+        "remaining": 60,
+        "reset": 70_000,
+        "own": 1,
+        "regional": 3,
+        "foreign": 25,
+        "carried": 4,
+        "reserved": 8,
+        "regions": region,
+        "regionalAge": 0,
+        "globalAge": 200,
+    }
+    assert describe(data, 60_000).splitlines() == [
+        "40 of 100 per minute used, 60 left, window ends in 10 s",
+        "  this process       1",
+        "  its region         3, 2 of it in other processes, 0 ms ago",
+        "  other regions      25, 200 ms ago",
+        "    ams              20, 3 s ago",
+        "    other regions    5",
+        "  previous window    4",
+        "  reserved           8",
+    ]
 
 
 def test_reset_begins_a_counter_again(as_client: Server, invoke: Invoke, invoke_json: InvokeJSON) -> None:

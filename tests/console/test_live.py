@@ -73,6 +73,13 @@ def test_a_followed_identifier_shows_its_cells_and_why_it_was_denied(
     assert visitor.get("identifier", identifier="user_123").json["subjects"][0]["quota"] == 4
 
 
+def test_a_followed_identifier_shows_what_is_reserved(visitor: Visitor, workspace: Workspace) -> None:
+    counter = {"namespace": "api", "identifier": "user_7", "limit": 100, "duration": MONTH_MS}
+    assert workspace.call("reserve", {"limits": [counter | {"cost": 30}]}).data["passed"]
+    (subject,) = visitor.get("identifier", identifier="user_7").json["subjects"]
+    assert (subject["reserved"], subject["current"]["own"], subject["effective"]) == (30, 0, 30)
+
+
 def test_an_override_that_applies_is_shown(visitor: Visitor, workspace: Workspace) -> None:
     workspace.limit(identifier="vip_1", limit=1)
     change = {"namespace": "api", "identifier": "vip_*", "limit": 2, "duration": MONTH_MS}

@@ -11,6 +11,7 @@ import pytest
 from tests.contract.origin_places import SetClock
 from tidegate.adapters.sqlite.origin import SQLiteOrigin
 from tidegate.core.model import OriginReply
+from tidegate.core.sharing import Share
 from tidegate.errors import ConfigurationError, DependencyError
 from tidegate.ports import Origin
 from tidegate.testing.contracts.origin import (
@@ -72,6 +73,23 @@ class TestSQLiteOrigin(OriginContract):
     @pytest.fixture
     def place(self, tmp_path: Path) -> SQLitePlace:
         return SQLitePlace(tmp_path / "origin.db")
+
+    async def test_a_file_from_before_ages_of_regions_were_kept_is_used(self, place: SQLitePlace) -> None:
+        first = place.node()
+        await first.open(REGION, timeout_s=TIMEOUT_S)
+        entry = Share(new_digest(), 60_000, FAR_MS // 60_000, "us", 30, "a")
+        await first.share([entry], timeout_s=TIMEOUT_S)
+        await first.close()
+        with closing(sqlite3.connect(place.path)) as connection:
+            connection.execute("ALTER TABLE origin_foreign DROP COLUMN learned_at_ms")
+        second = place.node()
+        await second.open(REGION, timeout_s=TIMEOUT_S)
+        found = await second.usage(entry.digest, entry.sequence, timeout_s=TIMEOUT_S)
+        assert found.regions == [("us", 30, -1)]
+        await second.share([entry._replace(counted=31)], timeout_s=TIMEOUT_S)
+        found = await second.usage(entry.digest, entry.sequence, timeout_s=TIMEOUT_S)
+        assert found.regions == [("us", 31, 0)]
+        await second.close()
 
     async def test_the_time_limit_is_kept_while_another_process_holds_the_lock(
         self, origin: Origin, place: SQLitePlace

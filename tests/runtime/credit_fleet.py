@@ -15,7 +15,7 @@ from tidegate.core.grants import CreditReply, CreditRequest, GrantRules
 from tidegate.core.model import Component, OriginReply
 from tidegate.core.reservations import Claim, ClaimReply
 from tidegate.core.resets import Reset, ResetsReply
-from tidegate.core.sharing import ImportState, Lease, Share, ShareReply
+from tidegate.core.sharing import ImportState, Lease, OriginUsage, Share, ShareReply
 from tidegate.errors import DependencyTimeout
 from tidegate.ports import Pulse
 from tidegate.sim.node_process import parts_of
@@ -71,6 +71,12 @@ class FarOrigin:
         if self.is_down:
             raise DependencyTimeout("down")
         return self.inner.lease_nowait(node_id, life_ms, state, has_lost=has_lost)
+
+    async def usage(self, digest: bytes, sequence: int, *, timeout_s: float) -> OriginUsage:
+        await self._travel()
+        if self.is_down:
+            raise DependencyTimeout("down")
+        return self.inner.usage_nowait(digest, sequence)
 
     async def claim(self, claims: Sequence[Claim], *, timeout_s: float) -> list[ClaimReply]:
         await self._travel()

@@ -22,6 +22,8 @@ OF_THE_ENGINE = {
     "from_origin",
     "from_degraded",
     "exceeded_in_shadow",
+    "resets_made",
+    "resets_heard",
     "subjects",
     "subjects_bytes",
     "cells",

@@ -61,6 +61,16 @@ def test_what_is_released_counts_nothing(workspace: Workspace) -> None:
     assert remaining(workspace) == 100
 
 
+def test_usage_says_what_is_reserved(workspace: Workspace) -> None:
+    reservation_id = reserve(workspace, item(cost=30))["reservationId"]
+    counter = {key: value for key, value in item().items() if key != "cost"}
+    shown = workspace.call("usage", counter).data
+    assert (shown["reserved"], shown["regional"], shown["used"], shown["remaining"]) == (30, 0, 30, 70)
+    settle(workspace, reservation_id, 10)
+    shown = workspace.call("usage", counter).data
+    assert (shown["reserved"], shown["regional"], shown["used"], shown["remaining"]) == (0, 10, 10, 90)
+
+
 def test_settling_higher_counts_beyond_the_limit(workspace: Workspace) -> None:
     settle(workspace, reserve(workspace, item(cost=10))["reservationId"], 130)
     usage = workspace.call("usage", {key: value for key, value in item().items() if key != "cost"}).data

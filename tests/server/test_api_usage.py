@@ -16,7 +16,7 @@ def test_usage_says_what_counts_and_consumes_nothing(workspace: Workspace) -> No
     workspace.call("limit", COUNTER | {"cost": 8}, X_Test_Time=str(NOON_MS))
     workspace.call("limit", COUNTER, X_Test_Time=str(NOON_MS + 90_000))
     expected = {"limit": 10, "duration": 60_000, "used": 5, "remaining": 5, "reset": NOON_MS + 120_000}
-    parts = {"own": 1, "regional": 1, "foreign": 0, "carried": 4, "regions": []}
+    parts = {"own": 1, "regional": 1, "foreign": 0, "carried": 4, "reserved": 0, "regions": []}
     for _ in range(2):
         data = usage(workspace, NOON_MS + 90_000).data
         assert {name: data[name] for name in (*expected, *parts)} == expected | parts

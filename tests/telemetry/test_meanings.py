@@ -341,6 +341,27 @@ async def test_the_offset_is_positive_when_this_node_is_ahead_of_its_origin() ->
     await region.stop()
 
 
+@means("resets_total")
+async def test_a_reset_is_counted_once_on_each_node_where_it_was_asked_for_and_where_it_was_heard_of() -> (
+    None
+):
+    region = Region(ledger=MemoryLedger(clock=clock()), credit=True)
+    first, second = region.node(), region.node()
+    for node in (first, second):
+        await node.limiter.start()
+    await first.limiter.limit(HUNDRED_A_MINUTE, "x")
+    await first.limiter.reset(HUNDRED_A_MINUTE, "x")
+    await second.limiter.reset(HUNDRED_A_MINUTE, "nobody has used it")
+    await asyncio.sleep(10)
+    for node in (first, second):
+        assert (value(node, "resets_total", "request"), value(node, "resets_total", "node")) == (1, 1)
+    await first.limiter.reset(HUNDRED_A_MINUTE, "x")
+    await asyncio.sleep(10)
+    assert (value(first, "resets_total", "request"), value(first, "resets_total", "node")) == (2, 1)
+    assert (value(second, "resets_total", "request"), value(second, "resets_total", "node")) == (1, 2)
+    await region.stop()
+
+
 @means("shadow_exceeded_total")
 async def test_what_limits_in_shadow_mode_would_have_denied_counts_as_allowed() -> None:
     region = Region()

@@ -15,6 +15,7 @@ DESIGN = {
     "subjects": (),
     "cells": (),
     "cells_created_total": ("by",),
+    "resets_total": ("by",),
     "subjects_evicted_total": ("reason",),
     "strict_activations_total": (),
     "origin_operations_total": ("op",),
@@ -37,6 +38,7 @@ DESIGN = {
 LABEL_VALUES = {
     "decisions_total": (("allowed", "denied"), ("local", "origin")),
     "cells_created_total": (("traffic", "import"),),
+    "resets_total": (("request", "node"),),
     "origin_operations_total": (("exchange", "cold", "stale", "strict", "replay"),),
     "origin_errors_total": (
         ("exchange", "cold", "stale", "strict", "replay"),

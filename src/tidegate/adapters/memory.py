@@ -32,9 +32,9 @@ from tidegate.core.grants import (
     share,
 )
 from tidegate.core.model import Component, LedgerRow, OriginReply
-from tidegate.core.reservations import ENDED, Claim, ClaimReply, claim
+from tidegate.core.reservations import ENDED, Claim, ClaimReply, claim, usage_of
 from tidegate.core.resets import Reset, ResetsReply
-from tidegate.core.sharing import ImportState, Lease, Share, ShareReply, take_lease
+from tidegate.core.sharing import ImportState, Lease, OriginUsage, Share, ShareReply, take_lease
 from tidegate.errors import RegionMismatch, RowsRejected
 from tidegate.ports import Changes, Clock, LedgerOverview, Pulse, RegionBeat
 
@@ -301,6 +301,15 @@ class MemoryOrigin:
             store.expire(now_ms)
             return replies, recalls
 
+    def usage_nowait(self, digest: bytes, sequence: int) -> OriginUsage:
+        """See `Origin.regions`."""
+        store = self._store
+        with store.lock:
+            self._commands += 1
+            now_ms = self._clock.now_ms()
+            store.expire(now_ms)
+            return usage_of(store.records.get(digest, SubjectRecord()), sequence, now_ms)
+
     def claim_nowait(self, claims: Sequence[Claim]) -> list[ClaimReply]:
         """See `Origin.claim`."""
         store = self._store
@@ -407,6 +416,9 @@ class MemoryOrigin:
         replies, recalls = self.share_nowait(shares)
         self._ask_back(recalls)
         return replies
+
+    async def usage(self, digest: bytes, sequence: int, *, timeout_s: float) -> OriginUsage:
+        return self.usage_nowait(digest, sequence)
 
     async def claim(self, claims: Sequence[Claim], *, timeout_s: float) -> list[ClaimReply]:
         return self.claim_nowait(claims)

@@ -28,8 +28,9 @@ def describe(data: Mapping[str, Any], now_ms: int) -> str:
         f"  its region         {data['regional']}, {others} of it in other processes{_age(data, 'regionalAge')}",
         f"  other regions      {data['foreign']}{_age(data, 'globalAge')}",
     ]
-    lines += [f"    {each['region']:<16} {each['count']}" for each in data["regions"]]
+    lines += [f"    {each['region']:<16} {each['count']}{_age(each, 'age')}" for each in data["regions"]]
     lines.append(f"  previous window    {data['carried']}")
+    lines.append(f"  reserved           {data['reserved']}")
     return "\n".join(lines)
 
 

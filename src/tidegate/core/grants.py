@@ -18,7 +18,7 @@ from __future__ import annotations
 from typing import Final, NamedTuple, final
 
 from tidegate.core.generations import cell_name
-from tidegate.core.sharing import NOT_DUE, Mark, Share, ShareReply, owner_of
+from tidegate.core.sharing import NOT_DUE, Mark, RegionCount, Share, ShareReply, owner_of
 from tidegate.core.windows import carried
 
 __all__ = [
@@ -207,7 +207,17 @@ class CellRecord:
     had lost and no writer has reported again (docs/adr/0022-base.md).
     """
 
-    __slots__ = ("base", "components", "foreign", "id", "mark", "regions", "returned", "total")
+    __slots__ = (
+        "base",
+        "components",
+        "foreign",
+        "id",
+        "learned",
+        "mark",
+        "regions",
+        "returned",
+        "total",
+    )
 
     def __init__(self) -> None:
         self.components: dict[str, int] = {}
@@ -219,9 +229,10 @@ class CellRecord:
         # What writers have reported again since the origin lost it, or an older copy still held. What was known before
         # the loss is `base` and this.
         self.returned: int = 0
-        # The sum of what other regions have published, and each of them. Written by `share`.
+        # The sum of what other regions have published, each of them, and when each last rose. Written by `share`.
         self.foreign: int = 0
         self.regions: dict[str, int] = {}
+        self.learned: dict[str, int] = {}
         # What this region has published. None until the cell comes near its limit.
         self.mark: Mark | None = None
 
@@ -234,8 +245,18 @@ class CellRecord:
         copy.returned = self.returned
         copy.foreign = self.foreign
         copy.regions = dict(self.regions)
+        copy.learned = dict(self.learned)
         copy.mark = None if self.mark is None else self.mark.copied()
         return copy
+
+    def region_counts(self, now_ms: int) -> list[RegionCount]:
+        """What each other region has published, and how long ago that was learned."""
+        return [
+            RegionCount(
+                region, count, max(0, now_ms - self.learned[region]) if region in self.learned else -1
+            )
+            for region, count in self.regions.items()
+        ]
 
     def marked(self) -> Mark:
         if self.mark is None:
@@ -434,6 +455,7 @@ def share(
         known = cell.regions.get(entry.region, 0)
         if entry.counted > known:
             cell.regions[entry.region] = entry.counted
+            cell.learned[entry.region] = now_ms
             cell.foreign += entry.counted - known
             recalled = recall_overdrawn(record, entry, now_ms, rules)
     elif entry.epoch == mark.epoch and entry.counted > mark.published:

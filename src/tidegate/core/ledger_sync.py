@@ -409,11 +409,14 @@ class LedgerSync:
         if components is None:
             components = {}
             ledger.components = components
+            ledger.learned = {}
         known = components.get(row.region, 0)
         grown = row.regional - known
         if grown <= 0:
             return
         components[row.region] = row.regional
+        if ledger.learned is not None:
+            ledger.learned[row.region] = now_ms
         ledger.imported += grown
         # The origin may have known some of it before.
         grown = ledger.imported - cell.foreign

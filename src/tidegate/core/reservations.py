@@ -18,6 +18,7 @@ from tidegate.core.budget import MemoryBudget
 from tidegate.core.generations import cell_name
 from tidegate.core.grants import NEVER, Hold, SubjectRecord, drop_expired
 from tidegate.core.model import Limit
+from tidegate.core.sharing import OriginUsage
 from tidegate.core.subjects import Subjects, text_bytes
 
 __all__ = [
@@ -34,7 +35,9 @@ __all__ = [
     "Reservations",
     "are_same_counters",
     "claim",
+    "is_reservation",
     "reserved_bytes",
+    "usage_of",
 ]
 
 # What becomes of a claim.
@@ -113,6 +116,23 @@ def claim(record: SubjectRecord, entry: Claim, was_ended: bool, now_ms: int) -> 
         hold.number, entry.amount, entry.amount, until_ms, QUOTA_MAX, until_ms, NEVER
     )
     return ClaimReply(HELD, total)
+
+
+def is_reservation(writer: str) -> bool:
+    """Whether a hold of this writer is a reservation, and not the credit of a node."""
+    return SETTLED_WRITER in writer
+
+
+def usage_of(record: SubjectRecord, name: int, now_ms: int) -> OriginUsage:
+    """What is reserved, and what was counted in the cell of this name, here and by other regions."""
+    reserved = 0
+    for writer, hold in record.holds.items():
+        if is_reservation(writer) and hold.expires_at_ms > now_ms:
+            reserved += hold.spare
+    cell = record.cells.get(name)
+    if cell is None:
+        return OriginUsage(0, reserved, [])
+    return OriginUsage(cell.total, reserved, cell.region_counts(now_ms))
 
 
 def reserved_bytes(requests: list[tuple[Limit, str, int]]) -> int:

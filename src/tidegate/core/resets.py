@@ -72,7 +72,17 @@ def reset_bytes(reset: Reset) -> int:
 class Resets:
     """The live resets of one node."""
 
-    __slots__ = ("_due", "_live", "_pending", "_subjects", "applied", "dropped", "imported", "budget")
+    __slots__ = (
+        "_due",
+        "_live",
+        "_pending",
+        "_subjects",
+        "applied",
+        "budget",
+        "dropped",
+        "imported",
+        "made",
+    )
 
     def __init__(self, subjects: Subjects, pending: Pending) -> None:
         self._subjects: Final[Subjects] = subjects
@@ -82,8 +92,10 @@ class Resets:
         # A heap of (expiry, generation, place). One that a later reset has replaced is skipped.
         self._due: list[tuple[int, int, tuple[object, str]]] = []
         self.budget: Final[MemoryBudget] = MemoryBudget(RESETS_BYTES_MAX)
-        # Resets that this node has heard of or made; and those that were not kept, because the table is full.
+        # Resets that this node has applied, and how many of them it made itself; and those that were not kept, because
+        # the table is full.
         self.applied: int = 0
+        self.made: int = 0
         self.dropped: int = 0
         # Those that the ledger brought, for the origin. Taken by `take_imported`.
         self.imported: list[Reset] = []
@@ -113,6 +125,7 @@ class Resets:
         if not self.has_room(reset):
             raise TooManyResets(limit.workspace)
         self.apply(reset, now_ms)
+        self.made += 1
         return reset
 
     def live(self) -> list[Reset]:

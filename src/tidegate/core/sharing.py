@@ -19,6 +19,8 @@ __all__ = [
     "ImportState",
     "Lease",
     "Mark",
+    "OriginUsage",
+    "RegionCount",
     "Share",
     "ShareReply",
     "owner_of",
@@ -108,6 +110,25 @@ class ShareReply(NamedTuple):
     published: int
     due: int
     """`DUE` or `PRESSED`: the node that asked has to publish `total`."""
+
+
+class RegionCount(NamedTuple):
+    """What another region has published of a cell, as the origin knows it."""
+
+    region: str
+    counted: int
+    age_ms: int
+    """How long ago the origin was told this count; -1 if it does not know."""
+
+
+class OriginUsage(NamedTuple):
+    """What the origin holds of a counter, for people who ask."""
+
+    total: int
+    """What all nodes have counted in the cell."""
+    reserved: int
+    """What is reserved and not settled, by all nodes."""
+    regions: list[RegionCount]
 
 
 class ImportState(NamedTuple):

@@ -199,6 +199,7 @@ class LedgerView:
         "imported",
         "is_changed",
         "is_pressed",
+        "learned",
         "pressure_at",
         "published",
         "quota_min",
@@ -222,8 +223,10 @@ class LedgerView:
         # How often in a row the ledger rejected this cell's row, and when it is tried again.
         self.set_aside: int = 0
         self.set_aside_until_ms: int = 0
-        # The counts of other regions, by region; None until one has published. `growth` comes with the first.
+        # The counts of other regions, and when each last rose; None until one has published. `growth` comes with the
+        # first.
         self.components: dict[str, int] | None = None
+        self.learned: dict[str, int] | None = None
         # Their sum. What the origin knows of other regions may be more, and is not known by region: only how many.
         self.imported: int = 0
         self.regions: int = 0

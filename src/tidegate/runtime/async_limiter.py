@@ -17,6 +17,7 @@ from tidegate.adapters.forks import INHERITED
 from tidegate.core.engine import Need
 from tidegate.core.gate import CLOSED
 from tidegate.core.model import DEGRADED, ORIGIN, Decision, Limit, Request, Tuning
+from tidegate.core.sharing import OriginUsage
 from tidegate.core.tickets import Ticket
 from tidegate.ports import Ledger, Origin
 from tidegate.runtime.driver import Driver, LimiterState, checked_batch
@@ -170,7 +171,17 @@ class AsyncLimiter(Driver):
 
     async def usage(self, limit: Limit, identifier: str, *, now_ms: int | None = None) -> Usage:
         """What counts against a limit, and where each part was accepted. Consumes nothing."""
-        return self._usage(identifier, await self.peek(limit, identifier, now_ms=now_ms))
+        decision = await self.peek(limit, identifier, now_ms=now_ms)
+        key = (limit.workspace, limit.namespace, limit.duration_ms)
+        known = await self.usage_at_origin(key, identifier, decision.decided_at_ms)
+        return self._usage(identifier, decision, known)
+
+    async def usage_at_origin(
+        self, key: tuple[str, str, int], identifier: str, now_ms: int
+    ) -> OriginUsage | None:
+        """What Redis knows of a counter and memory does not; None without it. For the server's console."""
+        node = self._parts.node
+        return None if node is None else await node.usage(key, identifier, now_ms)
 
     async def reset(self, limit: Limit, identifier: str) -> bool:
         """Begin the counter of `identifier` again at zero: here at once, on every node and in every region within 2 s.

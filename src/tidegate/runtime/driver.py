@@ -21,6 +21,7 @@ from tidegate.adapters.forks import follow_forks
 from tidegate.core.gate import IDLE, NOT_STARTED, Gate
 from tidegate.core.model import LOCAL, Decision, Limit, Request, Tuning, checked_name
 from tidegate.core.resets import Reset
+from tidegate.core.sharing import OriginUsage
 from tidegate.errors import Closed, ConfigurationError, InvalidInput
 from tidegate.ports import Ledger, Origin
 from tidegate.runtime.environment import Environment
@@ -193,10 +194,10 @@ class Driver:
         with self._gate:
             return self._parts.engine.resets.make(limit, name, self._gate.now_ms())
 
-    def _usage(self, identifier: str, decision: Decision) -> Usage:
-        """What is behind the decision of a `peek`."""
+    def _usage(self, identifier: str, decision: Decision, known: OriginUsage | None) -> Usage:
+        """What is behind the decision of a `peek`, and what the origin adds to that."""
         with self._gate:
-            return usage_of(self._parts.engine, identifier, decision)
+            return usage_of(self._parts.engine, identifier, decision, known, self._gate.now_ms())
 
     @property
     def inspection(self) -> Inspection:

@@ -7,19 +7,29 @@ subjects, so look-ups stop at a bound and say so.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Final, NamedTuple
 
 from tidegate.core.cells import Cell, Subject
 from tidegate.core.engine import Engine
+from tidegate.core.sharing import OriginUsage, RegionCount
 from tidegate.core.table import Table
 from tidegate.core.windows import carried
 
-__all__ = ["CellParts", "Inspection", "SubjectState"]
+__all__ = ["CellParts", "Inspection", "RegionUsage", "SubjectState"]
 
 # Tables that one look-up reads: about a millisecond.
 TABLES_MAX: Final = 20_000
+
+
+class RegionUsage(NamedTuple):
+    """What another region has accepted in a window, as far as known."""
+
+    counted: int
+    age_ms: int | None
+    """How long ago this count was learned; since then that region has published no more, as far as known. None for what
+    is known only as a sum."""
 
 
 class CellParts(NamedTuple):
@@ -28,12 +38,23 @@ class CellParts(NamedTuple):
     own: int
     others: int
     foreign: int
-    regions: Mapping[str, int]
+    regions: Mapping[str, RegionUsage]
     """`foreign` by region."""
 
     @property
     def total(self) -> int:
         return self.own + self.others + self.foreign
+
+    def with_regions(self, known: Sequence[RegionCount]) -> CellParts:
+        """With what is known of each region; the sum may turn out to be higher."""
+        regions = {name: part for name, part in self.regions.items() if name != OTHER_REGIONS}
+        for region, counted, age_ms in known:
+            if region not in regions or counted > regions[region].counted:
+                regions[region] = RegionUsage(counted, None if age_ms < 0 else age_ms)
+        named = sum(part.counted for part in regions.values())
+        if named < self.foreign:
+            regions[OTHER_REGIONS] = RegionUsage(self.foreign - named, None)
+        return self._replace(foreign=max(self.foreign, named), regions=regions)
 
 
 class SubjectState(NamedTuple):
@@ -50,6 +71,8 @@ class SubjectState(NamedTuple):
     previous: CellParts
     carried: int
     """What the previous cell still weighs."""
+    reserved: int
+    """What is reserved and not settled."""
     strict_ms: int
     """For so long the origin is still read before a request is allowed; 0: not at all."""
     unreplayed: int
@@ -62,9 +85,20 @@ class SubjectState(NamedTuple):
     @property
     def effective(self) -> int:
         """What counts in the sliding window."""
-        return self.current.total + self.carried
+        return self.current.total + self.carried + self.reserved
+
+    def with_origin(self, known: OriginUsage) -> SubjectState:
+        """With what the origin has just answered: it may know more."""
+        others = max(self.current.others, known.total - self.current.own)
+        return self._replace(
+            current=self.current._replace(others=others).with_regions(known.regions),
+            reserved=max(self.reserved, known.reserved),
+            regional_age_ms=0,
+        )
 
 
+# What is known only as a sum: another node has imported it.
+OTHER_REGIONS: Final = "other regions"
 NOTHING: Final = CellParts(0, 0, 0, {})
 
 
@@ -82,16 +116,15 @@ class Inspection:
             if table.key[0] == workspace:
                 subject = table.find(identifier)
                 if subject is not None:
-                    found.append(self._state(table.key, subject, now_ms))
+                    found.append(self._state(table.key, subject, now_ms, now_ms))
         return found, len(tables) <= TABLES_MAX
 
     def get(
-        self, workspace: str, namespace: str, duration_ms: int, identifier: str, now_ms: int
+        self, key: tuple[str, str, int], identifier: str, now_ms: int, wall_ms: int
     ) -> SubjectState | None:
-        """The subject of a limit and an identifier, if it is in memory."""
-        key = (workspace, namespace, duration_ms)
+        """The subject of a limit and an identifier, if it is in memory, at `now_ms`; ages are those at `wall_ms`."""
         subject = self._engine.subjects.find(key, identifier)
-        return None if subject is None else self._state(key, subject, now_ms)
+        return None if subject is None else self._state(key, subject, now_ms, wall_ms)
 
     def parts(
         self, key: tuple[str, str, int], identifier: str, now_ms: int
@@ -114,16 +147,16 @@ class Inspection:
         for table in tables:
             yield from _shards(table)
 
-    def _state(self, key: tuple[str, str, int], subject: Subject, now_ms: int) -> SubjectState:
+    def _state(self, key: tuple[str, str, int], subject: Subject, now_ms: int, wall_ms: int) -> SubjectState:
         duration_ms = key[2]
         sequence = now_ms // duration_ms
         elapsed_ms = now_ms - sequence * duration_ms
         cell = subject.cell(sequence)
-        current, previous = _parts(cell), _parts(subject.cell(sequence - 1))
-        regional_age_ms = -1 if cell is None or cell.origin is None else cell.origin.age_ms(now_ms)
+        current, previous = _parts(cell, wall_ms), _parts(subject.cell(sequence - 1), wall_ms)
+        regional_age_ms = -1 if cell is None or cell.origin is None else cell.origin.age_ms(wall_ms)
         global_age_ms = -1
         if cell is not None and cell.ledger is not None:
-            global_age_ms = self._engine.global_view.age_ms(now_ms)
+            global_age_ms = self._engine.global_view.age_ms(wall_ms)
         return SubjectState(
             key[1],
             subject.identifier,
@@ -133,7 +166,8 @@ class Inspection:
             current,
             previous,
             carried(previous.total, elapsed_ms, duration_ms),
-            max(0, subject.strict_until_ms - now_ms),
+            subject.reserved,
+            max(0, subject.strict_until_ms - wall_ms),
             sum(_unreplayed(each) for each in subject.cells()),
             None if regional_age_ms < 0 else regional_age_ms,
             None if global_age_ms < 0 else global_age_ms,
@@ -141,24 +175,22 @@ class Inspection:
         )
 
 
-# What is known only as a sum: another node has imported it.
-OTHER_REGIONS: Final = "other regions"
-
-
 def _counts(cell: Cell | None) -> tuple[int, int, int]:
     return (0, 0, 0) if cell is None else (cell.own, cell.others, cell.foreign)
 
 
-def _parts(cell: Cell | None) -> CellParts:
+def _parts(cell: Cell | None, wall_ms: int) -> CellParts:
     if cell is None:
         return NOTHING
-    components = None if cell.ledger is None else cell.ledger.components
-    regions = dict(components or {})
-    unnamed = cell.foreign - sum(regions.values())
-    if unnamed > 0:
-        # The origin says how much other regions have counted, not which.
-        regions[OTHER_REGIONS] = unnamed
-    return CellParts(cell.own, cell.others, cell.foreign, regions)
+    known = []
+    if cell.ledger is not None and cell.ledger.components is not None and cell.ledger.learned is not None:
+        learned = cell.ledger.learned
+        known = [
+            RegionCount(region, count, max(0, wall_ms - learned[region]))
+            for region, count in cell.ledger.components.items()
+        ]
+    # What the origin has answered says how much other regions have counted, not which.
+    return CellParts(cell.own, cell.others, cell.foreign, {}).with_regions(known)
 
 
 def _unreplayed(cell: Cell) -> int:

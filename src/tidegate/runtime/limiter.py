@@ -151,7 +151,13 @@ class Limiter(Driver, LimitMethod):
 
     def usage(self, limit: Limit, identifier: str, *, now_ms: int | None = None) -> Usage:
         """What counts against a limit, and where each part was accepted. Consumes nothing."""
-        return self._usage(identifier, self.peek(limit, identifier, now_ms=now_ms))
+        decision = self.peek(limit, identifier, now_ms=now_ms)
+        node, thread = self._parts.node, self._thread
+        known = None
+        if node is not None and thread is not None:
+            key = (limit.workspace, limit.namespace, limit.duration_ms)
+            known = thread.run(node.usage(key, identifier, decision.decided_at_ms))
+        return self._usage(identifier, decision, known)
 
     def reset(self, limit: Limit, identifier: str) -> bool:
         """Begin the counter of `identifier` again at zero: here at once, on every node and in every region within 2 s.

@@ -23,9 +23,11 @@ from tidegate.adapters.backoff import Backoff
 from tidegate.core.credit_sync import CreditSync
 from tidegate.core.engine import Engine
 from tidegate.core.gate import CLOSED, Gate
+from tidegate.core.generations import cell_name
 from tidegate.core.ledger_sync import LedgerSync
-from tidegate.core.model import Tuning
+from tidegate.core.model import Tuning, subject_digest
 from tidegate.core.origin_sync import OriginSync
+from tidegate.core.sharing import OriginUsage
 from tidegate.core.sweep import Sweep
 from tidegate.errors import CircuitOpen, Closed, ConfigurationError, DependencyError
 from tidegate.ports import Ledger, Origin
@@ -433,6 +435,24 @@ class Node:
 
     async def _flush_ledger(self) -> bool:
         return self.publish is None or not self._is_ledger_usable() or (await self.publish.run_once()).ok
+
+    # -- questions
+
+    async def usage(self, key: tuple[str, str, int], identifier: str, at_ms: int) -> OriginUsage | None:
+        """What the origin knows of a counter beyond its messages; None if it does not answer."""
+        if self._origin is None or not self._is_origin_usable():
+            return None
+        workspace, namespace, duration_ms = key
+        with self._gate:
+            generation = self._engine.resets.generation_of(key, identifier)
+        digest = subject_digest(workspace, namespace, identifier, duration_ms)
+        name = cell_name(at_ms // duration_ms, generation, duration_ms)
+        timeout_s = self._tuning.read_timeout_ms / 1000
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await self._origin.usage(digest, name, timeout_s=timeout_s * ADAPTER_SHARE)
+        except (DependencyError, TimeoutError):
+            return None
 
     # -- background
 

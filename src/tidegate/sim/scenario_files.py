@@ -39,6 +39,7 @@ OPERATIONS: Final[Mapping[str, tuple[frozenset[str], frozenset[str]]]] = {
     "batch_end": (frozenset({"handle"}), _LIMIT_EXPECTS),
     "reserve": (frozenset({"node", "requests", "handle"}), frozenset({"expect", "expect_successes"})),
     "settle": (frozenset({"node", "handle", "costs"}), frozenset({"expect"})),
+    "release": (frozenset({"node", "handle"}), frozenset({"expect"})),
     "usage": (frozenset({"node", *_REQUEST}) - {"cost"}, frozenset({"expect"})),
     "reset": (frozenset({"node", *_REQUEST}) - {"cost"}, frozenset({"expect_ok"})),
     "hear_resets": (frozenset({"node"}), frozenset({"expect_ok"})),

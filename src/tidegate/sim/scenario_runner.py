@@ -7,7 +7,7 @@ a scenario are running from the start, and every node knows how many there are.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from random import Random
 from typing import Any, Final, TypeVar
@@ -234,6 +234,13 @@ class ScenarioRun:
         costs = step.fields["costs"]
         if len(costs) != len(taken.items):
             raise MalformedScenario(f"{step.place}: {len(taken.items)} counters were reserved")
+        self._end(step, taken, costs)
+
+    def _do_release(self, step: Step) -> None:
+        taken = self._reservations[step.text("handle")]
+        self._end(step, taken, [0] * len(taken.items))
+
+    def _end(self, step: Step, taken: Taken, costs: Sequence[int]) -> None:
         items = [(limit, who, cost) for (limit, who, _), cost in zip(taken.items, costs, strict=True)]
         ending = self._await(self._member(step).limiter.end(taken.name, items))
         self._differ(step, "", {"known": ending.is_known, "repeated": ending.is_repeated})
@@ -242,9 +249,11 @@ class ScenarioRun:
         request = self._request(step.fields)
         limiter = self._member(step).limiter
         usage = self._await(limiter.usage(request.limit, request.identifier, now_ms=step.get("time_ms")))
-        shown = usage._asdict()
-        names = ("own", "regional", "foreign", "carried", "used", "remaining", "regions")
-        self._differ(step, "", {name: shown[name] for name in names})
+        names = ("own", "regional", "foreign", "carried", "reserved", "used", "remaining")
+        shown: dict[str, object] = {name: usage._asdict()[name] for name in names}
+        shown["regions"] = {region: part.counted for region, part in usage.regions.items()}
+        shown["ages_ms"] = {region: part.age_ms for region, part in usage.regions.items()}
+        self._differ(step, "", shown)
 
     def _do_reset(self, step: Step) -> None:
         """Ok if the origin and the ledger have confirmed it."""

@@ -12,7 +12,7 @@ from tidegate.core.grants import CreditReply, CreditRequest, GrantRules
 from tidegate.core.model import Component, LedgerRow, OriginReply
 from tidegate.core.reservations import Claim, ClaimReply
 from tidegate.core.resets import Reset, ResetsReply
-from tidegate.core.sharing import ImportState, Lease, Share, ShareReply
+from tidegate.core.sharing import ImportState, Lease, OriginUsage, Share, ShareReply
 from tidegate.errors import DependencyUnavailable
 from tidegate.ports import Changes, Clock, LedgerOverview, Pulse, RegionBeat
 
@@ -79,6 +79,10 @@ class ScenarioOrigin:
     async def share(self, shares: Sequence[Share], *, timeout_s: float) -> list[ShareReply]:
         self._region.use()
         return await self._memory.share(shares, timeout_s=timeout_s)
+
+    async def usage(self, digest: bytes, sequence: int, *, timeout_s: float) -> OriginUsage:
+        self._region.use(read=1)
+        return self._memory.usage_nowait(digest, sequence)
 
     async def claim(self, claims: Sequence[Claim], *, timeout_s: float) -> list[ClaimReply]:
         self._region.use()

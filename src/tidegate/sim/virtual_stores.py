@@ -17,7 +17,7 @@ from tidegate.core.grants import CreditReply, CreditRequest, GrantRules
 from tidegate.core.model import Component, LedgerRow, OriginReply
 from tidegate.core.reservations import Claim, ClaimReply
 from tidegate.core.resets import Reset, ResetsReply
-from tidegate.core.sharing import ImportState, Lease, Share, ShareReply
+from tidegate.core.sharing import ImportState, Lease, OriginUsage, Share, ShareReply
 from tidegate.errors import DependencyUnavailable, RegionMismatch
 from tidegate.ports import Changes, Clock, LedgerOverview, Pulse, RegionBeat
 from tidegate.sim.network import Link, Network, Server
@@ -148,6 +148,10 @@ class OriginPort:
 
         self._observer.on_origin_call(len(shares))
         return await self._link.call(apply, timeout_s)
+
+    async def usage(self, digest: bytes, sequence: int, *, timeout_s: float) -> OriginUsage:
+        self._observer.on_origin_call(1)
+        return await self._link.call(lambda: self._memory.usage_nowait(digest, sequence), timeout_s)
 
     async def claim(self, claims: Sequence[Claim], *, timeout_s: float) -> list[ClaimReply]:
         def apply() -> list[ClaimReply]:

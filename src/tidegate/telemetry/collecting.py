@@ -39,6 +39,8 @@ def snapshot_of(statistics: Statistics) -> Snapshot:
     values |= _decisions(statistics)
     values |= {
         ("shadow_exceeded_total", ()): statistics.exceeded_in_shadow,
+        ("resets_total", ("request",)): statistics.resets_made,
+        ("resets_total", ("node",)): statistics.resets_heard,
         ("subjects", ()): statistics.subjects,
         ("subjects_bytes", ()): statistics.subjects_bytes,
         ("cells", ()): statistics.cells,

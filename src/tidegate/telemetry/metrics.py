@@ -90,6 +90,15 @@ METRICS: Final[tuple[Metric, ...]] = (
         "It is higher than expected: the limit would deny good clients if it were enforced.",
     ),
     Metric(
+        "resets_total",
+        "counter",
+        "Counters that this node has reset: by=request asked of this node, by=node heard of from another one.",
+        "by=request is what people and programs have asked for: a jump means that a client resets its own limits. "
+        "A node whose sum stays behind that of the others does not hear of resets.",
+        ("by",),
+        (("request", "node"),),
+    ),
+    Metric(
         "subjects",
         "gauge",
         "Subjects held in memory.",

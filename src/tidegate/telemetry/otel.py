@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from tidegate.core.model import Component, LedgerRow, OriginReply
     from tidegate.core.reservations import Claim, ClaimReply
     from tidegate.core.resets import Reset, ResetsReply
-    from tidegate.core.sharing import ImportState, Lease, Share, ShareReply
+    from tidegate.core.sharing import ImportState, Lease, OriginUsage, Share, ShareReply
     from tidegate.ports import Changes, Ledger, LedgerOverview, Origin, Pulse, RegionBeat
 
 __all__ = ["traced_ledger", "traced_origin"]
@@ -70,6 +70,10 @@ class _TracedOrigin:
     async def share(self, shares: Sequence[Share], *, timeout_s: float) -> list[ShareReply]:
         with self._span("share", cells=len(shares)):
             return await self._inner.share(shares, timeout_s=timeout_s)
+
+    async def usage(self, digest: bytes, sequence: int, *, timeout_s: float) -> OriginUsage:
+        with self._span("usage", cells=1):
+            return await self._inner.usage(digest, sequence, timeout_s=timeout_s)
 
     async def claim(self, claims: Sequence[Claim], *, timeout_s: float) -> list[ClaimReply]:
         with self._span("claim", cells=len(claims)):

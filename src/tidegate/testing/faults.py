@@ -19,7 +19,7 @@ from tidegate.core.grants import CreditReply, CreditRequest, GrantRules
 from tidegate.core.model import Component, LedgerRow, OriginReply
 from tidegate.core.reservations import Claim, ClaimReply
 from tidegate.core.resets import Reset, ResetsReply
-from tidegate.core.sharing import ImportState, Lease, Share, ShareReply
+from tidegate.core.sharing import ImportState, Lease, OriginUsage, Share, ShareReply
 from tidegate.errors import DependencyTimeout, DependencyUnavailable
 from tidegate.ports import Changes, Ledger, LedgerOverview, Origin, Pulse, RegionBeat
 
@@ -125,6 +125,11 @@ class FailingOrigin:
 
     async def share(self, shares: Sequence[Share], *, timeout_s: float) -> list[ShareReply]:
         return await self.faults.around("share", lambda: self.inner.share(shares, timeout_s=timeout_s))
+
+    async def usage(self, digest: bytes, sequence: int, *, timeout_s: float) -> OriginUsage:
+        return await self.faults.around(
+            "usage", lambda: self.inner.usage(digest, sequence, timeout_s=timeout_s)
+        )
 
     async def claim(self, claims: Sequence[Claim], *, timeout_s: float) -> list[ClaimReply]:
         return await self.faults.around("claim", lambda: self.inner.claim(claims, timeout_s=timeout_s))
@@ -288,6 +293,10 @@ class TrackingOrigin(_Tracking[Origin]):
     async def share(self, shares: Sequence[Share], *, timeout_s: float) -> list[ShareReply]:
         with self.tracked("share", list(shares)):
             return await self.inner.share(shares, timeout_s=timeout_s)
+
+    async def usage(self, digest: bytes, sequence: int, *, timeout_s: float) -> OriginUsage:
+        with self.tracked("usage", digest):
+            return await self.inner.usage(digest, sequence, timeout_s=timeout_s)
 
     async def claim(self, claims: Sequence[Claim], *, timeout_s: float) -> list[ClaimReply]:
         with self.tracked("claim", list(claims)):

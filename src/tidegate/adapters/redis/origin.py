@@ -30,13 +30,20 @@ from tidegate.adapters.redis.resets import resets_command, resets_reply
 from tidegate.adapters.redis.scripts import MERGE_SHA
 from tidegate.adapters.redis.sentinel import Sentinels
 from tidegate.adapters.redis.settings import Address, RedisSettings, parse_settings
-from tidegate.adapters.redis.sharing import lease_command, lease_of, replies_of_shares, share_commands
+from tidegate.adapters.redis.sharing import (
+    lease_command,
+    lease_of,
+    replies_of_shares,
+    share_commands,
+    usage_commands,
+    usage_reply,
+)
 from tidegate.adapters.redis.wire import Reply, ReplyError, pack
 from tidegate.core.grants import CreditReply, CreditRequest, GrantRules
 from tidegate.core.model import Component, OriginReply
 from tidegate.core.reservations import Claim, ClaimReply
 from tidegate.core.resets import Reset, ResetsReply
-from tidegate.core.sharing import ImportState, Lease, Share, ShareReply
+from tidegate.core.sharing import ImportState, Lease, OriginUsage, Share, ShareReply
 from tidegate.errors import ConfigurationError, DependencyUnavailable, RegionMismatch
 from tidegate.ports import Pulse
 
@@ -148,6 +155,12 @@ class RedisOrigin:
         answers = await self._run_scripts([one.command for one in commands], timeout_s)
         self._shares += len(shares)
         return replies_of_shares(shares, commands, answers)
+
+    async def usage(self, digest: bytes, sequence: int, *, timeout_s: float) -> OriginUsage:
+        commands = usage_commands(self._credit, digest, sequence)
+        commands.append((commands[0][0], TIME))
+        cell, holds, clock = await self._run(commands, Deadline.after(timeout_s, loop_time()))
+        return usage_reply(cell, holds, self._milliseconds(clock))
 
     async def claim(self, claims: Sequence[Claim], *, timeout_s: float) -> list[ClaimReply]:
         if not claims:

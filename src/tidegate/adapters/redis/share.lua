@@ -1,9 +1,9 @@
 -- Keep what the ledger holds of cells, and say who publishes. The rule is `share` in tidegate/core/grants.py, step by
 -- step and under the same names; a property test holds the two equal.
 --
--- Fields of a cell: '!foreign:region' for what another region has published, '!foreign' for their sum, '!published' for
--- what this region has published and who publishes the rest. Holds are as credit.lua writes them. All keys of a call are
--- in one slot.
+-- Fields of a cell: '!foreign:region' for what another region has published, '!at:region' for when that was learned,
+-- '!foreign' for their sum, '!published' for what this region has published and who publishes the rest. Holds are as
+-- credit.lua writes them. All keys of a call are in one slot.
 --
 -- KEYS: for each share the holds, the cell before, the cell, the cell after.
 -- ARGV: recall_gap_ms, publish_ms, publish_pace_ms, the channels' prefix; then for each share region ('' for this one),
@@ -85,7 +85,8 @@ for i = 1, #KEYS / 4 do
     if count > known then
       if not found[4] then regions = regions + 1 end
       foreign = min(foreign + count - known, EXACT)
-      call('HSET', key, '!foreign:' .. region, format('%.0f', count), '!foreign', format('%.0f', foreign))
+      call('HSET', key, '!foreign:' .. region, format('%.0f', count), '!at:' .. region, format('%.0f', now),
+        '!foreign', format('%.0f', foreign))
       has_grown = true
     end
   else

@@ -6,6 +6,7 @@ along with the cell. The lease has a key of its own, in the first slot.
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
@@ -15,15 +16,27 @@ from tidegate.adapters.redis.scripts import LEASE_SHA, SHARE_SHA
 from tidegate.adapters.redis.wire import Reply, pack
 from tidegate.core.generations import cell_name
 from tidegate.core.grants import GrantRules
-from tidegate.core.sharing import ImportState, Lease, Share, ShareReply
+from tidegate.core.reservations import is_reservation
+from tidegate.core.sharing import ImportState, Lease, OriginUsage, RegionCount, Share, ShareReply
 from tidegate.errors import DependencyUnavailable
 
-__all__ = ["ShareCommand", "lease_command", "lease_of", "replies_of_shares", "share_commands"]
+__all__ = [
+    "ShareCommand",
+    "lease_command",
+    "lease_of",
+    "replies_of_shares",
+    "share_commands",
+    "usage_commands",
+    "usage_reply",
+]
 
 # A script holds up every other client of its server while it runs: 100 shares take it about a millisecond.
 SHARES_PER_COMMAND_MAX: Final = 100
 REPLY_NUMBERS: Final = 4
 LEASE_VALUES: Final = 10
+FOREIGN: Final = b"!foreign:"
+# A hold, as records.lua packs it.
+HOLD: Final = struct.Struct("<7d")
 
 
 class ShareCommand(NamedTuple):
@@ -80,6 +93,41 @@ def replies_of_shares(
             )
         for place, index in enumerate(command.indexes):
             found[index] = ShareReply(*answer[REPLY_NUMBERS * place : REPLY_NUMBERS * (place + 1)])
+    return found
+
+
+def usage_commands(layout: CreditLayout, digest: bytes, sequence: int) -> list[Command]:
+    """All fields of the cell, and all holds of its subject."""
+    bucket = digest[0] % BUCKETS
+    keys = (layout.cell_key(digest, sequence), layout.holds_key(digest))
+    return [(bucket, pack((b"HGETALL", key))) for key in keys]
+
+
+def usage_reply(cell: Reply, holds: Reply, now_ms: int) -> OriginUsage:
+    """What was counted, what is reserved, and what other regions have published; `now_ms` is the server's time."""
+    reserved = 0
+    for writer, value in _fields(holds).items():
+        if is_reservation(writer.decode("utf-8", "replace")) and len(value) >= HOLD.size:
+            _, spare, _, _, _, expires_at_ms, _ = HOLD.unpack_from(value)
+            reserved += int(spare) if expires_at_ms > now_ms else 0
+    fields = _fields(cell)
+    total = fields.get(b"", b"")
+    return OriginUsage(int(total) if total.isdigit() else 0, reserved, _region_counts(fields, now_ms))
+
+
+def _fields(answer: Reply) -> dict[bytes, bytes]:
+    # Not a hash: damage, which the next message repairs.
+    return dict(zip(answer[::2], answer[1::2], strict=True)) if isinstance(answer, list) else {}
+
+
+def _region_counts(fields: dict[bytes, bytes], now_ms: int) -> list[RegionCount]:
+    found = []
+    for name, count in fields.items():
+        if name.startswith(FOREIGN) and count.isdigit():
+            region = name.removeprefix(FOREIGN)
+            at = fields.get(b"!at:" + region, b"")
+            age_ms = max(0, now_ms - int(at)) if at.isdigit() else -1
+            found.append(RegionCount(region.decode("utf-8", "surrogatepass"), int(count), age_ms))
     return found
 
 

@@ -36,7 +36,8 @@ from tidegate.core.grants import (
     grant,
     share,
 )
-from tidegate.core.sharing import Share, ShareReply
+from tidegate.core.reservations import usage_of
+from tidegate.core.sharing import OriginUsage, Share, ShareReply
 from tidegate.errors import DependencyError
 from tidegate.ports import Clock
 
@@ -47,6 +48,7 @@ __all__ = [
     "Listener",
     "answer",
     "answer_shares",
+    "answer_usage",
     "ports_of",
 ]
 
@@ -208,6 +210,11 @@ def answer_shares(
         _store_holds(connection, record, digest, recalled or list(record.holds)[:1])
         recalls += [(digest, writer) for writer in recalled]
     return replies, recalls
+
+
+def answer_usage(connection: sqlite3.Connection, digest: bytes, sequence: int, now_ms: int) -> OriginUsage:
+    """What was counted in a cell, here and by other regions, and what is reserved."""
+    return usage_of(_load_cells(connection, digest, "", sequence, sequence, now_ms), sequence, now_ms)
 
 
 def _load(connection: sqlite3.Connection, request: CreditRequest, now_ms: int) -> SubjectRecord:

@@ -25,16 +25,24 @@ from tidegate.adapters.sqlite.credit import (
     Listener,
     answer,
     answer_shares,
+    answer_usage,
     ports_of,
 )
 from tidegate.adapters.sqlite.reserving import RESERVING_SCHEMA, RESERVING_TABLES, answer_claims
 from tidegate.adapters.sqlite.resets import RESETS_NUMBER, RESETS_SCHEMA, RESETS_TABLES, answer_resets
-from tidegate.adapters.sqlite.sharing import SHARING_SCHEMA, SHARING_TABLES, answer_lease, delete_expired
+from tidegate.adapters.sqlite.sharing import (
+    ADD_LEARNED_AT,
+    HAS_LEARNED_AT,
+    SHARING_SCHEMA,
+    SHARING_TABLES,
+    answer_lease,
+    delete_expired,
+)
 from tidegate.core.grants import CreditReply, CreditRequest, GrantRules
 from tidegate.core.model import Component, OriginReply
 from tidegate.core.reservations import Claim, ClaimReply
 from tidegate.core.resets import Reset, ResetsReply
-from tidegate.core.sharing import ImportState, Lease, Share, ShareReply
+from tidegate.core.sharing import ImportState, Lease, OriginUsage, Share, ShareReply
 from tidegate.errors import ConfigurationError, RegionMismatch
 from tidegate.ports import Clock, Pulse
 
@@ -130,11 +138,14 @@ def _prepare(connection: sqlite3.Connection) -> None:
     known = connection.execute(
         f"SELECT count(*) FROM sqlite_master WHERE name IN ({','.join('?' * len(names))})", names
     ).fetchone()[0]
-    if known == len(names):
+    has_learned_at = connection.execute(HAS_LEARNED_AT).fetchone() is not None
+    if known == len(names) and has_learned_at:
         return  # the usual case takes no write lock
     with transaction(connection):
         for statement in SCHEMA:
             connection.execute(statement)
+        if connection.execute(HAS_LEARNED_AT).fetchone() is None:
+            connection.execute(ADD_LEARNED_AT)  # a file from before ages of regions were kept
 
 
 class _Statement:
@@ -322,6 +333,12 @@ class SQLiteOrigin:
             self._listener.send(port, payload)
         self._shares += len(shares)
         return replies
+
+    async def usage(self, digest: bytes, sequence: int, *, timeout_s: float) -> OriginUsage:
+        now_ms = self._clock.now_ms()
+        return await self._file.run(
+            lambda connection: answer_usage(connection, digest, sequence, now_ms), timeout_s=timeout_s
+        )
 
     async def claim(self, claims: Sequence[Claim], *, timeout_s: float) -> list[ClaimReply]:
         if not claims:

@@ -13,6 +13,8 @@ from tidegate.core.grants import SubjectRecord
 from tidegate.core.sharing import ImportState, Lease, Mark, Share, take_lease
 
 __all__ = [
+    "ADD_LEARNED_AT",
+    "HAS_LEARNED_AT",
     "NUMBER_MAX",
     "SHARING_SCHEMA",
     "SHARING_TABLES",
@@ -32,7 +34,8 @@ SHARING_SCHEMA: Final = (
     """
     CREATE TABLE IF NOT EXISTS origin_foreign (
         digest BLOB NOT NULL, sequence INTEGER NOT NULL, region BLOB NOT NULL, count INTEGER NOT NULL,
-        expires_at_ms INTEGER NOT NULL, PRIMARY KEY (digest, sequence, region)
+        expires_at_ms INTEGER NOT NULL, learned_at_ms INTEGER NOT NULL DEFAULT -1,
+        PRIMARY KEY (digest, sequence, region)
     ) WITHOUT ROWID
     """,
     "CREATE INDEX IF NOT EXISTS origin_foreign_expiry ON origin_foreign (expires_at_ms)",
@@ -53,15 +56,17 @@ SHARING_SCHEMA: Final = (
     """,
 )
 
+HAS_LEARNED_AT: Final = "SELECT 1 FROM pragma_table_info('origin_foreign') WHERE name = 'learned_at_ms'"
+ADD_LEARNED_AT: Final = "ALTER TABLE origin_foreign ADD COLUMN learned_at_ms INTEGER NOT NULL DEFAULT -1"
 FOREIGN: Final = """
-    SELECT sequence, region, count FROM origin_foreign
+    SELECT sequence, region, count, learned_at_ms FROM origin_foreign
      WHERE digest = ? AND sequence BETWEEN ? AND ? AND expires_at_ms > ?
 """
 MARKS: Final = """
     SELECT sequence, published, assigned, owner, until_ms, epoch FROM origin_marks
      WHERE digest = ? AND sequence BETWEEN ? AND ? AND expires_at_ms > ?
 """
-PUT_FOREIGN: Final = "INSERT OR REPLACE INTO origin_foreign VALUES (?, ?, ?, ?, ?)"
+PUT_FOREIGN: Final = "INSERT OR REPLACE INTO origin_foreign VALUES (?, ?, ?, ?, ?, ?)"
 PUT_MARK: Final = "INSERT OR REPLACE INTO origin_marks VALUES (?, ?, ?, ?, ?, ?, ?, ?)"
 FORGET: Final = """
     DELETE FROM {table} WHERE {key} IN (
@@ -79,9 +84,12 @@ def load_ledger(
     connection: sqlite3.Connection, record: SubjectRecord, digest: bytes, first: int, last: int, now_ms: int
 ) -> None:
     """Add to the cells of a record what the ledger holds of them."""
-    for sequence, region, count in connection.execute(FOREIGN, (digest, first, last, now_ms)):
+    for sequence, name, count, at_ms in connection.execute(FOREIGN, (digest, first, last, now_ms)):
         cell = record.cell(sequence)
-        cell.regions[region.decode("utf-8", "surrogatepass")] = count
+        region = name.decode("utf-8", "surrogatepass")
+        cell.regions[region] = count
+        if at_ms >= 0:
+            cell.learned[region] = at_ms
         cell.foreign += count
     for sequence, *values in connection.execute(MARKS, (digest, first, last, now_ms)):
         record.cell(sequence).mark = Mark(*values)
@@ -108,10 +116,11 @@ def store_mark(
 
 def store_foreign(connection: sqlite3.Connection, record: SubjectRecord, entry: Share) -> None:
     name = cell_name(entry.sequence, entry.generation, entry.duration_ms)
-    count = record.cell(name).regions[entry.region]
+    cell = record.cell(name)
+    count, learned_at_ms = cell.regions[entry.region], cell.learned.get(entry.region, -1)
     region = entry.region.encode("utf-8", "surrogatepass")
     expires_at_ms = cell_expires_at_ms(name, entry.duration_ms)
-    connection.execute(PUT_FOREIGN, (entry.digest, name, region, count, expires_at_ms))
+    connection.execute(PUT_FOREIGN, (entry.digest, name, region, count, expires_at_ms, learned_at_ms))
 
 
 def cell_expires_at_ms(name: int, duration_ms: int) -> int:

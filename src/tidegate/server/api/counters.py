@@ -24,14 +24,15 @@ logger: Final = logging.getLogger(__name__)
 
 
 class RegionUsage(msgspec.Struct):
-    """What one other region has accepted in the current window."""
+    """What one other region has accepted in the current window; `age` says how many ms ago that was learned."""
 
     region: str
     count: int
+    age: int | UnsetType = UNSET
 
 
 class UsageData(msgspec.Struct, rename="camel"):
-    """The answer to `usage`: `used` is `regional`, `foreign` and `carried` together. Ages are in milliseconds."""
+    """The answer to `usage`: `used` is `regional`, `foreign`, `carried` and `reserved` together. Ages are in ms."""
 
     limit: int
     duration: int
@@ -42,6 +43,7 @@ class UsageData(msgspec.Struct, rename="camel"):
     regional: int
     foreign: int
     carried: int
+    reserved: int
     regions: list[RegionUsage]
     regional_age: int | UnsetType = UNSET
     global_age: int | UnsetType = UNSET
@@ -89,7 +91,11 @@ class CounterOperations:
             usage.regional,
             usage.foreign,
             usage.carried,
-            [RegionUsage(*each) for each in sorted(usage.regions.items())],
+            usage.reserved,
+            [
+                RegionUsage(region, part.counted, UNSET if part.age_ms is None else part.age_ms)
+                for region, part in sorted(usage.regions.items())
+            ],
             UNSET if usage.regional_age_ms is None else usage.regional_age_ms,
             UNSET if usage.global_age_ms is None else usage.global_age_ms,
             UNSET if plan.override is None else plan.override.id,

@@ -32,6 +32,8 @@ __all__ = ["Ask", "LocalNode", "Question"]
 ROWS_MAX: Final = 25
 NAMESPACES_MAX: Final = 50
 SUBJECTS_MAX: Final = 50
+# Of these, Redis is asked for regions and reservations: more would cost it too much for a page that asks every second.
+ASKED_MAX: Final = 4
 DENIALS_MAX: Final = 32
 # A preview reads at most so many identifiers, and shows so many.
 PREVIEW_LOOKED_MAX: Final = 200_000
@@ -72,7 +74,7 @@ class LocalNode:
         if kind == "report":
             return self.report(workspace)
         if kind == "identifier":
-            return self.identifier(workspace, question.get("namespace"), question["identifier"])
+            return await self.identifier(workspace, question.get("namespace"), question["identifier"])
         if kind == "search":
             names = self._activity.search(workspace, question["text"], ROWS_MAX)
             return [{"namespace": name, "identifier": identifier} for _, name, identifier in names]
@@ -136,7 +138,7 @@ class LocalNode:
 
     # One identifier.
 
-    def identifier(self, workspace: str, namespace: str | None, identifier: str) -> dict[str, Any]:
+    async def identifier(self, workspace: str, namespace: str | None, identifier: str) -> dict[str, Any]:
         """What is in memory about an identifier, and why it was denied lately. `namespace` is an id, None for all."""
         now_ms = self._now_ms()
         states, is_complete = self._limiter.inspection.find(workspace, identifier, now_ms)
@@ -145,6 +147,8 @@ class LocalNode:
             place = None
         wanted = [state for state in states if namespace is None or state.namespace == namespace]
         wanted.sort(key=lambda state: (state.namespace, state.duration_ms))
+        asked = [self._ask_origin(workspace, state, now_ms) for state in wanted[:ASKED_MAX]]
+        wanted = [*await asyncio.gather(*asked), *wanted[ASKED_MAX:SUBJECTS_MAX]]
         name = None if place is None else place.name
         denials = self._activity.denials_of(workspace, name, identifier)
         return {
@@ -152,16 +156,17 @@ class LocalNode:
             "pid": os.getpid(),
             "now_ms": now_ms,
             "is_complete": is_complete,
-            "subjects": [
-                shown
-                for state in wanted[:SUBJECTS_MAX]
-                if (shown := self._subject(workspace, state, denials))
-            ],
+            "subjects": [shown for state in wanted if (shown := self._subject(workspace, state, denials))],
             "denials": [
                 {**_denial(key, denial), "why": explain(key[1], identifier, denial)}
                 for key, denial in denials[:DENIALS_MAX]
             ],
         }
+
+    async def _ask_origin(self, workspace: str, state: SubjectState, now_ms: int) -> SubjectState:
+        key = (workspace, state.namespace, state.duration_ms)
+        known = await self._limiter.usage_at_origin(key, state.identifier, now_ms)
+        return state if known is None else state.with_origin(known)
 
     def _subject(
         self, workspace: str, state: SubjectState, denials: Sequence[tuple[Name, Denial]]
@@ -186,6 +191,7 @@ class LocalNode:
             "current": _parts(state.current),
             "previous": _parts(state.previous),
             "carried": state.carried,
+            "reserved": state.reserved,
             "effective": state.effective,
             "strict_ms": state.strict_ms,
             "unreplayed": state.unreplayed,
@@ -274,7 +280,7 @@ def _parts(cell: CellParts) -> dict[str, Any]:
         "own": cell.own,
         "others": cell.others,
         "foreign": cell.foreign,
-        "regions": dict(cell.regions),
+        "regions": {name: part._asdict() for name, part in cell.regions.items()},
         "total": cell.total,
     }
 

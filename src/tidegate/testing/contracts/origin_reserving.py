@@ -64,6 +64,15 @@ class ReservingContract:
         assert (refused.granted, refused.spare, refused.firm) == (0, 7, 7)
         assert (await self.granted(origin, digest, 3, number=2)).granted == 3
 
+    async def test_usage_counts_what_is_reserved_until_it_ends_and_no_credit(self, origin: Origin) -> None:
+        digest = secrets.token_bytes(16)
+        await self.granted(origin, digest, 2, quota=100)
+        await self.take(origin, digest, "node+1", 7, quota=100)
+        await self.take(origin, digest, "node+2", 4, quota=100)
+        assert (await origin.usage(digest, SEQUENCE, timeout_s=TIMEOUT_S)).reserved == 11
+        await self.claim(origin, digest, "node+2", 1)
+        assert (await origin.usage(digest, SEQUENCE, timeout_s=TIMEOUT_S)).reserved == 7
+
     async def test_a_reservation_does_not_lower_the_limit_of_others(self, origin: Origin) -> None:
         digest = secrets.token_bytes(16)
         await self.take(origin, digest, "node+1", 7, quota=10)

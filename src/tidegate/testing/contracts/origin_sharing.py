@@ -12,7 +12,7 @@ from itertools import count
 from typing import TYPE_CHECKING, Final
 
 from tidegate.core.grants import CellPart, CreditRequest, Run
-from tidegate.core.sharing import DUE, NOT_DUE, PRESSED, ImportState, Share, ShareReply
+from tidegate.core.sharing import DUE, NOT_DUE, PRESSED, ImportState, OriginUsage, Share, ShareReply
 from tidegate.ports import Origin
 
 if TYPE_CHECKING:
@@ -96,6 +96,31 @@ class SharingContract:
         await share(origin, *entries)
         (last,) = await share(origin, entries[0])
         assert last.foreign == 27
+
+    async def test_usage_names_each_region_and_how_long_ago_its_count_was_learned(
+        self, open_node: OpenNode, place: OriginPlace
+    ) -> None:
+        importer, other = await open_node(), await open_node()
+        cells = await new_cells(importer)
+        time_ms = (await importer.pulse(REGION, timeout_s=TIMEOUT_S)).time_ms
+        await importer.exchange([cells.message(3)], timeout_s=TIMEOUT_S)
+        await share(importer, cells.entry("us", 30), cells.entry("\N{SNOWMAN}", 5))
+        await place.wait_until(time_ms + 20, importer)
+        await share(importer, cells.entry("us", 31), cells.entry("\N{SNOWMAN}", 4))
+        found = await other.usage(cells.digest, cells.sequence, timeout_s=TIMEOUT_S)
+        ages = {region: age_ms for region, _, age_ms in found.regions}
+        assert {region: count for region, count, _ in found.regions} == {"us": 31, "\N{SNOWMAN}": 5}
+        assert found.total == 3
+        assert 0 <= ages["us"] < ages["\N{SNOWMAN}"]
+
+    async def test_usage_of_an_unknown_cell_is_nothing_and_keeps_nothing(
+        self, origin: Origin, place: OriginPlace
+    ) -> None:
+        cells = await new_cells(origin)
+        before = place.entries()
+        found = await origin.usage(cells.digest, cells.sequence, timeout_s=TIMEOUT_S)
+        assert found == OriginUsage(0, 0, [])
+        assert place.entries() == before
 
     async def test_asking_about_an_unknown_cell_keeps_nothing(
         self, origin: Origin, place: OriginPlace

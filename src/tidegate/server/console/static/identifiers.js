@@ -131,13 +131,14 @@ export function identifierView({ identifier, namespace, overrideDialog, can }) {
       chart.update(subject);
       const from = { override: "from an override", denial: "of its last denial", request: "of the last request in this namespace" }[subject.quota_from];
       setText(limit, subject.quota === null ? "limit unknown" : `${subject.rule}, ${from}`);
-      const regions = Object.entries(subject.current.regions).map(([region, value]) => `${region} ${count(value)}`).join(", ");
+      const regions = Object.entries(subject.current.regions).map(([region, part]) => `${visible(region)} ${count(part.counted)}${part.age_ms === null ? "" : `, learned ${duration(part.age_ms)} ago`}`).join("; ");
       const shown = [
         ["Override", subject.override === null ? "none applies" : `${visible(subject.override.identifier)} (${subject.override.id})`],
         ["Counts of other nodes", subject.regional_age_ms === null ? "not shared" : `${duration(subject.regional_age_ms)} old`],
         ["Counts of other regions", subject.global_age_ms === null ? "not shared" : `${duration(subject.global_age_ms)} old${regions ? ` (${regions})` : ""}`],
         ["Not yet acknowledged by the origin", count(subject.unreplayed)],
       ];
+      if (subject.reserved > 0) shown.push(["Reserved", count(subject.reserved)]);
       if (subject.credit !== null) shown.push(["Credit held by this node", count(subject.credit)]);
       else if (subject.strict_ms > 0) shown.push(["After its denial", `the origin is read before a request is allowed, for ${duration(subject.strict_ms)}`]);
       const text = JSON.stringify(shown);
