@@ -199,7 +199,7 @@ def runbook_index() -> str:
         "",
         "# Runbooks",
         "",
-        "Decisions go on through nearly everything on these pages: an alert means that accuracy suffers, not",
+        "Decisions continue through nearly everything on these pages: an alert means that accuracy suffers, not",
         "availability, except where its page says otherwise. `tidegate doctor` checks every dependency and says",
         "what to do; `/readyz` has one line for each.",
         "",

@@ -11,13 +11,13 @@
     ├── LimitExceeded                  raised by a function that `limited` decorates; carries the decisions
     ├── TooManyReservations            the workspace holds as many reservations as it may; nothing was reserved
     ├── TooManyResets                  the workspace has as many live resets as it may; nothing was reset
-    └── DependencyError                an origin or a ledger failed; decisions went on without it
-        ├── DependencyTimeout          no answer in time (it may have been applied all the same)
+    └── DependencyError                an origin or a ledger failed; decisions continued without it
+        ├── DependencyTimeout          no answer in time (the call may still have been applied)
         ├── DependencyUnavailable      not reachable, or refused while loading, failing over, shutting down
-        ├── CircuitOpen                not even tried: the breaker is open
-        └── RowsRejected               the database refuses these very rows; trying again will not help
+        ├── CircuitOpen                not tried: the breaker is open
+        └── RowsRejected               the database refuses these rows; sending them again will not help
 
-`transient` says whether the same call may succeed later with nothing changed.
+`transient` says whether the same call may succeed later, without any change.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ class Closed(TidegateError):
 class ReentrantCall(TidegateError, RuntimeError):
     """A signal handler or a finalizer asked for a decision in the middle of another one, on the same thread.
 
-    Waiting would deadlock, and going on could count wrongly, so the call is refused.
+    Waiting would deadlock, and continuing could count wrongly, so the call is refused.
     """
 
     transient = True
@@ -161,14 +161,14 @@ class TooManyReservations(TidegateError):
 class TooManyResets(TidegateError):
     """The workspace has as many live resets as it may, and nothing was reset.
 
-    A reset is remembered for about three windows. Try again later, or allow more with an override.
+    A reset is remembered for at most four windows. Try again later, or allow more with an override.
     """
 
     transient = True
 
     def __init__(self, workspace: str) -> None:
         super().__init__(
-            f"workspace {workspace!r} has as many live resets as it may; each is remembered for about three windows; "
+            f"workspace {workspace!r} has as many live resets as it may; each is remembered for at most four windows; "
             "try again later, or raise the limit of the identifier for a while"
         )
         self.workspace = workspace
@@ -178,7 +178,7 @@ class TooManyResets(TidegateError):
 
 
 class DependencyError(TidegateError):
-    """An origin or a ledger failed. Never reaches a caller of `limit`: decisions go on without it."""
+    """An origin or a ledger failed. Never reaches a caller of `limit`: decisions continue without it."""
 
     transient = True
 

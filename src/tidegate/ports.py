@@ -1,5 +1,5 @@
-"""What Tidegate needs from the outside, as protocols. Each docstring is the contract that an adapter is held to by
-the suites in `tidegate.testing.contracts`.
+"""What Tidegate needs from the outside, as protocols. Each docstring is a contract, and the suites in
+`tidegate.testing.contracts` test adapters against it.
 
 Every call that can block takes `timeout_s` and keeps it by itself, connecting included: it returns or raises
 `DependencyTimeout` no later than that, also when the peer hangs, and leaves the adapter usable. Cancelling a call
@@ -45,7 +45,7 @@ class Clock(Protocol):
 
 
 class Pulse(NamedTuple):
-    """The origin's answer to "who are you, and what time is it?"."""
+    """The answer of `Origin.pulse`: the region name that the origin holds, and its time."""
 
     region: str
     """The region name that the origin holds, after this call claimed it if it held none."""
@@ -69,7 +69,7 @@ class Origin(Protocol):
         """Check the configuration and claim the origin for `region`.
 
         Raises `RegionMismatch` when it holds another name, `ConfigurationError` when it can never work, and a
-        `DependencyError` when it is merely down: the caller goes on and calls `pulse` later.
+        `DependencyError` when it is only down: the caller continues and calls `pulse` later.
         """
 
     async def read(self, wanted: Sequence[Component], *, timeout_s: float) -> list[OriginReply]:
@@ -83,10 +83,9 @@ class Origin(Protocol):
         """One round trip: `component = max(component, own)`; the answers are in the order of the arguments.
 
         `OriginReply.total` is the total after the merge; `OriginReply.component` is what was held for this writer
-        *before* it, so that the caller notices a wiped or older origin. The cell expires by itself at
-        `expires_at_ms`, set in the same command. Safe to repeat, reorder and duplicate. Totals are exact up to 2^53;
-        counts and expiries beyond that are taken all the same, and no answer claims more of a writer's than it ever
-        sent.
+        *before* it, so that the caller notices a wiped or older origin. The cell expires by itself at `expires_at_ms`,
+        set in the same command. Safe to repeat, reorder and duplicate. Totals are exact up to 2^53; counts and expiries
+        beyond that are accepted too, and no answer reports more for a writer than it ever sent.
         """
 
     @property
@@ -96,25 +95,25 @@ class Origin(Protocol):
     async def exchange(self, requests: Sequence[CreditRequest], *, timeout_s: float) -> list[CreditReply]:
         """One round trip: answer each message as `tidegate.core.grants.grant` does, in the order of the arguments.
 
-        Each answer is one atomic step. What it asks back of other nodes is pushed to those that `listen`. Safe to
+        Each answer is one atomic step. Recalls of credit are pushed to the nodes that `listen`. Safe to
         repeat, reorder and duplicate.
         """
 
     async def listen(self, node_id: str, on_recall: Callable[[bytes, str], None]) -> None:
         """Call `on_recall(digest, writer)` for each request to give credit back, until cancelled.
 
-        Connects, and connects again, by itself; never raises for a dead peer.
+        Connects and reconnects by itself; never raises for a peer that does not answer.
         """
 
     @property
     def can_be_recalled(self) -> bool:
-        """Whether recalls arrive at the moment. A node that they do not reach asks for no credit in advance."""
+        """Whether recalls arrive at the moment. A node that gets none requests no credit in advance."""
 
     async def share(self, shares: Sequence[Share], *, timeout_s: float) -> list[ShareReply]:
         """Keep what the ledger holds of these cells, as `tidegate.core.grants.share` does, in their order.
 
-        Each is one atomic step; a cell is created if the origin has none, and expires as others do. Credit that other
-        regions have left no room for is asked back. Safe to repeat, reorder and duplicate.
+        Each is one atomic step; a cell is created if the origin has none, and expires as others do. Credit that no
+        longer fits beside the counts of other regions is recalled. Safe to repeat, reorder and duplicate.
         """
 
     async def usage(self, digest: bytes, sequence: int, *, timeout_s: float) -> OriginUsage:
@@ -165,7 +164,7 @@ class RegionBeat(NamedTuple):
 
     region: str
     beat_at_ms: int
-    """When it last beat, by the ledger's clock."""
+    """The time of the last heartbeat, by the ledger's clock."""
 
 
 class Changes(NamedTuple):
@@ -173,7 +172,7 @@ class Changes(NamedTuple):
 
     rows: list[LedgerRow]
     cursor: str
-    """Pass it back to go on from here. Opaque; a later cursor never skips a row that committed late."""
+    """Pass it to the next call to continue from here. Opaque; a later cursor never skips a row that committed late."""
     lag_ms: Mapping[str, int]
     """For each region in `rows`: ledger clock minus the newest `updated_at` of its rows."""
     more: bool = False
@@ -200,7 +199,7 @@ class Ledger(Protocol):
 
     async def open(self, *, timeout_s: float) -> None:
         """Connect and check the schema. Raises `SchemaMissing` (names `tidegate migrate --ledger URL`),
-        `ConfigurationError`, or a `DependencyError` when it is merely down."""
+        `ConfigurationError`, or a `DependencyError` when it is only down."""
 
     async def publish(self, rows: Sequence[LedgerRow], *, timeout_s: float) -> None:
         """Upsert one chunk (at most 5,000 rows, in any order) with `count = GREATEST(count, regional)`.
@@ -220,13 +219,13 @@ class Ledger(Protocol):
         """
 
     async def heartbeat(self, region: str, *, timeout_s: float) -> list[RegionBeat]:
-        """Beat for `region` and return all beats, this one included."""
+        """Write the heartbeat of `region` and return those of all regions, this one included."""
 
     async def cleanup(self, cutoff_ms: int, *, rows_max: int, timeout_s: float) -> int:
-        """Delete at most `rows_max` rows with `expires_at < cutoff_ms`; return how many went."""
+        """Delete at most `rows_max` rows with `expires_at < cutoff_ms`; return how many were deleted."""
 
     async def overview(self, *, now_ms: int, hottest_max: int, timeout_s: float) -> LedgerOverview:
-        """For people: regions, rows by region, the cells with the highest counts."""
+        """An overview: regions, rows by region, the cells with the highest counts."""
 
     async def close(self) -> None:
         """Release connections. Idempotent; never raises for a dead peer."""
@@ -242,7 +241,7 @@ class WorkspaceRow(NamedTuple):
     name: str
     enabled: bool
     quota: int | None
-    """How many API calls its keys may make together in `quota_duration_ms`; None: as many as they like."""
+    """How many API calls its keys may make together in `quota_duration_ms`; None: no quota."""
     quota_duration_ms: int | None
     version: int = 0
     """The catalog version that wrote this row. Ignored when a row is written."""
@@ -256,9 +255,9 @@ class KeyRow(NamedTuple):
     digest: bytes
     """32 bytes; see `tidegate.server.catalog.keys` for why a plain digest is enough."""
     name: str
-    """For people; may be empty."""
+    """A description; may be empty."""
     hint: str
-    """The first characters of the key, so that people can tell which one it is."""
+    """The first characters of the key, to recognise it by."""
     permissions: tuple[str, ...]
     created_at_ms: int
     expires_at_ms: int | None
@@ -296,7 +295,7 @@ class CatalogChanges(NamedTuple):
     """One answer of `Catalog.changes`."""
 
     version: int
-    """Pass it back to go on from here; every row up to it has been seen."""
+    """Pass it to the next call to continue from here; every row up to it has been returned."""
     is_complete: bool
     """False when more rows are left: ask again at once."""
     workspaces: list[WorkspaceRow]
@@ -308,20 +307,20 @@ class CatalogChanges(NamedTuple):
 class Catalog(Protocol):
     """Workspaces, root keys, namespaces and overrides, in the same database as the ledger.
 
-    One number, the catalog version, is raised by every writing transaction, under a lock that is held until the
-    commit; each row it writes carries that number. So versions become visible in the order of their numbers, and
-    `changes(since)` can never miss a transaction that commits late. Rows are marked before they are deleted: a
-    reader that was away sees the mark. One that was away until the row itself was purged finds `purged_version`
-    above the version it had reached, and must read everything. Names and identifiers are compared byte for byte,
-    whatever they hold.
+    One number, the catalog version, is raised by every writing transaction, under a lock that is held until the commit;
+    each row it writes carries that number. So versions become visible in the order of their numbers, and
+    `changes(since)` can never miss a transaction that commits late. Rows are marked before they are deleted: a reader
+    that was disconnected sees the mark. One that was disconnected until the row was purged finds `purged_version` above
+    the version it had reached, and must read everything. Names and identifiers are compared byte for byte, whatever
+    they hold.
     """
 
     async def open(self, *, timeout_s: float) -> None:
         """Connect and check the schema. Raises `SchemaMissing`, `ConfigurationError`, or a `DependencyError` when
-        it is merely down."""
+        it is only down."""
 
     async def version(self, *, timeout_s: float) -> int:
-        """The current version: one row, one column. This is what every node asks about once a second."""
+        """The current version: one row, one column. Every node reads it once a second."""
 
     async def changes(self, since: int, *, timeout_s: float) -> CatalogChanges:
         """Rows written after version `since` (0: all), marked ones included, a bounded number an answer."""
@@ -331,9 +330,9 @@ class Catalog(Protocol):
         `since` of that reading, a mark may have been missed."""
 
     async def purge(self, cutoff_ms: int, *, timeout_s: float) -> int:
-        """Delete for good a bounded number of overrides and keys that were deleted or revoked before `cutoff_ms`;
-        how many went, 0 when none is left. Namespaces stay, because a deleted one differs from one that never was;
-        and so does the key that was written last, because a catalog without keys is a new one."""
+        """Delete permanently a bounded number of overrides and keys that were deleted or revoked before `cutoff_ms`;
+        returns how many, 0 when none is left. Namespaces are kept, because a deleted one differs from one that never
+        existed. The key that was written last stays too, because a catalog without keys counts as new."""
 
     async def put_workspace(self, row: WorkspaceRow, *, timeout_s: float) -> WorkspaceRow:
         """Create or replace the workspace `row.id`; answers the row as stored."""
@@ -346,7 +345,7 @@ class Catalog(Protocol):
         """Let the key expire then, unless it was revoked; answers the row as stored, None when there is no such key."""
 
     async def revoke_key(self, key_id: str, *, revoked_at_ms: int, timeout_s: float) -> KeyRow | None:
-        """Revoke the key, for good; answers the row as stored, with the moment at which it was first revoked, None
+        """Revoke the key permanently; answers the row as stored, with the moment at which it was first revoked, None
         when there is no such key."""
 
     async def create_namespace(self, row: NamespaceRow, *, timeout_s: float) -> NamespaceRow:
@@ -360,7 +359,7 @@ class Catalog(Protocol):
         """Mark as deleted, or restore with None. False when there is no such namespace."""
 
     async def set_override(self, row: OverrideRow, *, timeout_s: float) -> OverrideRow:
-        """Create, change or revive the override of (namespace, identifier); answers the row as stored, with the
+        """Create, change or restore the override of (namespace, identifier); answers the row as stored, with the
         id it has always had."""
 
     async def delete_override(

@@ -152,7 +152,7 @@ def test_reset_begins_a_counter_again(as_client: Server, invoke: Invoke, invoke_
     shown = invoke("reset", "email.send", "again", "10/day")
     assert (shown.exit_code, shown.stdout) == (
         0,
-        "again begins again at zero in email.send, in windows of 1 d\n",
+        "again is at zero again in email.send, in windows of 1 d\n",
     )
     assert invoke_json("usage", "email.send", "again", "10/day")["used"] == 0
     data = invoke_json("reset", "email.send", "again", "10", "--duration", "1d")

@@ -335,5 +335,5 @@ def test_a_data_dir_that_cannot_be_created_is_an_error_with_the_next_step(
     (tmp_path / "file").touch()
     error = invoke_json("keys", "create", "--data-dir", tmp_path / "file" / "data", exit_code=2)["error"]
     assert error["type"] == "ConfigurationError"
-    assert error["message"].startswith(f"data_dir: {tmp_path}/file/data cannot be made")
+    assert error["message"].startswith(f"data_dir: {tmp_path}/file/data cannot be created")
     assert "--data-dir" in error["message"]

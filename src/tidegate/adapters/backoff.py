@@ -1,4 +1,4 @@
-"""Pauses between tries: doubled each time, half of each random, so that those who failed together do not retry
+"""Pauses between tries: doubled each time, half of each random, so that clients that failed together do not retry
 together."""
 
 from __future__ import annotations

@@ -143,7 +143,7 @@ def changes(since: int) -> Script[CatalogChanges]:
     """Read the version first: whatever it says is committed by then, so that no row up to it can be missed.
 
     Rows that are newer than that version do not count as missing: they were written meanwhile, and the next answer has
-    them. Or the version was restored from an older copy than they were: to wait for it would not end.
+    them. Or the version was restored from an older copy than they were: waiting for it would never end.
     """
     version = yield from read_version()
     reached = version
@@ -360,7 +360,7 @@ def purge(cutoff_ms: int) -> Script[int]:
     purged: list[int] = []
     for (table, marked_at), versions in zip(MARKS, found, strict=True):
         # Always of one length, so that it stays one prepared statement. Looked at once more: under the lock nothing
-        # changes, but until then one may have come back to life.
+        # changes, but until then one may have been restored.
         listed = (versions or [0]) * PURGE_ROWS
         places = ", ".join("?" * PURGE_ROWS)
         chosen = f"FROM {table} WHERE version IN ({places}) AND {marked_at} < ?"

@@ -56,7 +56,7 @@ Record = Sequence[Any]
 # How long a regular close of the connection may take; then the socket is closed.
 CLOSE_S: Final = 0.5
 
-# libpq's names are taken too: people paste the URL that works elsewhere.
+# libpq's names are accepted too, so that a URL for libpq works here.
 TLS_OPTIONS: Final = frozenset(
     {"ssl", "sslmode", "ssl_ca", "sslrootcert", "ssl_cert", "sslcert", "ssl_key", "sslkey"}
 )
@@ -154,7 +154,7 @@ class Session(ABC, Generic[Raw]):
 
     @asynccontextmanager
     async def transaction(self) -> AsyncIterator[None]:
-        """All or nothing. Whatever is raised inside rolls back, and goes on."""
+        """All or nothing. An exception inside rolls back, and is raised again."""
         self._is_in_transaction = True
         await self.execute(self.begin)
         try:

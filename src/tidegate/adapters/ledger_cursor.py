@@ -174,7 +174,7 @@ class _Answer:
         return self._rows_max - len(self.rows.rows) - self.rows.unreadable
 
     async def read_live(self, cursor: Cursor | None) -> Cursor:
-        """Begin a full read, or go on with it."""
+        """Begin a full read, or continue it."""
         heads = await self._reader.heads()
         self.clock_ms = heads.clock_ms
         if cursor is None:

@@ -160,7 +160,7 @@ def beats_of(records: Iterable[Sequence[Any]]) -> list[RegionBeat]:
 
 
 def shown_name(name: bytes) -> str:
-    """For people, also if it cannot be read."""
+    """As text, also if it cannot be decoded."""
     try:
         return decode_name(name)
     except UnicodeDecodeError:

@@ -1,4 +1,4 @@
-"""An origin and a ledger in the memory of this process: the embedded default, and the world of the simulator.
+"""An origin and a ledger in the memory of this process: the embedded default, and the stores of the simulator.
 
 Each has a synchronous core (`*_nowait`) that does the work at once; the port's coroutines only call it. Time comes
 from an injected clock. Any thread may call; a call is atomic. `snapshot`, `restore` and `wipe` simulate
@@ -605,7 +605,7 @@ class MemoryLedger:
             return [self._held[key].row for key in sorted(self._held)]
 
     def wipe(self) -> None:
-        """Lose every row and every heartbeat. Cursors from before go on to work."""
+        """Lose every row and every heartbeat. Cursors from before stay valid."""
         with self._lock:
             self._held.clear()
             self._log.clear()

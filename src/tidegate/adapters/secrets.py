@@ -1,4 +1,4 @@
-"""Hiding secrets in text that people read: logs, errors, `tidegate config show`. The only module that does it.
+"""Hides secrets in text that is shown: logs, errors, `tidegate config show`. The only module that does it.
 
 Laws: masking never raises, takes time linear in the text, and would rather hide too much than too little. What is a
 secret: Tidegate keys (`tg_…`), whatever follows `Bearer` or `Basic`, the value of an Authorization header and of

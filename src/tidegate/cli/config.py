@@ -24,7 +24,7 @@ def config() -> None:
 @setting_options
 @json_option
 def check(load_settings: Callable[[], Loaded], as_json: bool) -> ExitCode:
-    """Check the configuration; exits 2 and lists every fault if it is invalid.
+    """Check the configuration; exits 2 and lists every error if it is invalid.
 
     It opens no connection (`tidegate doctor` does), but checks that the files of TLS and rules can be used.
     """

@@ -57,6 +57,6 @@ async def opened_ledger(url: str, timeout_s: float) -> AsyncIterator[Ledger]:
 
 
 def run(work: Coroutine[Any, Any, R], doing: str = "waiting for the database") -> R:
-    """Run the asynchronous part of a command, and say on a terminal what it waits for."""
+    """Run the asynchronous part of a command, and show on a terminal what it waits for."""
     with Progress(doing):
         return asyncio.run(work)

@@ -1,4 +1,4 @@
-"""`tidegate demo`: a fleet of several regions on this machine, to look at and to break."""
+"""`tidegate demo`: a fleet of several regions on this machine, with faults to try."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tidegate.demo.view import Picture, log_line, screen
 
 __all__ = ["demo"]
 
-# The second screen of a terminal, so that the first is as before when the demo ends; and no cursor.
+# The alternate screen of the terminal, so that the main one is unchanged when the demo ends; and no cursor.
 ENTER_SCREEN = "\x1b[?1049h\x1b[?25l"
 LEAVE_SCREEN = "\x1b[?25h\x1b[?1049l"
 
@@ -33,7 +33,7 @@ LEAVE_SCREEN = "\x1b[?25h\x1b[?1049l"
 )
 @click.option("--redis", is_flag=True, help="Start a Redis for each region instead of origins in memory.")
 @click.option("--mysql", is_flag=True, help="Start a MariaDB or MySQL instead of a SQLite file.")
-@click.option("--script", metavar="KEYS", help="Press keys after so many seconds, e.g. k@5,p@10,h@15.")
+@click.option("--script", metavar="KEYS", help="Press keys at these seconds, e.g. k@5,p@10,h@15.")
 @click.option(
     "--seconds", type=click.FloatRange(0.1), help="End after this time. Default: until q or Ctrl-C."
 )
@@ -52,8 +52,8 @@ def demo(
     """Run a fleet on this machine, with traffic from a hot identifier, an attacker and ordinary users.
 
     Keys: k kills the origin of a region, p cuts a region off from the database, h heals everything, q ends. Decisions
-    go on all the time; after h all nodes agree again. At the end everything is stopped and removed: no process and no
-    file is left.
+    continue all the time; after h all nodes agree again. At the end everything is stopped and removed: no process and
+    no file is left.
 
     All nodes run in this process, each with a port of its own. --redis and --mysql need these servers installed; they
     run on free ports with temporary data.
@@ -85,7 +85,7 @@ def _run(options: Options, *, browser: bool, as_json: bool) -> Report:
 
 @contextmanager
 def _terminal(session: Session) -> Iterator[None]:
-    """Read single keys, and use the second screen, until the block ends."""
+    """Read single keys, and use the alternate screen, until the block ends."""
     keyboard = sys.stdin.fileno()
     before = termios.tcgetattr(keyboard)
     loop = asyncio.get_running_loop()

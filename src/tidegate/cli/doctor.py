@@ -221,8 +221,8 @@ def check_origin(config: ServerConfig) -> Iterator[Finding]:
 
 
 def _memory(memories: list[RedisMemory]) -> Finding:
-    """Counts that Redis deletes to make room come back with the next message of a node that still holds them; those of
-    nodes that are gone do not."""
+    """Counts that Redis evicts are restored by the next message of a node that still holds them; those of ended nodes
+    are not."""
     evicting = sorted({memory.policy for memory in memories} - {"noeviction"})
     if evicting:
         step = "set maxmemory-policy to noeviction, and maxmemory high enough: nodes then keep what Redis cannot take"
@@ -230,7 +230,7 @@ def _memory(memories: list[RedisMemory]) -> Finding:
             "memory", "warn", f"Redis deletes counts when its memory is full ({', '.join(evicting)})", step
         )
     if not memories:
-        return Finding("memory", "ok", "this user may not ask Redis for its memory")
+        return Finding("memory", "ok", "this Redis user may not read the memory settings")
     fullest = max(memories, key=_used_percent)
     if _used_percent(fullest) >= MEMORY_PERCENT_WARN:
         detail = f"{fullest.used_bytes} of {fullest.bytes_max} bytes (maxmemory) are used"

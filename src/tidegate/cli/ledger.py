@@ -48,7 +48,7 @@ def ledger(url: str, timeout_s: float, hottest_max: int, origin_url: str | None,
 
 
 async def _overview(url: str, timeout_s: float, hottest_max: int) -> tuple[LedgerOverview, Mapping[str, str]]:
-    """The overview, and the names of namespaces by id: a server counts by id, and people know the names."""
+    """The overview, and the names of namespaces by id, because a server counts by id."""
     async with opened_ledger(url, timeout_s) as opened:
         now_ms = clock.now_ms()
         overview = await opened.overview(now_ms=now_ms, hottest_max=hottest_max, timeout_s=timeout_s)
@@ -65,7 +65,7 @@ async def _lease(url: str, timeout_s: float) -> Lease:
 
     origin = open_origin(url)
     try:
-        # Without a name and a life: it only asks.
+        # Without a node and a life: this only reads who holds the lease.
         return await origin.lease("", life_ms=0, timeout_s=timeout_s)
     finally:
         await origin.close()

@@ -1,6 +1,6 @@
-"""A line on the terminal while something lasts longer than a second, to show that it has not stopped.
+"""A line on the terminal while a command takes longer than a second, to show that it still runs.
 
-On stderr, and only if that is a terminal: scripts and pipes see nothing of it.
+It is on stderr, and only if that is a terminal: scripts and pipes get none.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Final, Self
 
 __all__ = ["Progress"]
 
-# What is faster needs no line.
+# Faster commands show no line.
 QUIET_S: Final = 1.0
 INTERVAL_S: Final = 0.2
 

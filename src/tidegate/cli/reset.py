@@ -1,4 +1,4 @@
-"""`tidegate reset`: begin the counter of an identifier again at zero, through a running server."""
+"""`tidegate reset`: set the counter of an identifier back to zero, through a running server."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ def reset(
     """
     data = client.post("ratelimit.reset", counter_of(namespace, identifier, quota, duration_ms)).data
     window = format_duration(data["duration"])
-    shown = f"{identifier} begins again at zero in {namespace}, in windows of {window}"
+    shown = f"{identifier} is at zero again in {namespace}, in windows of {window}"
     if not data["confirmed"]:
-        shown += "; Redis or the database has not confirmed it yet, and the server goes on telling them"
+        shown += "; Redis or the database has not confirmed it yet, and the server repeats it until they do"
     print_result(as_json, data, shown)
     return ExitCode.OK

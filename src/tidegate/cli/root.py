@@ -28,7 +28,7 @@ class Entry(NamedTuple):
 COMMANDS: Final[dict[str, Entry]] = {
     "serve": Entry("tidegate.cli.serve", "serve", "Run the rate limit server."),
     "demo": Entry(
-        "tidegate.cli.demo", "demo", "Run a fleet of several regions on this machine, and break it."
+        "tidegate.cli.demo", "demo", "Run a fleet of several regions on this machine, with faults to try."
     ),
     "top": Entry("tidegate.cli.top", "top", "Show who is being limited right now, live in a terminal."),
     "limit": Entry("tidegate.cli.limit", "limit", "Get a decision from a server; exits 1 if denied."),
@@ -37,7 +37,7 @@ COMMANDS: Final[dict[str, Entry]] = {
         "tidegate.cli.usage", "usage", "Show what counts against a limit, and where it was accepted."
     ),
     "reset": Entry(
-        "tidegate.cli.reset", "reset", "Begin the counter of an identifier again at zero, everywhere."
+        "tidegate.cli.reset", "reset", "Set the counter of an identifier back to zero, on all nodes."
     ),
     "overrides": Entry("tidegate.cli.overrides", "overrides", "Set, get, list and delete overrides."),
     "keys": Entry("tidegate.cli.keys", "keys", "Create, list, expire and revoke root keys."),

@@ -1,4 +1,4 @@
-"""`tidegate rules`: are the rules of the rate limit service right, and which of them applies?"""
+"""`tidegate rules`: check the rules of the rate limit service, and show which of them applies."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def rules() -> None:
 @click.argument("place", metavar="FILE", type=click.Path(path_type=Path))
 @json_option
 def check(place: Path, as_json: bool) -> ExitCode:
-    """Say whether FILE, or every .yaml file of a directory, is right; exits 2 and names every fault if not."""
+    """Check FILE, or every .yaml file of a directory; exits 2 and lists every error if there are any."""
     try:
         loaded = load_rules(place)
     except RulesError as error:

@@ -1,4 +1,4 @@
-"""Lists for people: columns under headers. A name that a client chose cannot move the cursor of a terminal."""
+"""Lists as text: columns under headers. A name that a client chose cannot control the terminal."""
 
 from __future__ import annotations
 

@@ -208,7 +208,7 @@ def _bytes(value: int | None) -> str:
 
 
 class _Live:
-    """Draws what comes, and reads keys, until q or Ctrl-C."""
+    """Draws each document that arrives, and reads keys, until q or Ctrl-C."""
 
     def __init__(self, client: Client, sort: Order) -> None:
         self._client = client
@@ -265,14 +265,14 @@ class _Live:
         if lines == self._drawn:
             return
         self._drawn = lines
-        # From the upper left corner, each line cleared to its end, and everything below.
+        # From the upper left corner; the rest of each line is cleared, and everything below.
         sys.stdout.write("\x1b[H" + "\x1b[K\r\n".join(lines) + "\x1b[K\x1b[J")
         sys.stdout.flush()
 
 
 @contextmanager
 def _screen() -> Iterator[Callable[[float], str]]:
-    """The other screen of the terminal, and a function that waits so long for a key; both given back at the end."""
+    """The alternate screen of the terminal, and a function that waits for a key. Restored at the end."""
     import select
     import termios
     import tty

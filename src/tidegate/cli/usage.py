@@ -17,7 +17,7 @@ __all__ = ["usage"]
 
 
 def describe(data: Mapping[str, Any], now_ms: int) -> str:
-    """The answer for people: a line for the whole, and a line for each part."""
+    """The answer as text: one line for the total, and one for each part."""
     rule = format_quota(data["limit"], data["duration"])
     ends_in = format_duration(max(0, data["reset"] - now_ms))
     override = f" (override {data['overrideId']})" if data.get("overrideId") else ""

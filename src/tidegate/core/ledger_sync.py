@@ -36,7 +36,7 @@ Found = tuple[LedgerRow, Subject | None, Cell | None]
 
 @final
 class Publication:
-    """Rows on their way to the ledger, in any order. Those that were imported have no subject in memory."""
+    """Rows that are being sent to the ledger, in any order. Those that were imported have no subject in memory."""
 
     __slots__ = ("cells", "rows", "subjects")
 
@@ -354,7 +354,7 @@ class LedgerSync:
 
     @property
     def has_imported_resets(self) -> bool:
-        """The import has found resets that the origin has to be told of."""
+        """The import has found resets that must be written to the origin."""
         return bool(self._resets.imported)
 
     def generation_of(self, row: LedgerRow) -> int:

@@ -57,7 +57,7 @@ DURATION_MS_MAX: Final = 3_155_760_000_000
 # How a decision was made; `Decision.source` spells it out.
 LOCAL: Final = 0  # from memory that was fresh enough, or that already denied
 ORIGIN: Final = 1  # after a read of the origin
-DEGRADED: Final = 2  # a read was wanted and failed; made from memory all the same
+DEGRADED: Final = 2  # a read was needed and failed; made from memory instead
 
 SOURCE_NAMES: Final = ("local", "origin", "degraded")
 
@@ -504,7 +504,7 @@ class Tuning:
     # asks for it this often: together less than two seconds until another has taken over.
     import_lease_ms: int = 1_200
     import_lease_interval_ms: int = 400
-    # A node that imports for itself alone asks at least this often, so that it hears of resets.
+    # A node that imports for itself alone asks at least this often, so that it gets resets.
     reset_interval_ms: int = 1_000
     # A full read of the ledger heals what an incremental cursor could not see.
     import_full_interval_ms: int = 300_000

@@ -28,7 +28,7 @@ DIGESTS_KEPT: Final = 100_000
 
 @final
 class Replay:
-    """Components on their way to the origin, in one command's worth."""
+    """Components that are being sent to the origin in one command."""
 
     __slots__ = ("acked", "cells", "components", "subjects")
 

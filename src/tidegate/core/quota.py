@@ -1,4 +1,4 @@
-"""Quotas as text: read (`"100/minute"`, `"10/s"`, `"5000/30d"`, `"3 per 15 minutes"`) and written for people."""
+"""Quotas as text: read (`"100/minute"`, `"10/s"`, `"5000/30d"`, `"3 per 15 minutes"`) and written as text."""
 
 from __future__ import annotations
 

@@ -56,7 +56,7 @@ class ResetsReply(NamedTuple):
     """What the origin answers about resets."""
 
     number: int
-    """Pass it back to go on from here."""
+    """Pass it to the next call to continue from here."""
     resets: list[Reset]
     more: bool = False
     """There were too many for one answer: ask again at once."""
@@ -133,10 +133,10 @@ class Resets:
         return list(self._live.values())
 
     def apply(self, reset: Reset, now_ms: int) -> bool:
-        """Take over a reset that was made here or heard of. False when it is known, older than a known one or over.
+        """Take over a reset that was made here or received. False when it is known, older than a known one or over.
 
         Beyond the bound it is applied to what is in memory and not kept; twice the bound is never exceeded, although
-        nodes may hear of more than each of them would make.
+        nodes may receive more than each of them would make.
         """
         self.expire(now_ms)
         if now_ms >= reset.expires_at_ms or not 0 < reset.generation < GENERATION_MAX:

@@ -168,7 +168,7 @@ def take_lease(
 
     `state` is kept only from the holder, and only if it is of this lease: when a question that comes late takes the
     lease at a wiped origin, the state that the same node sends next is from before the wipe. What is kept stays when
-    the holder changes: the next one goes on from there. Any node may say that the origin has lost counts.
+    the holder changes: the next one continues from there. Any node may say that the origin has lost counts.
     """
     if lease is None:
         lease = Lease("", now_ms, 0, now_ms, -1, ImportState(since_ms=now_ms))

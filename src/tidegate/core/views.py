@@ -120,7 +120,7 @@ class OriginView:
 
         If that one was fresh when this one began, this one was empty then: both are fresh for `grace_ms`. Only an
         answer from within the earlier cell counts; if grace gave grace, windows as short as it would never be read.
-        The pause after a failed read goes on.
+        The pause after a failed read continues.
         """
         answered_at_ms = earlier.answered_at_ms
         if answered_at_ms + fresh_ms > start_ms and answered_at_ms > start_ms - duration_ms:

@@ -56,7 +56,7 @@ def _wait_ms(denial: Decision) -> int:
 
 
 def describe(denial: Decision) -> str:
-    """One sentence for people."""
+    """The denial as one sentence."""
     if denial.retry_after_ms is None:
         return f"The limit is {denial.limit}, and this request alone costs more than that."
     if denial.effective <= denial.limit.quota and denial.source == "degraded":
@@ -76,7 +76,7 @@ class Denial(NamedTuple):
 
     @property
     def detail(self) -> str:
-        """One sentence for people."""
+        """The denial as one sentence."""
         return describe(self.decision)
 
 

@@ -1,7 +1,7 @@
 """Middleware for every ASGI application: HTTP, websockets (on connect and per message), and its life cycle.
 
-It decides before the application is called and adds header fields on the way back. A `LimitExceeded` that leaves the
-application becomes a 429 as well. The limiter lives as long as the application: it starts and stops with the lifespan
+It decides before the application is called and adds header fields to its response. A `LimitExceeded` that leaves the
+application becomes a 429 as well. The limiter runs as long as the application: it starts and stops with the lifespan
 messages, or with the first request where a server sends none.
 """
 
@@ -95,7 +95,7 @@ class RateLimitMiddleware:
         self.rate_limits = AsyncRateLimits(*rules, **options) if rate_limits is None else rate_limits
         self._messages = message_rules(messages)
 
-    # -- what a framework may know better
+    # -- hooks for frameworks
 
     def incoming(self, scope: Scope) -> AsgiIncoming:
         """The request for rules and keys; a subclass makes the framework's own request of it."""
@@ -131,7 +131,7 @@ class RateLimitMiddleware:
             kind = message["type"]
             if kind in {"http.response.start", "websocket.accept"}:
                 if state.waiting and incoming is not None and not (await state.decide(incoming)).allowed:
-                    # An error on the way to the route, such as a wrong password, counts like any other request.
+                    # An error before the route is reached, such as a wrong password, counts like any other request.
                     denied = True
                     assert state.outcome is not None
                     await self._deny(scope, send, state.outcome.decisions)
@@ -161,7 +161,7 @@ class RateLimitMiddleware:
         prefix = "http"
         if scope["type"] == "websocket":
             if "websocket.http.response" not in (scope.get("extensions") or {}):
-                # The server answers 403: without the extension it has no other word for it.
+                # The server answers 403: without the extension it cannot send another status.
                 reason = describe(denial.decision)
                 await send({"type": "websocket.close", "code": POLICY_VIOLATION, "reason": reason})
                 return
@@ -199,7 +199,7 @@ class RateLimitMiddleware:
 
         return limited_receive, limited_send
 
-    # -- the life of the application
+    # -- start and stop of the application
 
     async def _live(self, scope: Scope, receive: Receive, send: Send) -> None:
         """The limiter starts before the application, and stops after it."""

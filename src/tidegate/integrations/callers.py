@@ -1,6 +1,6 @@
-"""Who is the caller: keys by address, user, API key or session, and which proxies are trusted.
+"""Who the caller is: keys by address, user, API key or session, and which proxies are trusted.
 
-Laws: by default no header is trusted, because every client can send X-Forwarded-For. With proxies configured, a
+Rules: by default no header is trusted, because every client can send X-Forwarded-For. With proxies configured, a
 header is read from the right, where the trusted proxies wrote, and never further than they reach. IPv6 callers count
 by their /64, because one subscriber has all of it. Secrets (API keys, session ids) are counted by a digest.
 """
@@ -98,7 +98,7 @@ class Proxies:
             raise InvalidInput("trusted_networks", trusted_networks, 'a list, such as ["10.0.0.0/8"]')
         if trusted_hops and trusted_networks:
             raise ConfigurationError(
-                "proxies: trusted_hops and trusted_networks answer the same question; give one of them"
+                "proxies: trusted_hops and trusted_networks are alternatives: give only one of them"
             )
         if header not in ("x-forwarded-for", "forwarded", "x-real-ip"):
             raise InvalidInput("header", header, '"x-forwarded-for", "forwarded" or "x-real-ip"')
@@ -263,7 +263,7 @@ async def _user_later(found: Any) -> str | None:
 
 
 def user_name(found: Any) -> str | None:
-    """What a framework's user is called; None for an anonymous one."""
+    """The identifier of a framework's user; None for an anonymous one."""
     if found is None or getattr(found, "is_authenticated", True) is False:
         return None
     if isinstance(found, (str, int)):

@@ -5,7 +5,7 @@
 
 Under ASGI, take `get_asgi_application` from here: then the limiter starts and stops with the server.
 
-The limits of site and view are one batch, decided before the view runs; for a URL that leads nowhere, before its 404
+The limits of site and view are one batch, decided before the view runs; for a URL without a view, before its 404
 is sent. Settings: `TIDEGATE_RULES`, `_BY`, `_EXEMPT`, `_PROXIES`, `_ANSWERS`, `_SHADOW`, `_ON_OUTCOME`, `_LIMITER` are
 the arguments of `RateLimits`, functions also as dotted paths; `TIDEGATE_REGION`, `_ORIGIN` and `_LEDGER` as everywhere.
 """
@@ -192,7 +192,7 @@ def get_asgi_application() -> App:
             for limits in built:
                 await limits.start()
         except TidegateError as error:
-            # Raised, servers would take it for an application without a lifespan, and go on.
+            # If it were raised, servers would assume an application without a lifespan, and continue.
             await send({"type": "lifespan.startup.failed", "message": str(error)})
             return
         await send({"type": "lifespan.startup.complete"})

@@ -4,7 +4,7 @@
 
 A rule's `path` is the full method, such as "/mail.Mailer/*"; the route has the same name without the first slash. A
 denied call ends with RESOURCE_EXHAUSTED. Its trailing metadata has `grpc-retry-pushback-ms`, which gRPC clients with a
-retry policy obey, and the header fields of HTTP. Functions of rules get a `Call`.
+retry policy follow, and the header fields of HTTP. Functions of rules get a `Call`.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
     client = httpx.Client(transport=RateLimitTransport("10/second; 1000/hour"))
     client = httpx.AsyncClient(transport=AsyncRateLimitTransport("10/second", timeout=0))
 
-Requests wait for room, at most `timeout` seconds; then `LimitExceeded` is raised, and nothing was sent or counted. By
-default each host has a quota of its own.
+Requests wait until they fit, at most `timeout` seconds; then `LimitExceeded` is raised, and nothing was sent or
+counted. By default each host has a quota of its own.
 """
 
 from __future__ import annotations

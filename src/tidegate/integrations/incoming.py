@@ -14,7 +14,7 @@ __all__ = ["Incoming"]
 
 
 class Incoming:
-    """A request as the shared piece sees it. Built once per request, so that everything costly is a method."""
+    """A request as the shared code sees it. Built once per request, so that everything costly is a method."""
 
     __slots__ = ("method", "native", "path", "peer", "route")
 

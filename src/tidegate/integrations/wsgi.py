@@ -1,6 +1,6 @@
 """Middleware for every WSGI application: `app = RateLimitMiddleware(app, "100/minute")`.
 
-It decides before the application is called and adds header fields on the way back. A `LimitExceeded` that leaves the
+It decides before the application is called and adds header fields to its response. A `LimitExceeded` that leaves the
 application before its answer began becomes a 429 as well. Works under threads and under servers that fork.
 """
 

@@ -184,10 +184,10 @@ class AsyncLimiter(Driver):
         return None if node is None else await node.usage(key, identifier, now_ms)
 
     async def reset(self, limit: Limit, identifier: str) -> bool:
-        """Begin the counter of `identifier` again at zero: here at once, on every node and in every region within 2 s.
+        """Set the counter of `identifier` back to zero: here at once, on every node and in every region within 2 s.
 
-        True if Redis and the database have confirmed it; otherwise this process goes on telling them. What is reserved
-        stays reserved. Raises `TooManyResets` if the workspace has as many live resets as it may.
+        True if Redis and the database have confirmed it; otherwise this process repeats it until they do. What is
+        reserved stays reserved. Raises `TooManyResets` if the workspace has as many live resets as it may.
         """
         if not self._gate.is_open:
             await self._begin()
@@ -203,8 +203,8 @@ class AsyncLimiter(Driver):
         `async with limiter.reserve(limit, identifier, estimate) as r: …; r.settle(actual)`. Raises `LimitExceeded` if
         the estimate does not fit, `TooManyReservations` if the workspace holds as many as it may.
 
-        It counts like cost until the end of the block, and no longer than `life` seconds (default: the window). A block
-        that ends without `settle` has used its estimate; one that fails releases it.
+        It counts like cost until the end of the block, and no longer than `life` seconds (default: the window). If the
+        block ends without `settle`, the estimate is counted; if it raises, the reservation is released.
         """
         return self.reserve_many([Request(limit, identifier, estimate)], life=life)
 
@@ -396,7 +396,7 @@ class AsyncLimiter(Driver):
             return time.monotonic()
 
     def _after_fork_in_child(self) -> None:
-        """A limiter that shares something begins again, as a node of its own."""
+        """A limiter that shares something starts again, as a new node."""
         if self._fleet.shares:
             INHERITED.append((self._parts, self._starting))
             self._renew()

@@ -45,7 +45,7 @@ class Breaker:
         return "open" if now_s < self._opened_at_s + self._open_s else "half_open"
 
     def admit(self, now_s: float) -> int:
-        """May a call be made? 0 for no; otherwise a ticket, to be handed to `record` or `release` once."""
+        """Whether a call may be made: 0 for no; otherwise a ticket, to be passed to `record` or `release` once."""
         state = self.state(now_s)
         if state == "closed":
             return self._era

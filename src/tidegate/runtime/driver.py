@@ -36,7 +36,7 @@ __all__ = ["Driver", "LimiterState", "checked_batch"]
 
 
 class LimiterState(Enum):
-    """Where a limiter is in its life."""
+    """The state of a limiter."""
 
     NEW = "new"
     STARTING = "starting"
@@ -135,7 +135,8 @@ class Driver:
         self._failure = error
 
     def _start_ended(self, error: BaseException | None) -> None:
-        """The start is over: requests enter without waiting, or the next one starts again or raises the error."""
+        """The start has ended: requests are admitted without waiting, or the next one starts again, or raises the
+        error."""
         if self._life.state is not LimiterState.STARTING:
             return
         if error is None:
@@ -147,7 +148,7 @@ class Driver:
         self._set_gate()
 
     def _set_gate(self) -> None:
-        """Let requests enter while this limiter is starting or running, and call `_begin` first otherwise."""
+        """Admit requests while this limiter is starting or running, and call `_begin` first otherwise."""
         is_open = self._life.state in (LimiterState.STARTING, LimiterState.RUNNING)
         with self._gate:
             self._gate.resting = IDLE if is_open else NOT_STARTED
@@ -227,7 +228,7 @@ class Driver:
         """Nothing was held."""
 
     def _after_fork_in_child(self) -> None:
-        """A limiter that shares something begins again, as a node of its own."""
+        """A limiter that shares something starts again, as a new node."""
         raise NotImplementedError
 
 

@@ -1,7 +1,7 @@
 """What a limiter takes from the machine: clock, randomness, sleep, and a node id.
 
-`Limiter` and `AsyncLimiter` have no parameters for these. `tidegate.testing.limiters` makes limiters with another
-environment: that is the one way in, for tests and the simulator.
+`Limiter` and `AsyncLimiter` have no parameters for these. Tests and the simulator use another environment through
+`tidegate.testing.limiters` only.
 """
 
 from __future__ import annotations
@@ -46,4 +46,4 @@ class Environment:
     monotonic_s: Callable[[], float] = time.monotonic
     """The clock that `sleep` moves."""
     monotonic_ns: Callable[[], int] = time.monotonic_ns
-    """The clock that credit lives by. It never steps back."""
+    """The clock by which credit expires. It never steps back."""

@@ -1,9 +1,9 @@
 """Messages to Redis (the origin): they ask for credit, report counts, and answer recalls.
 
-Two ways lead to the origin. What a request waits for, what was recalled and what runs low leaves at the end of the
-present turn of the event loop, all subjects in one round trip. Counts that only have to be reported are a group commit:
-sent command after command, at most every `report_interval_ms`, so that a busy subject costs few messages. A subject has
-one message in flight at a time, on either way.
+There are two kinds of messages. What a request waits for, what was recalled and what is running low is sent at the end
+of the present turn of the event loop, all subjects in one round trip. Counts that only have to be reported are a group
+commit: sent command after command, at most every `report_interval_ms`, so that a busy subject costs few messages. A
+subject has one message in flight at a time, of either kind.
 
 A message that no request waits for any more continues: a cancelled caller cancels no message and trips no breaker. In
 any case a caller is answered after `read_timeout_ms`.
@@ -102,7 +102,7 @@ class Exchanges:
 
     @property
     def is_failing(self) -> bool:
-        """Counts wait, and the last message failed. The origin may answer the pulse all the same."""
+        """Counts wait, and the last message failed. The origin may still answer the pulse."""
         return self.calls.is_failing and self.behind_since_s is not None
 
     # -- requests
@@ -197,7 +197,7 @@ class Exchanges:
         task = asyncio.get_running_loop().create_task(turn.run())
         self._tasks.add(task)
         task.add_done_callback(self._on_ended)
-        # A task that is cancelled before its first step runs no line of it: its requests must not wait for ever.
+        # A task that is cancelled before its first step runs no line of it: its requests must not wait forever.
         task.add_done_callback(turn.end)
 
     def _on_ended(self, task: asyncio.Task[None]) -> None:
@@ -352,7 +352,7 @@ class Exchanges:
         self._woken.clear()
         self._is_reporting = False
         with self._gate:
-            # What became dirty before that has woken nothing.
+            # Counts that became dirty before that have not woken the loop.
             is_idle = not self._sync.pending.dirty and not self._sweep.is_active
         if is_idle:
             await self._woken.wait()
@@ -402,7 +402,7 @@ class Exchanges:
         await self.run_once()
 
     def statistics(self, now_s: float) -> dict[str, object]:
-        """What it knows, as fields of `Statistics`."""
+        """The fields of `Statistics` about messages and credit."""
         sync = self._sync
         return {
             "origin_operations": dict(self.calls.operations),

@@ -152,7 +152,7 @@ class ImportLoop:
                         await self._merge(changes, start, now_ms, full)
                 rows += len(changes.rows)
                 if not full:
-                    # What a full read brings may be old because nothing has happened since: quiet is not late.
+                    # What a full read brings may be old because nothing has happened since: that is not a lag.
                     self.lag_ms.update(changes.lag_ms)
                 cursor = changes.cursor
                 more = changes.more
@@ -168,7 +168,8 @@ class ImportLoop:
         self._note_answer()
         if not (full and is_shared and self._cursor is not None):
             self._cursor = cursor
-        # Otherwise go on from before the full read: rows that were lost just before it show only after that cursor.
+        # Otherwise continue from before the full read: rows that were lost just before it can be detected only after
+        # that cursor.
         self._note_unreadable(unreadable, full)
         if full:
             self._full_at_s = loop.time() + self._tuning.import_full_interval_ms / 1000
@@ -176,7 +177,7 @@ class ImportLoop:
             self._heal_at_s = loop.time() + LOSS_INTERVALS * interval_s
             self._evicted_at_s = loop.time() + EVICTED_INTERVALS * interval_s
         elif lost:
-            # What is missing of this region's rows shows in a full read: a wiped ledger is filled again by it.
+            # A full read shows which of this region's rows are missing, so that a wiped ledger is filled again.
             self._full_at_s = min(self._full_at_s, self._heal_at_s)
             self._is_lost = True
         if not is_shared:
@@ -230,7 +231,7 @@ class ImportLoop:
         self._resets_found = {}
 
     async def beat_once(self) -> bool:
-        """Beat for this region, and learn how many regions are alive."""
+        """Write the heartbeat of this region, and read how many regions are alive."""
         try:
             self.beats = await self.calls.call(
                 ["heartbeat"],
@@ -249,7 +250,7 @@ class ImportLoop:
         return True
 
     def heartbeat_age_ms(self, now_s: float) -> dict[str, int]:
-        """How long ago each region last beat. The newest beat, usually our own, gives the ledger's clock."""
+        """The age of each region's heartbeat. The newest one, usually our own, gives the ledger's clock."""
         if not self.beats:
             return {}
         newest_ms = max(beat.beat_at_ms for beat in self.beats)
@@ -275,7 +276,8 @@ class ImportLoop:
         )
 
     def _begin(self, turn: _For) -> None:
-        """This node imports for others than before: a cursor says what its reader has, and is of no use to another."""
+        """This node starts or stops importing for others: a cursor describes what its reader has, and is wrong for
+        another."""
         self._for = turn
         self._cursor = None
         if turn is not _For.REGION:
@@ -331,7 +333,7 @@ class ImportLoop:
             self.on_due(due)
 
     async def _turn(self) -> None:
-        """One turn for the region. What fails is left to another node for a moment."""
+        """One turn for the region. After a failure the import is left to another node for a moment."""
         import_lease = self._import_lease
         assert import_lease is not None
         self._note_loss()
@@ -341,8 +343,9 @@ class ImportLoop:
             import_lease.back_off()
             return
         if self._is_full_due:
-            # Rows of this region may be gone, also without a sign: every node asks again who publishes what the read
-            # does not bring. By the origin's clock, so that epochs rise although a wiped origin has forgotten the last.
+            # Rows of this region may be lost without any other evidence: every node asks again which node publishes
+            # what the read does not contain. By the origin's clock, so that epochs rise even if a wiped origin has
+            # forgotten the last one.
             self._is_lost = False
             self._cursor = None
             epoch = max(import_lease.origin_ms(), import_lease.epoch + 1, import_lease.state.epoch + 1)
@@ -366,7 +369,7 @@ class ImportLoop:
             self._sync.apply_lease(0, self._regions_live, self._gate.now_ms())
 
     async def _rest(self, began_s: float, jitter: float) -> None:
-        """Wait for the next turn for the region: less long while counts change, here or elsewhere."""
+        """Wait for the next turn for the region: shorter while counts change, in any region."""
         loop = asyncio.get_running_loop()
         tuning = self._tuning
         soon_s = began_s + tuning.import_busy_interval_ms / 1000 * jitter
@@ -392,7 +395,9 @@ class ImportLoop:
             self._wanted.clear()
             if turn is _For.NONE:
                 if self.calls.is_failing:
-                    await self.beat_once()  # nothing else would show that the ledger answers this node again
+                    await (
+                        self.beat_once()
+                    )  # no other call would detect that the ledger answers this node again
                 await wait_for_event(self._wanted, slow_s)
                 continue
             if loop.time() >= tick_s:
@@ -410,7 +415,7 @@ class ImportLoop:
             if interval_s < slow_s:
                 pause_s = min(interval_s * jitter, pause_s)
             elif self._import_lease is None:
-                # No other node tells this one of resets.
+                # No other node passes resets on to this one.
                 pause_s = min(tuning.reset_interval_ms / 1000, pause_s)
             with self._gate:
                 self._sync.expect_import(self._gate.now_ms() + round(pause_s * 1000))

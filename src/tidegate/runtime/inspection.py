@@ -1,4 +1,4 @@
-"""What a node holds in memory about an identifier, as frozen values, for people who ask why it was denied.
+"""What a node holds in memory about an identifier, as frozen values, to explain why it was denied.
 
 Reads only: nothing here creates a subject, moves one in its queue or counts. Every call does a bounded amount of work,
 because it runs on the event loop that decides: a client that chooses its own durations can make as many tables as
@@ -70,11 +70,11 @@ class SubjectState(NamedTuple):
     current: CellParts
     previous: CellParts
     carried: int
-    """What the previous cell still weighs."""
+    """What still counts of the previous cell."""
     reserved: int
     """What is reserved and not settled."""
     strict_ms: int
-    """For so long the origin is still read before a request is allowed; 0: not at all."""
+    """For how long the origin is still read before a request is allowed; 0: not at all."""
     unreplayed: int
     """Counts of this node that the origin has not acknowledged; 0 without an origin."""
     regional_age_ms: int | None

@@ -6,7 +6,7 @@ caller's event loop, or on a loop in one thread that the `Limiter` owns. A limit
 the child, as a new node with connections of its own.
 
 What only a shared limiter needs (asyncio, the loops of a node, drivers) is imported when one is made: an embedded one
-is there in half the time.
+is ready in half the time.
 """
 
 from __future__ import annotations
@@ -160,10 +160,10 @@ class Limiter(Driver, LimitMethod):
         return self._usage(identifier, decision, known)
 
     def reset(self, limit: Limit, identifier: str) -> bool:
-        """Begin the counter of `identifier` again at zero: here at once, on every node and in every region within 2 s.
+        """Set the counter of `identifier` back to zero: here at once, on every node and in every region within 2 s.
 
-        True if Redis and the database have confirmed it; otherwise this process goes on telling them. What is reserved
-        stays reserved. Raises `TooManyResets` if the workspace has as many live resets as it may.
+        True if Redis and the database have confirmed it; otherwise this process repeats it until they do. What is
+        reserved stays reserved. Raises `TooManyResets` if the workspace has as many live resets as it may.
         """
         if not self._gate.is_open:
             self._begin()
@@ -179,8 +179,8 @@ class Limiter(Driver, LimitMethod):
         `with limiter.reserve(limit, identifier, estimate) as r: …; r.settle(actual)`. Raises `LimitExceeded` if
         the estimate does not fit, `TooManyReservations` if the workspace holds as many as it may.
 
-        It counts like cost until the end of the block, and no longer than `life` seconds (default: the window). A block
-        that ends without `settle` has used its estimate; one that fails releases it.
+        It counts like cost until the end of the block, and no longer than `life` seconds (default: the window). If the
+        block ends without `settle`, the estimate is counted; if it raises, the reservation is released.
         """
         return self.reserve_many([Request(limit, identifier, estimate)], life=life)
 
@@ -342,14 +342,14 @@ class Limiter(Driver, LimitMethod):
         self._is_held_for_fork = self._lock.acquire(timeout=FORK_WAIT_S)
 
     def _after_fork_in_parent(self) -> None:
-        """Let decisions go on."""
+        """Let decisions continue."""
         if self._is_held_for_fork:
             self._is_held_for_fork = False
             self._lock.release()
 
     def _after_fork_in_child(self) -> None:
-        """A limiter that shares something begins again, as a node of its own. Every lock is new, because the thread
-        that held the old one may be gone."""
+        """A limiter that shares something starts again, as a new node. Every lock is new, because the thread that held
+        the old one does not exist in the child."""
         if self._fleet.shares:
             INHERITED.append((self._parts, self._thread))
             self._renew()

@@ -61,7 +61,7 @@ OPEN_LEDGER_S: Final = 3.0
 
 
 class NodeState(Enum):
-    """Where a node is in its life."""
+    """The state of a node."""
 
     NEW = "new"
     STARTING = "starting"
@@ -264,7 +264,7 @@ class Node:
             self._ledger_problem = None
         except (DependencyError, TimeoutError) as error:
             self._ledger_problem = str(error) or "no answer in time"
-            logger.warning("the ledger is not reachable, regions drift apart: %s", error)
+            logger.warning("the ledger is not reachable, counts of regions drift apart: %s", error)
 
     async def start(self) -> None:
         """Open both dependencies, at the same time, and start the loops.
@@ -516,7 +516,7 @@ class Node:
         return [part.calls.breaker for part in parts if part is not None]
 
     def health(self, now_s: float) -> list[Health]:
-        """One line per dependency. Decisions go on whatever these say."""
+        """One line per dependency. Decisions continue in any case."""
         found: list[Health] = []
         if self.pulse is not None:
             found.append(Health("origin", self.pulse.is_alive and self.pulse.is_ours, self._origin_detail()))
@@ -544,7 +544,7 @@ class Node:
         return f"reachable, clock offset {self.pulse.clock_offset_ms} ms"
 
     def statistics(self, now_s: float) -> dict[str, object]:
-        """What the loops know, as fields of `Statistics`."""
+        """The fields of `Statistics` about the loops."""
         known: dict[str, object] = {
             "breaker_states": {b.name: BREAKER_NUMBERS[b.state(now_s)] for b in self._breakers()},
             "loop_stall": self.stalls.histogram.snapshot(),

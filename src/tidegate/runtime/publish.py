@@ -95,7 +95,7 @@ class PublishLoop:
         self._entrusted: dict[tuple[str, str, str, int, int], LedgerRow] = {}
         # Some of them should not wait for a tick.
         self._has_pressed_entrusted = False
-        # When the short tick is that comes while cells are hot. In the past: at once, when they are.
+        # When the next short tick is due while cells are hot. In the past: at once.
         self._hot_tick_s = 0.0
         # Called after rows were written: cells are hot, and imports should be fast.
         self._on_published = on_published
@@ -248,7 +248,7 @@ class PublishLoop:
         return Publication(left)
 
     async def _confirm(self, chunk: Publication, start: int, end: int) -> None:
-        """Tell the origin what is in the ledger now, and hear what has been counted since."""
+        """Write to the origin what is in the ledger now, and read what has been counted since."""
         for first in range(start, end, SLICE_ROWS):
             last = min(first + SLICE_ROWS, end)
             try:
@@ -383,7 +383,7 @@ class PublishLoop:
             elif pressed:
                 turn = await self.run_once(pressed_only=True)
             else:
-                continue  # woken for nothing: what presses next must not wait
+                continue  # woken without work: the next cell under pressure must not wait
             await release(turn.rows)
             await asyncio.sleep(min(pause_s, max(0.0, tick_s - loop.time())))
 

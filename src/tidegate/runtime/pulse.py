@@ -1,9 +1,8 @@
 """The pulse: once a second the node asks its origin for the region's name and its clock.
 
 A missing name means that the origin was wiped or replaced, with or without traffic: everything is merged again, with
-growing pauses if that goes on.
-Another region's name means that this is the wrong origin: it is not used until that is corrected. The clock offset is
-reported, never corrected.
+growing pauses if losses continue. Another region's name means that this is the wrong origin: it is not used until that
+is corrected. The clock offset is reported, never corrected.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ logger: Final = logging.getLogger(__name__)
 
 
 class PulseLoop:
-    """Asks one node's origin who it is."""
+    """Asks the origin of one node for its region and its clock."""
 
     def __init__(
         self,

@@ -52,7 +52,7 @@ class Reads:
         futures = [self._join(need) for need in needs]
         answered = True
         for future in futures:
-            # Shielded: when this caller is cancelled, the read goes on for the others and for the next request.
+            # Shielded: when this caller is cancelled, the read continues for the others and for the next request.
             answered = await asyncio.shield(future) and answered
         return answered
 
@@ -75,7 +75,7 @@ class Reads:
         task = asyncio.get_running_loop().create_task(self._read(batch))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-        # A task that is cancelled before its first step runs no line of `_read`: its callers must not wait for ever.
+        # A task that is cancelled before its first step runs no line of `_read`: its callers must not wait forever.
         task.add_done_callback(lambda _: self._finish(batch, answered=False))
 
     async def _read(self, batch: list[tuple[Need, asyncio.Future[bool]]]) -> None:

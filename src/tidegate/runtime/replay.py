@@ -65,7 +65,7 @@ class ReplayLoop:
 
     @property
     def is_failing(self) -> bool:
-        """Counts wait, and the last try to send them failed. The origin may answer reads all the same."""
+        """Counts wait, and the last try to send them failed. The origin may still answer reads."""
         return self.calls.is_failing and self.behind_since_s is not None
 
     def wake(self) -> None:
@@ -181,7 +181,7 @@ class ReplayLoop:
         self._woken.clear()
         self.awake = False
         with self._gate:
-            # What became dirty before `awake` was False has woken nothing.
+            # Counts that became dirty before `awake` was False have not woken the loop.
             idle = not self._sync.pending.dirty and not self._sync.sweep.is_active
         if idle:
             await self._woken.wait()

@@ -19,7 +19,7 @@ __all__ = ["AsyncReservation", "Item", "Reservation", "Taken", "checked_life_ms"
 
 Item = tuple[Limit, str, int]
 
-# A crashed process holds up what it had reserved for this long at most.
+# What a crashed process had reserved is blocked for this long at most.
 LIFE_S_MAX: Final = 86_400.0
 LIFE_EXPECTED: Final = "seconds, more than 0 and at most 86400 (a day), or None for the shortest window"
 
@@ -49,7 +49,7 @@ class Taken(NamedTuple):
 
 
 class Ending(NamedTuple):
-    """What became of the end of a reservation."""
+    """The result of ending a reservation."""
 
     is_known: bool
     """False: there is no such reservation any more, and nothing was counted."""
@@ -81,7 +81,7 @@ def merged(requests: Sequence[Item]) -> list[Item]:
 
 
 class _Block:
-    """What a block with a reservation knows."""
+    """The state of a block with a reservation."""
 
     def __init__(self, requests: Sequence[object], life: object) -> None:
         self._requests = checked_requests(requests)
@@ -119,7 +119,7 @@ class _Block:
     def _end(self, error: BaseException | None) -> tuple[Taken, list[Item]]:
         assert self._taken is not None
         if self._actual is None:
-            # A block that failed releases it; one that ended without `settle` has used its estimate.
+            # A block that raised releases it; one that ended without `settle` counts its estimate.
             self._actual = [0 if error is not None else request.cost for request in self._requests]
         items = [
             (request.limit, request.identifier, actual)

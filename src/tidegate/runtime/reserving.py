@@ -41,7 +41,8 @@ PATIENCE_S: Final = 0.1
 PAUSE_S: Final = 0.005
 # Between two tries to end what got no answer.
 RETRY_S: Final = 1.0
-# What a refusal names that no count explains: others have given back by then, or are known not to.
+# The `retry_after` of a refusal that counts do not explain: by then other nodes have given credit back, or are known
+# not to.
 RETRY_HELD_MS: Final = 100
 # Ends that wait for the origin, and their memory, by estimate. Further ones are counted in memory at once: if the
 # origin has not lost the reservation, it holds it for the rest of its life too.
@@ -99,7 +100,7 @@ class Reserving:
             except DependencyError:
                 taken = self._take_here(items, name, life_ms, at_ms, DEGRADED)
                 if not taken.name:
-                    # The origin may hold it all the same: report that nothing was used.
+                    # The origin may still hold it: report that nothing was used.
                     self._wait(name, [(limit, who, 0) for limit, who, _ in items], at_ms)
                 return taken
             can_fit = all(replies[i].spare > replies[i].firm + replies[i].stuck for i in missing)
@@ -202,7 +203,7 @@ class Reserving:
         return Ending(states != {GONE}, ENDED not in states and ENDED_BEFORE in states)
 
     def _wait(self, name: str, items: list[Item], at_ms: int) -> bool:
-        """Remember an end until the origin knows of it; False if too many wait."""
+        """Keep an end until the origin has it; False if too many wait."""
         needed = reserved_bytes(items)
         if len(self._waiting) >= WAITING_MAX or self._waiting_bytes + needed > WAITING_BYTES_MAX:
             return False

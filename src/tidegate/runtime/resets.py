@@ -2,7 +2,7 @@
 database (the ledger) to the other regions.
 
 The node on which a reset is made applies it to its own memory, then writes it to both, again after a failure until they
-have it. Every node learns from the pulse, once a second, that there are new ones. The node that imports for its region
+have it. Every node sees in the pulse, once a second, that there are new ones. The node that imports for its region
 writes to the origin what it finds in the ledger, and to the ledger what it reads from the origin, because the node that
 made the reset may have ended in between. A store that was wiped gets back what the nodes know.
 """
@@ -29,7 +29,7 @@ logger: Final = logging.getLogger(__name__)
 
 # Between two tries to write what was not written.
 RETRY_S: Final = 1.0
-# How long a caller waits for the origin and the ledger, each; then the loop goes on trying.
+# How long a caller waits for the origin and the ledger, each; then the loop keeps trying.
 PATIENCE_S: Final = 1.0
 # Resets in one message to the origin, and rows in one publish.
 RESETS_PER_CALL: Final = 250
@@ -64,19 +64,19 @@ class ResetLoop:
         # Those of reservations and of publishing: resets are few, and go where these go.
         self._origin_calls = origin_calls
         self._ledger_calls = ledger_calls
-        # What the origin and the ledger have to be told, the newest one for each counter.
+        # What the origin and the ledger have not confirmed, the newest one for each counter.
         self._for_origin: dict[Place, Reset] = {}
         self._for_ledger: dict[Place, Reset] = {}
-        # Up to which number this node has heard the origin's resets.
+        # The number up to which this node has read the origin's resets.
         self._since = 0
         self._wanted = asyncio.Event()
 
-    # -- what others say
+    # -- resets of other nodes
 
     def on_pulse(self, number: int, was_empty: bool) -> None:
         """The origin has answered a pulse: `number` is that of its last reset."""
         if was_empty or number < self._since:
-            # It lost some, perhaps: it gets back what this node knows.
+            # It may have lost some: this node writes back those it has.
             self._since = 0
             with self._gate:
                 self._engine.resets.expire(self._gate.now_ms())
@@ -112,10 +112,10 @@ class ResetLoop:
             if held is None or reset.generation > held.generation:
                 waiting[reset[:4]] = reset
 
-    # -- what this node says
+    # -- resets of this node
 
     async def spread(self, reset: Reset) -> bool:
-        """Tell the origin and the ledger of a reset that was made here; True if both have it now."""
+        """Write a reset that was made here to the origin and the ledger; True if both have it now."""
         if self._origin is not None:
             self._add(self._for_origin, [reset])
         if self._ledger is not None:
@@ -151,7 +151,7 @@ class ResetLoop:
                 self._since = reply.number
                 more = reply.more
         except DependencyError as error:
-            logger.debug("the origin was not told of resets: %s", error)
+            logger.debug("resets could not be written to the origin, trying again: %s", error)
 
     async def _ask_origin(self, origin: Origin, calls: Calls, known: list[Reset]) -> ResetsReply:
         since = self._since
@@ -186,10 +186,10 @@ class ResetLoop:
                     await self._tell_ledger(ledger, calls, rows)
                 self._forget(self._for_ledger, waiting)
         except RowsRejected as error:
-            logger.warning("the ledger refuses resets, which other regions do not hear of: %s", error)
+            logger.warning("the ledger refuses resets, so they do not reach other regions: %s", error)
             self._forget(self._for_ledger, waiting)
         except DependencyError as error:
-            logger.debug("the ledger was not told of resets: %s", error)
+            logger.debug("resets could not be written to the ledger, trying again: %s", error)
 
     @staticmethod
     async def _tell_ledger(ledger: Ledger, calls: Calls, rows: list[LedgerRow]) -> None:

@@ -16,8 +16,8 @@ __all__ = ["RegionUsage", "Usage", "usage_of"]
 class Usage(NamedTuple):
     """What counts against a limit for one caller, at one instant: `used == regional + foreign + carried + reserved`.
 
-    `own`, `regional`, `foreign` and `regions` are counts of the current window; `carried` is what the previous one
-    still weighs in the sliding window; what is reserved belongs to no window.
+    `own`, `regional`, `foreign` and `regions` are counts of the current window; `carried` is what still counts
+    of the previous one in the sliding window; what is reserved belongs to no window.
     """
 
     limit: Limit
@@ -31,7 +31,7 @@ class Usage(NamedTuple):
     foreign: int
     """What other regions have published."""
     carried: int
-    """What the previous window still weighs."""
+    """What still counts of the previous window."""
     reserved: int
     """What is reserved in this region and not settled yet."""
     used: int

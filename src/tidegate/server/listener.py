@@ -30,7 +30,7 @@ BACKLOG: Final = 1_024
 ACCEPTS_PER_TURN: Final = 64
 # Connections that one tick can close to make room. It bounds what finding them costs: one pass over all connections.
 EVICTIONS_PER_TICK: Final = 1_024
-# After the listening socket is closed, a request may still be on its way on an idle connection: answer it.
+# After the listening socket is closed, a request may still arrive on an idle connection: answer it.
 DRAIN_LINGER_S: Final = 0.25
 TLS_HANDSHAKE_TIMEOUT_S: Final = 10.0
 TLS_SHUTDOWN_TIMEOUT_S: Final = 1.0

@@ -69,7 +69,7 @@ class Stream(msgspec.Struct, frozen=True):
 
     lines: bytes
     subscribe: Callable[[Subscriber], Callable[[], object]]
-    """Called once the head is on its way. Returns what is called when the client is gone."""
+    """Called once the head has been written. Returns a function that is called when the client has disconnected."""
 
 
 Handler = Callable[[Head, bytes], "Answer | Stream | Coroutine[Any, Any, Answer]"]

@@ -1,9 +1,9 @@
 """Alerts: the "when to worry" column of `METRICS` as expressions of Prometheus, with severity and runbook.
 
 scripts/monitoring.py writes deploy/prometheus/alerts.yml, deploy/grafana/tidegate.json and the index of the runbooks
-from this table and from `METRICS`. An alert names its metric; what to say about it stands there. Rules: an expression
+from this table and from `METRICS`. An alert names its metric, whose `worry` text describes it. Rules: an expression
 uses only metrics and label values that `METRICS` declares; every alert has a page in docs/operations/runbooks. A metric
-without an alert still has its panel: its worry needs a person who knows what is normal.
+without an alert still has its panel: only an operator knows which values are normal.
 """
 
 from __future__ import annotations

@@ -346,7 +346,7 @@ METRICS: Final[tuple[Metric, ...]] = (
         "http_requests_total",
         "counter",
         "HTTP requests answered, by operation and status.",
-        "status=500 at any rate. status=401 at a high rate: someone is guessing keys.",
+        "status=500 at any rate. status=401 at a high rate: a client may be guessing keys.",
         ("operation", "status"),
     ),
     Metric(
@@ -397,13 +397,13 @@ METRICS: Final[tuple[Metric, ...]] = (
         "rls_calls_total",
         "counter",
         "gRPC calls answered, by method and status.",
-        "status=INVALID_ARGUMENT: a gateway sends what cannot be right. status=INTERNAL at any rate: see the log.",
+        "status=INVALID_ARGUMENT: a gateway sends malformed requests. status=INTERNAL at any rate: see the log.",
         ("method", "status"),
     ),
     Metric(
         "rls_reloads_total",
         "counter",
-        "Changed rules files, by whether they were taken.",
+        "Changed rules files, by whether they were loaded.",
         "outcome=failed rises: new files have faults, and the rules before them still apply. The log has the reason.",
         ("outcome",),
         (("ok", "failed"),),
@@ -424,7 +424,7 @@ METRICS: Final[tuple[Metric, ...]] = (
     Metric(
         "rls_connections_ended_total",
         "counter",
-        "Connections of the rate limit service that were closed for a new one, or because the client broke a rule of "
+        "Connections of the rate limit service that were closed for a new one, or because the client violated "
         "HTTP/2.",
         "Any steady rate: too many connections, a client without HTTP/2, or an attack.",
         ("reason",),

@@ -28,7 +28,7 @@ PREPARED_MAX: Final = 50_000
 PRIVATE: Final = frozenset(entry.name for entry in METRICS if entry.is_private)
 
 # What a reader of the page may take for the end of a line or of the page, or cannot decode. A line feed is not among
-# them: the text format has a form for it.
+# them: the text format has an escape for it.
 UNPRINTABLE: Final = re.compile(r"[\\\x00-\x09\x0b-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 
 

@@ -1,4 +1,4 @@
-"""Replays recorded decisions against another limit, through the real engine: who would have been denied?
+"""Replays recorded decisions against another limit, through the real engine: which requests would have been denied.
 
 Two engines see every record: one with the limits of the log, one with the new limit for a namespace. The first shows
 how far the replay can be trusted: it agrees with the log except where counters were not empty at its beginning, where
@@ -116,8 +116,8 @@ def replay_runs(
 ) -> Generator[None, None, WhatIf]:
     """The same for runs, in steps: a server decides requests between them. Returns the report.
 
-    `against_replay`: compare with a replay of the present limits, not with what was decided. Counts of other nodes and
-    regions that are missing would otherwise look like room.
+    `against_replay`: compare with a replay of the present limits, not with what was decided. Missing counts of other
+    nodes and regions would otherwise look like unused quota.
     """
     ordered = sorted(runs, key=lambda run: run[0].at_ms)
     chosen = _chosen([record for record, _ in ordered], namespace)

@@ -187,7 +187,7 @@ def test_the_matcher_agrees_with_a_naive_one(
         (b"- a", "f.yaml:1: got a list, expected a mapping with domain, descriptors"),
         (b"descriptors: []", "domain: got '', expected a name"),
         (b"domain: d\nrules: []", "f.yaml:2: unknown key 'rules', expected one of domain, descriptors"),
-        (b"domain: d\ndomain: e", "f.yaml:2: domain: is there twice"),
+        (b"domain: d\ndomain: e", "f.yaml:2: domain: is defined twice"),
         (b"domain: d\ndescriptors: {key: a}", "descriptors: got a mapping, expected a list"),
         (b"domain: d\ndescriptors: [a]", "descriptors[0]: got 'a', expected a mapping"),
         (b"domain: d\ndescriptors: [{value: a}]", "descriptors[0].key: expected 1 to 512 characters"),
@@ -195,7 +195,7 @@ def test_the_matcher_agrees_with_a_naive_one(
             b"domain: d\ndescriptors: [{key: 'a*'}]",
             "descriptors[0].key: got 'a*': a wildcard is possible in `value` only",
         ),
-        (b"domain: d\ndescriptors: [{key: a}, {key: a}]", "descriptors[1]: 'a' is there twice"),
+        (b"domain: d\ndescriptors: [{key: a}, {key: a}]", "descriptors[1]: 'a' is defined twice"),
         (b"domain: d\ndescriptors: [{key: a, quota_mode: true}]", "quota mode is not supported"),
         (
             b"domain: d\ndescriptors: [{key: a, shadow_mode: true}]",
@@ -225,7 +225,7 @@ def test_the_matcher_agrees_with_a_naive_one(
         ),
         (
             b"domain: d\ndescriptors: [{key: a, rate_limit: {unit: day, unlimited: true}}]",
-            "rate_limit.unit: cannot be there together with unlimited",
+            "rate_limit.unit: cannot be combined with unlimited",
         ),
         (
             b"domain: d\ndescriptors: [{key: a, rate_limit: {unlimited: true, name: n, replaces: [{name: n}]}}]",

@@ -1,8 +1,8 @@
 """How credit is stored in Redis: the keys of a message, the command that carries many, and what its answer means. Pure.
 
 A subject's holds are at the key of its cells with `h` in place of a sequence: the same tag, so the same slot of a Redis
-Cluster, and one script answers both. What `credit.lua` cannot count exactly is cut on the way in (`NUMBER_MAX`) and
-turned back on the way out, as in `layout.py`.
+Cluster, and one script answers both. What `credit.lua` cannot count exactly is cut in requests (`NUMBER_MAX`) and
+restored in replies, as in `layout.py`.
 """
 
 from __future__ import annotations

@@ -117,7 +117,7 @@ class RedisOrigin:
         replies = await self._run([merge.command for merge in plan.merges], deadline)
         moving = {index for index, reply in enumerate(replies) if isinstance(reply, ReplyError)}
         if moving:
-            # A slot that is on its way to another master serves commands with one key only.
+            # A slot that is being moved to another master serves commands with one key only.
             singles = [
                 single
                 for index in moving
@@ -190,7 +190,7 @@ class RedisOrigin:
         answers = await self._run(commands, Deadline.after(timeout_s, loop_time()))
         for answer in answers:
             if isinstance(answer, ReplyError):
-                # A slot that is on its way to another master: a moment later it has arrived.
+                # A slot that is being moved to another master: a moment later it has arrived.
                 raise refused(self._settings.shown, str(answer))
         return answers
 

@@ -3,7 +3,7 @@
 Laws:
 - A connection that is lost or silent is noticed within `SILENCE_MAX_S` and replaced. Until then the node counts as one
   that cannot be recalled: it asks for no credit in advance, and what it holds ends by itself.
-- On a Redis Cluster any master will do: what is published on one reaches the subscribers of all.
+- On a Redis Cluster it can be any master: what is published on one reaches the subscribers of all.
 - A payload that is not a recall is dropped.
 """
 
@@ -24,7 +24,7 @@ from tidegate.errors import ConfigurationError, DependencyError, DependencyUnava
 __all__ = ["Recalls"]
 
 PING: Final = pack(("PING",))
-# How often the connection is asked whether it lives, and how long an answer may take.
+# How often the connection is checked with a PING, and how long an answer may take.
 PING_INTERVAL_S: Final = 1.0
 SILENCE_MAX_S: Final = 1.0
 # Between two tries to connect.

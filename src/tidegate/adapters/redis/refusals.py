@@ -32,7 +32,7 @@ class Redirection(NamedTuple):
 
     address: Address
     is_final: bool
-    """MOVED: from now on. ASK: for this one question, while the slot is on its way."""
+    """MOVED: from now on. ASK: for this one command, while the slot is being moved."""
 
 
 def is_kept(message: str) -> bool:

@@ -1,6 +1,6 @@
 """How resets are stored in Redis: commands of `resets.lua`. Pure.
 
-All of them are in the first slot: there are few, and every node asks for those it has not heard of.
+All of them are in the first slot: there are few, and every node asks for those that it has not read.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from tidegate.errors import ConfigurationError, DependencyUnavailable
 
 __all__ = ["Sentinels"]
 
-# Sentinels that are slower than the first one by more than this have no vote. Without waiting, one that was cut off
+# Sentinels that are slower than the first one by more than this are ignored. Without waiting, one that was cut off
 # and still names the old master could win every time.
 VOTE_WAIT_S: Final = 0.1
 

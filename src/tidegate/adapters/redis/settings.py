@@ -46,7 +46,7 @@ class RedisSettings:
     sentinel_password: str | None = field(default=None, repr=False)
     tls: ssl.SSLContext | None = None
     prefix: str = "tg"
-    """What every key begins with: other users of the same server stay apart by it."""
+    """The prefix of every key. It separates other users of the same server."""
 
 
 def parse_settings(url: str) -> RedisSettings:

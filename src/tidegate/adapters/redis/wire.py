@@ -71,7 +71,7 @@ class Wire(asyncio.Protocol):
         return future
 
     def silent_s(self) -> float:
-        """For how long the peer has owed us bytes without sending any; 0 when it owes nothing."""
+        """For how long an answer has been outstanding without any bytes; 0 when none is."""
         if not self._waiting:
             return 0.0
         return self._loop.time() - max(self._waiting[0].sent_at, self._received_at)

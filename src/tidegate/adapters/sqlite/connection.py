@@ -114,7 +114,7 @@ def transaction(connection: sqlite3.Connection) -> Iterator[None]:
 
 
 class _Job(Generic[Result]):
-    """One call of `run` on its way through the worker."""
+    """One call of `run` in the worker."""
 
     __slots__ = ("abandoned", "deadline", "future", "loop", "work")
 
@@ -329,7 +329,7 @@ class _Worker:
             self.disconnect()
 
     def after_fork_in_parent(self) -> None:
-        """Let jobs go on."""
+        """Let jobs continue."""
         if self.is_held_for_fork:
             self.is_held_for_fork = False
             self.turn.release()

@@ -72,7 +72,7 @@ PUBLISH: Final = """
            SET count = excluded.count, updated_at = excluded.updated_at WHERE held.count < excluded.count
 """
 
-# SQLite keeps a value of any type in any column: what another program has written as a text is read all the same.
+# SQLite keeps a value of any type in any column: what another program has written as text is still read.
 AS_JSON: Final = """
     SELECT json_group_array(json_array(
                hex(subject), sequence, hex(region), hex(workspace_id), hex(namespace), hex(identifier),

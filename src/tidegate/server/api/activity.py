@@ -1,4 +1,4 @@
-"""What the decisions of this process were about, in bounded memory: for the console, and for people who ask why.
+"""What this process has decided, in bounded memory: for the console, and to explain denials.
 
 Five things: counts by namespace, the hottest and the most denied identifiers of the last minute (sketches), the last
 denials of an identifier with the counts behind them, how long operations took, and the requests of the last minutes
@@ -54,7 +54,7 @@ class Counts:
 
 
 class Sample(NamedTuple):
-    """An operation that is recorded: when it began, and for how many it stands."""
+    """An operation that is recorded: when it began, and how many it represents."""
 
     started_ns: int
     weight: int
@@ -79,7 +79,7 @@ class Denial(msgspec.Struct, gc=False):
     override_id: str | None = None
     override_identifier: str | None = None
     is_shadow: bool = False
-    """The limit is in shadow mode: the request was allowed all the same."""
+    """The limit is in shadow mode: the request was allowed anyway."""
 
 
 class Recent:

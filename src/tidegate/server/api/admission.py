@@ -1,4 +1,4 @@
-"""How every operation runs, and what it asks first: who calls, and does the workspace have calls left?
+"""How every operation runs, and what it checks first: the caller, and the quota of the workspace.
 
 An operation is written once, as a generator that writes `call.answer`. Memory answers most of its steps; for each one
 that must wait it yields what to wait for (`wait`), and continues there with the result. `Admission.handler` runs it to
@@ -61,7 +61,7 @@ Steps = Generator[Callable[[], Awaitable[Any]], Any, T]
 
 
 class Call(msgspec.Struct, gc=False):
-    """One request on its way through an operation: all state that belongs to it."""
+    """One request that an operation handles: all state that belongs to it."""
 
     operation: str
     head: Head

@@ -1,4 +1,4 @@
-"""`usage` and `reset`: what counts against a limit for one identifier, and how it begins again at zero."""
+"""`usage` and `reset`: what counts against a limit for one identifier, and how to set it back to zero."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class UsageData(msgspec.Struct, rename="camel"):
 
 
 class ResetData(msgspec.Struct):
-    """The answer to `reset`. `confirmed`: Redis and the database have it; otherwise this node goes on telling them."""
+    """The answer to `reset`. `confirmed`: Redis and the database have it; otherwise this node repeats it."""
 
     duration: int
     confirmed: bool

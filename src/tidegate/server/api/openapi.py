@@ -92,7 +92,7 @@ OPERATIONS: Final = (
         "usage",
         "What counts against a limit, and where it was accepted",
         "The counts behind a decision, without consuming: by this process, this region and other regions in the "
-        "current window, what the previous window still weighs, and how old each is. The namespace must exist. Needs "
+        "current window, what still counts of the previous one, and how old each is. The namespace must exist. Needs "
         "`ratelimit.*.limit` or `ratelimit.<namespace_id>.limit`.",
         "CounterBody",
         _ref("UsageData"),
@@ -100,7 +100,7 @@ OPERATIONS: Final = (
     ),
     Operation(
         "reset",
-        "Begin a counter again at zero, everywhere",
+        "Set a counter back to zero, on all nodes",
         "Forgets what was counted for the identifier under this limit, on every node and in every region within 2 s. "
         "Names the counter as `limit` does: an override decides about its duration. What is reserved stays reserved. "
         "The namespace must exist. Needs `ratelimit.*.reset` or `ratelimit.<namespace_id>.reset`.",
@@ -192,7 +192,7 @@ STATUS_TEXT: Final = {
     417: "The `Expect` header has something other than `100-continue`.",
     429: "The workspace has used its quota of API calls; or, for `reserve` and `reset`, holds as many as it may.",
     431: "The headers are too large.",
-    500: "A fault of the server. Calls may be repeated.",
+    500: "An internal error of the server. Calls may be repeated.",
     503: "The server is receiving too many large bodies at once.",
 }
 
@@ -304,7 +304,7 @@ def _check() -> dict[str, Any]:
     allowed = {key: value for key, value in LIMIT_HEADERS.items() if key != "Retry-After"}
     return {
         "operationId": "check",
-        "summary": "Ask for a gateway: yes (200) or no (429)",
+        "summary": "Check for a gateway: allowed (200) or denied (429)",
         "description": "Judges all descriptors together, by the rules file: if one limit denies, nothing is consumed. "
         "Give `policy`, or `domain` and `descriptor`. Every method means the same, and a body is ignored. Needs "
         "`ratelimit.*.limit`; the listener of `--check-address` needs no key.",
@@ -346,7 +346,7 @@ def document(*, has_check: bool = False) -> dict[str, Any]:
     paths["/v2/liveness"] = {
         "get": {
             "operationId": "liveness",
-            "summary": "Is the server there?",
+            "summary": "Whether the server answers",
             "tags": ["liveness"],
             "security": [],
             "responses": {"200": _success(_ref("LivenessData"), has_pages=False)},

@@ -208,8 +208,8 @@ TOO_MANY_RESETS: Final = Problem(
     429,
     "Too Many Requests",
     "user/too_many_requests/resets",
-    "The workspace has as many live resets as it may: each is remembered for about three windows of its limit. Nothing "
-    "was reset. Other workspaces are not affected.",
+    "The workspace has as many live resets as it may: each is remembered for at most four windows of its limit. "
+    "Nothing was reset. Other workspaces are not affected.",
     "Try again when older resets are over, or allow the identifier more for a while with `setOverride`.",
 )
 HEADERS_TOO_LARGE: Final = Problem(
@@ -223,8 +223,8 @@ UNEXPECTED_ERROR: Final = Problem(
     500,
     "Internal Server Error",
     "unkey/application/unexpected_error",
-    "A fault of the server.",
-    "Look up the `requestId` of the answer in the log of the server, and report the fault.",
+    "An internal error of the server.",
+    "Look up the `requestId` of the answer in the log of the server, and report the error.",
 )
 # The published clients know 500 for every fault of a server, and repeat the call.
 SERVICE_UNAVAILABLE: Final = Problem(

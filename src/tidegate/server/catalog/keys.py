@@ -80,7 +80,7 @@ def digest_of(key: str | bytes) -> bytes:
 
 
 def hint_of(key: str) -> str:
-    """The first characters, so that people can tell keys apart: 24 of 190 bits, which leaves enough."""
+    """The first characters, to recognise a key by: 24 of 190 bits, which leaves enough."""
     return key[:HINT_LENGTH]
 
 

@@ -53,7 +53,7 @@ OVERRIDES_MAX: Final = 100_000
 # Namespaces that may wait for the database to come back.
 PENDING_MAX: Final = 10_000
 # The node that owns the catalog purges overrides this long after their deletion and keys this long after their
-# revocation: long enough for people to look them up.
+# revocation: long enough to look them up.
 PURGE_AGE_MS: Final = 30 * 86_400_000
 PURGE_INTERVAL_S: Final = 3_600.0
 
@@ -132,7 +132,7 @@ class CatalogSync:
         purges: bool = False,
         random: Random | None = None,
     ) -> None:
-        """`purges`: this node owns the catalog, and deletes for good what was deleted or revoked long ago."""
+        """`purges`: this node owns the catalog, and purges what was deleted or revoked long ago."""
         self.view = view
         self._catalog = catalog
         self._ids = ids
@@ -425,7 +425,7 @@ class CatalogSync:
         return None if stored is None else self._took_key(stored)
 
     async def revoke_key(self, key_id: str) -> KeyRow | None:
-        """Revoke a key for good; None if there is no such key."""
+        """Revoke a key permanently; None if there is no such key."""
         stored = await self._catalog.revoke_key(
             key_id, revoked_at_ms=self._now_ms(), timeout_s=WRITE_TIMEOUT_S
         )

@@ -1,7 +1,7 @@
 """Workspaces, keys, namespaces and overrides in memory: a warm request reads nothing else.
 
 `CatalogView` holds the rows of the catalog and answers look-ups; `Callers` finds the holder of a key in it. Neither
-does I/O: `sync` feeds rows, in any order and as often as it likes, and the row with the higher version stays. Views
+does I/O: `sync` passes rows in, in any order and repeatedly, and the row with the higher version stays. Views
 are changed in place, so that a view which an operation holds is never stale.
 """
 

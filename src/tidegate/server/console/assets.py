@@ -22,7 +22,7 @@ COMMON_LINES: Final = (
     "cross-origin-opener-policy: same-origin\r\ncross-origin-resource-policy: same-origin\r\n"
     "permissions-policy: camera=(), geolocation=(), microphone=()\r\n"
 ).encode("ascii")
-# Answers about identifiers must not be stored by anything on the way.
+# Answers about identifiers must not be stored by a proxy or cache.
 JSON_LINES: Final = b"content-type: application/json\r\ncache-control: no-store\r\n" + COMMON_LINES
 
 TYPES: Final = {

@@ -1,9 +1,9 @@
 """Keys, namespaces and overrides in the console: list, search, create, change, delete.
 
 Overrides are changed by the operations of the API itself (`routes` calls them); here is what the API does not have.
-Changes need `console.manage`. Law: no caller gives more than it has: a new key carries only permissions that its
-creator holds. A key is never edited in place: `put_key` replaces the whole row and could undo a revocation that
-another node has just written. Its expiry can be changed, by a statement of its own.
+Changes need `console.manage`. Law: a new key carries only permissions that its creator holds. A key is never edited in
+place: `put_key` replaces the whole row and could undo a revocation that another node has just written. Its expiry can
+be changed, by a statement of its own.
 """
 
 from __future__ import annotations

@@ -64,7 +64,7 @@ def _verdict(denial: Denial, rule: str) -> str:
             f"With a cost of {denial.cost} the window would hold {denial.effective}, and the limit is {rule}."
         )
     return (
-        f"The known counts leave room ({denial.effective} of {rule}), but other nodes of the region hold it as credit, "
+        f"It would fit by the known counts ({denial.effective} of {rule}), but other nodes hold the rest as credit, "
         "other regions have probably used it since their last report, or the limit denies while the origin does not "
         "answer."
     )

@@ -26,7 +26,7 @@ INTERVAL_S: Final = 1.0
 FIRST_INTERVAL_S: Final = 0.25
 # All together cost a few milliseconds of CPU in a second (bench/RESULTS.md), and each usually 3 to 8 kB/s of network.
 STREAMS_MAX: Final = 32
-# A person has a few tabs; more would keep others out.
+# A person opens a few tabs; more would exclude other viewers.
 STREAMS_PER_KEY_MAX: Final = 12
 # Five minutes of points.
 HISTORY_MAX: Final = 300
@@ -56,7 +56,7 @@ class Hub:
     """One per process."""
 
     def __init__(self, ask: Ask, now_ms: Callable[[], int], is_valid: Callable[[str], bool]) -> None:
-        """`is_valid`: whether the holder of a key may look."""
+        """`is_valid`: whether the holder of a key may view the console."""
         self._ask = ask
         self._now_ms = now_ms
         self._is_valid = is_valid
@@ -141,7 +141,7 @@ class Hub:
 
     async def _collect(self, workspace: str) -> dict[str, Any]:
         if workspace not in self._before:
-            # Rates need two reports: the first viewer must not look at zeros for a second.
+            # Rates need two reports: the first viewer must not see zeros for a second.
             self._keep(workspace, await self._ask({"kind": "report", "workspace": workspace}))
             await asyncio.sleep(FIRST_INTERVAL_S)
         reports: list[Report] = await self._ask({"kind": "report", "workspace": workspace})

@@ -286,7 +286,7 @@ def _parts(cell: CellParts) -> dict[str, Any]:
 
 
 def _resident_bytes() -> int | None:
-    """The memory of this process; None where the system does not say it."""
+    """The memory of this process; None where the system does not report it."""
     try:
         return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * os.sysconf(
             "SC_PAGE_SIZE"

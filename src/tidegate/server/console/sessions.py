@@ -3,7 +3,7 @@
 A session is not stored: the cookie holds the id of a key, an expiry and a signature, so that every worker accepts it
 and a restart ends no session. It depends on its key: when that is revoked, expires or loses the permission, the
 session ends. The secret that signs is a file in the data directory. The digest of the key is signed too, but is
-not the secret: those who can read the database must not be able to make sessions from it.
+not the secret: a person who can read the database must not be able to make sessions from it.
 
 A page of another site must not be able to act with the cookie. It is SameSite=Strict; but "site" ignores ports, and
 another server on this machine is the same site. So a request with a cookie must also come from the same origin, by
@@ -32,7 +32,7 @@ logger = logging.getLogger(__name__)
 
 SECRET_FILE: Final = "console.secret"  # noqa: S105 - the name of a file
 SECRET_BYTES: Final = 32
-# A working day. Signing in again costs one paste.
+# A working day.
 SESSION_S: Final = 12 * 3_600
 # The header of requests that change something.
 MARKER: Final = "x-tidegate-console"
@@ -130,7 +130,7 @@ def _cookie_name(fields: Mapping[str, str]) -> str:
 
 
 def is_from_elsewhere(fields: Mapping[str, str]) -> bool:
-    """Whether a browser says that a page of another origin made this request."""
+    """Whether a browser reports that a page of another origin made this request."""
     site = fields.get("sec-fetch-site")
     if site is not None:
         return site not in {"same-origin", "none"}

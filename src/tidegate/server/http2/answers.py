@@ -1,7 +1,7 @@
 """What a connection answers: a request that is complete becomes a call, and its outcome the frames of an answer.
 
 The part of a connection that knows methods and tasks, and no frames that arrive. A stream is in `_streams` from its
-first frame on the long way until its answer has left completely.
+first frame on the slow path until its answer has been sent completely.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class ConnectionAnswers(ConnectionLifecycle):
         self._finish(stream, self._sender.answer_error(stream, error))
 
     def _finish(self, stream: Stream, has_left: bool) -> None:
-        """An answer was given. The stream stays until it has left completely."""
+        """An answer was given. The stream stays until it has been sent completely."""
         self.calls += 1
         self._calls_in_read += 1
         self._drop_body(stream)
@@ -99,7 +99,7 @@ class ConnectionAnswers(ConnectionLifecycle):
         if stream.is_ended:
             self._closed.append(stream.id)
         else:
-            # Answered before the request was complete: the rest of it is not wanted.
+            # Answered before the request was complete: the rest of it is not needed.
             self._reset.append(stream.id)
             self._sender.out.append(h2.reset_frame(stream.id, ErrorCode.NO_ERROR))
 
@@ -109,7 +109,7 @@ class ConnectionAnswers(ConnectionLifecycle):
         if isinstance(error, TimeoutError):
             return GrpcError(Status.DEADLINE_EXCEEDED, "the deadline of the call has passed")
         logger.error("%s failed", "a call" if head.method is None else head.method.path, exc_info=error)
-        return GrpcError(Status.INTERNAL, "something went wrong on our side; the log of the server has more")
+        return GrpcError(Status.INTERNAL, "internal error; see the log of the server")
 
     def _pump(self) -> None:
         if self._sender.blocked:

@@ -1,7 +1,7 @@
 """One HTTP/2 connection that serves unary gRPC calls.
 
 A call whose frames are all in one read, with a header block that is remembered, is answered inside `data_received`:
-no stream object, no task. Everything else takes the long way, frame by frame.
+no stream object, no task. Everything else takes the slow path, frame by frame.
 
 Laws: a frame is handled completely, or ends the stream or the connection with the error that RFC 9113 asks for. What a
 client can cost is bounded: header blocks (16 KiB, 32 frames), messages (`message_bytes_max`), buffered bytes (the
@@ -113,7 +113,7 @@ class Http2Connection(ConnectionAnswers):
             self.expires = server.wheel.now + server.idle_ticks
 
     def _is_prefaced(self, data: bytes) -> bool:
-        """Whether the client's preface is complete. What is something else ends the connection."""
+        """Whether the client's preface is complete. Anything else ends the connection."""
         if self._state != NEW or data.startswith(h2.PREFACE):
             return True
         if h2.PREFACE.startswith(data):
@@ -160,7 +160,7 @@ class Http2Connection(ConnectionAnswers):
         return position
 
     def _can_wait(self, stream_id: int, head: RequestHead) -> bool:
-        """Whether this is the beginning of a call like many before it: the short path is open."""
+        """Whether this is the beginning of a call like many before it, so that the fast path applies."""
         return (
             head.method is not None
             and self._last_id < stream_id <= self._last_served_id
@@ -173,7 +173,7 @@ class Http2Connection(ConnectionAnswers):
         return self._calls_in_read + len(self._waiting) + len(self._streams)
 
     def _answer_waiting(self, stream_id: int, data: bytes, start: int, end: int) -> bool:
-        """Answer a call whose only DATA frame is `data[start:end]`. False: take the long way."""
+        """Answer a call whose only DATA frame is `data[start:end]`. False: take the slow path."""
         length = end - start
         sender = self._sender
         if length < PREFIX_BYTES or length > self._window or self._block_stream or sender.is_first_block:
@@ -331,7 +331,7 @@ class Http2Connection(ConnectionAnswers):
             self._complete(stream)
 
     def _complete(self, stream: Stream) -> None:
-        """Answer a request that is complete, or one that cannot become right any more."""
+        """Answer a request that is complete, or one that is already known to be invalid."""
         head, received = stream.head, stream.received
         if 0 <= head.content_length != received and (stream.is_ended or received > head.content_length):
             raise StreamFault(

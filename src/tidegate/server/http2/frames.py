@@ -97,7 +97,7 @@ class ErrorCode(IntEnum):
 
 
 class Setting(IntEnum):
-    """RFC 9113 section 6.5.2: the settings that we send or obey."""
+    """RFC 9113 section 6.5.2: the settings that we send or follow."""
 
     HEADER_TABLE_SIZE = 1
     ENABLE_PUSH = 2
@@ -108,7 +108,7 @@ class Setting(IntEnum):
 
 
 class ConnectionFault(Exception):
-    """The peer broke the protocol, or a bound, in a way that ends the connection."""
+    """The peer violated the protocol, or a bound, in a way that ends the connection."""
 
     def __init__(self, code: ErrorCode, reason: str) -> None:
         super().__init__(reason)
@@ -117,7 +117,7 @@ class ConnectionFault(Exception):
 
 
 class StreamFault(Exception):
-    """The peer broke the protocol in one stream; the others go on."""
+    """The peer violated the protocol in one stream; the others continue."""
 
     def __init__(self, stream_id: int, code: ErrorCode, reason: str) -> None:
         super().__init__(reason)

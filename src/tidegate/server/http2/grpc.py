@@ -2,7 +2,7 @@
 
 An answer is HEADERS, DATA with one message, HEADERS with the status. Header blocks are written without HPACK's dynamic
 table: every block is a constant, and the peer never has to remember anything. The first block of a connection says so
-(a table size of 0), which also satisfies every later wish of the peer for a smaller table.
+(a table size of 0), which is also within every smaller size that the peer may set later.
 """
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ def answer_head(stream_id: int) -> bytes:
 
 
 def answer_trailers(stream_id: int) -> bytes:
-    """The last HEADERS of a call that went well."""
+    """The last HEADERS of a successful call."""
     return _END(_TRAILERS_WORD, END_HEADERS | END_STREAM, stream_id, TRAILER_BLOCK)
 
 

@@ -1,4 +1,4 @@
-"""Request header blocks: HPACK by the library `hpack`, RFC 9113's rules, and a memory of blocks that repeat.
+"""Request header blocks: HPACK by the library `hpack`, RFC 9113's rules, and a cache of blocks that repeat.
 
 Clients send the same block again and again, once the first calls have filled HPACK's dynamic table. A block may be
 remembered only if decoding it changed nothing in that table, and only until something else changes it: an insertion
@@ -34,7 +34,7 @@ _DIGITS: Final = re.compile(rb"[0-9]{1,18}")
 _TIMEOUT: Final = re.compile(rb"([0-9]{1,8})([HMSmun])")
 _TIMEOUT_UNITS: Final = {b"H": 3600.0, b"M": 60.0, b"S": 1.0, b"m": 1e-3, b"u": 1e-6, b"n": 1e-9}
 _REQUEST_PSEUDO: Final = frozenset({b":method", b":scheme", b":path", b":authority"})
-# Fields that describe a connection, which HTTP/2 has no use for (RFC 9113 section 8.2.2).
+# Fields that describe a connection, which HTTP/2 does not use (RFC 9113 section 8.2.2).
 _CONNECTION_FIELDS: Final = frozenset(
     {b"connection", b"proxy-connection", b"keep-alive", b"transfer-encoding", b"upgrade"}
 )

@@ -212,7 +212,7 @@ class ConnectionLifecycle(asyncio.Protocol):
             self._transport.close()
 
     def announce_drain(self) -> None:
-        """The server stops: ask the peer to open no more streams, and serve those that are on their way."""
+        """The server stops: ask the peer to open no more streams, and serve those that are in progress."""
         if self._state == OPEN:
             self._sender.out.append(h2.goaway_frame(h2.STREAM_ID_MAX, ErrorCode.NO_ERROR))
             self.flush()

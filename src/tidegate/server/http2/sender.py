@@ -30,7 +30,7 @@ class Sender:
     def __init__(self) -> None:
         # Frames that the connection has to write.
         self.out: list[bytes] = []
-        # What the peer still takes on this connection, and on a stream that it has not spoken of.
+        # What the peer still accepts on this connection, and on a stream for which it has sent no update.
         self.window = h2.DEFAULT_WINDOW
         self.initial_window = h2.DEFAULT_WINDOW
         self._frame_bytes = h2.FRAME_BYTES_MAX

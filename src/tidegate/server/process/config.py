@@ -164,9 +164,9 @@ class LogConfig(msgspec.Struct, frozen=True, kw_only=True):
         Literal["debug", "info", "warning", "error"],
         Meta(description="The least severe message that is written. SIGHUP reads it again."),
     ] = "info"
-    format: Annotated[
-        Literal["text", "json"], Meta(description="Lines for people, or one JSON object a line.")
-    ] = "text"
+    format: Annotated[Literal["text", "json"], Meta(description="Text lines, or one JSON object a line.")] = (
+        "text"
+    )
 
 
 class OtelConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -238,7 +238,7 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
         Meta(
             ge=16_777_216,
             le=1_099_511_627_776,
-            description="Memory for subjects in one worker, by estimate; beyond it the least recently used go.",
+            description="Estimated memory for subjects in one worker; beyond it the least recently used are evicted.",
         ),
     ] = 1_073_741_824
     origin_bytes_max: Annotated[
@@ -341,7 +341,7 @@ class Setting(NamedTuple):
         return mask_url(value) if self.shown == "url" and isinstance(value, str) else MASK
 
     def show(self, value: object) -> str:
-        """`value` for people, without its secret."""
+        """`value` as it is shown, without its secret."""
         return repr(self.masked(value))
 
 

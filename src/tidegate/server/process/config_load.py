@@ -305,12 +305,12 @@ def _gateway_faults(loaded: Loaded) -> list[Fault]:
     except ConfigurationError as error:
         step = "correct the rules; `tidegate rules check` checks them"
         source = loaded.sources["rls.config"]
-        faults.append(Fault("rls.config", repr(rls.config), source, f"rules that are right ({error})", step))
+        faults.append(Fault("rls.config", repr(rls.config), source, f"rules without errors ({error})", step))
     try:
         gateways.read_check_config(check.config)
     except ConfigurationError as error:
         source = loaded.sources["check.config"]
-        expected = f"a file with policies that are right ({error})"
+        expected = f"a file with valid policies ({error})"
         faults.append(Fault("check.config", repr(check.config), source, expected, "correct the file"))
     return faults
 

@@ -202,7 +202,7 @@ class DecisionLog:
 
 
 class RecordingLimiter(AsyncLimiter):
-    """An `AsyncLimiter` whose decisions are recorded. Everything else is as it was."""
+    """An `AsyncLimiter` whose decisions are recorded. Everything else is unchanged."""
 
     def __init__(self, log: DecisionLog, **settings: Any) -> None:
         super().__init__(**settings)

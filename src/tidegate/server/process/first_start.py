@@ -46,15 +46,15 @@ def make_private_directory(directory: Path) -> None:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
         raise ConfigurationError(
-            f"data_dir: {directory} cannot be made: {error.strerror}; name another directory with --data-dir"
+            f"data_dir: {directory} cannot be created: {error.strerror}; name another directory with --data-dir"
         ) from error
 
 
 def make_directory(config: ServerConfig) -> IO[bytes] | None:
     """The data directory of a server that starts, and its lock, which lasts as long as the file is open.
 
-    Two servers on one directory would count in one file and think that they are alone: each would pass a whole limit.
-    With a shared counter of their own making (`origin`) they may.
+    Two servers on one directory would count in one file, each without the counts of the other: each would allow a whole
+    limit. With a shared counter (`origin`) they may share it.
     """
     # Also if the directory exists and is open to all: the files that this process creates in it are not.
     os.umask(os.umask(0o077) | 0o077)

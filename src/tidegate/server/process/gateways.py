@@ -1,4 +1,5 @@
-"""What gateways ask: Envoy's rate limit service and the yes/no check, from one set of rules, with the node's limiter.
+"""The services for gateways: Envoy's rate limit service and the yes/no check, from one set of rules, with the node's
+limiter.
 
 Assembled only if `rls.config` is set: this module needs the `rls` extra, and nothing else of the server does.
 """
@@ -61,7 +62,7 @@ class Gateways:
             self._http.start(private)
 
     async def stop(self, timeout_s: float) -> bool:
-        """Accept nothing more, answer what is on its way, close. False if time ran out."""
+        """Accept nothing more, answer the calls in progress, close. False if time ran out."""
         drains = [self._rls.stop(timeout_s)]
         if self._http is not None:
             drains.append(self._http.drain(timeout_s))

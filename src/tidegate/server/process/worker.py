@@ -1,7 +1,7 @@
 """One worker of `tidegate serve --workers N`, and the line that connects it with its supervisor.
 
 `python -m tidegate.server.process.worker FD` is started by the supervisor and is a node like any other. The line on
-file descriptor FD brings its configuration and carries its metrics; when the line ends, the supervisor is gone. A
+file descriptor FD brings its configuration and carries its metrics; when the line ends, the supervisor has ended. A
 message is its length in four bytes and JSON, over a socket pair: neither side needs a port or a file.
 """
 
@@ -104,7 +104,7 @@ class Line:
         """The next message; None when the other end is closed."""
         try:
             while (length := int.from_bytes(await self._reader.readexactly(4), "big")) > MESSAGE_BYTES_MAX:
-                # Metrics of a worker with very many rules, for example: its page lacks them, and it goes on serving.
+                # Metrics of a worker with very many rules, for example: its page lacks them, and it keeps serving.
                 logger.warning("a message of %d bytes between supervisor and worker was dropped", length)
                 while length > 0:
                     length -= len(await self._reader.readexactly(min(length, MESSAGE_BYTES_MAX)))
@@ -153,7 +153,7 @@ class Worker:
         while True:
             message = await self._line.receive(ToWorker)
             if not isinstance(message, ToWorker):
-                logger.warning("the supervisor is gone; stopping")
+                logger.warning("the supervisor has ended; stopping")
                 self._stopped.set()
                 return
             if message.report is not None:

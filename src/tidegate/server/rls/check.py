@@ -66,7 +66,7 @@ class Source(NamedTuple):
 
 @dataclass(frozen=True)
 class Policy:
-    """A question with a name: what to ask of the rules, and how to say no."""
+    """A named question: what to ask of the rules, and how to answer a denial."""
 
     domain: str
     descriptors: tuple[tuple[tuple[str, Source], ...], ...]
@@ -131,7 +131,7 @@ def ask_check(request: CheckRequest, config: CheckConfig) -> CheckQuestion:
                 f"policy: got {_shown(name)}, expected one of {', '.join(config.policies) or 'none'}"
             )
         if query.one("domain") is not None or query.all("descriptor"):
-            raise BadCheck("policy: cannot be there together with domain or descriptor")
+            raise BadCheck("policy: cannot be combined with domain or descriptor")
         descriptors = _from_policy(policy, request, query, config)
         return CheckQuestion(policy.domain, descriptors, cost, policy.deny_status)
     domain = query.one("domain")
@@ -161,7 +161,7 @@ class _Query:
     def one(self, name: str) -> str | None:
         values = self.all(name)
         if len(values) > 1:
-            raise BadCheck(f"{name}: is there {len(values)} times, expected once")
+            raise BadCheck(f"{name}: given {len(values)} times, expected once")
         return values[0] if values else None
 
 
@@ -254,7 +254,7 @@ def answer_check(question: CheckQuestion, outcome: Outcome) -> CheckAnswer:
 
 
 def bad_check(error: BadCheck) -> CheckAnswer:
-    """A gateway takes anything but 2xx for "no" or for a fault of ours: the text is for the log and for people."""
+    """A gateway treats anything but 2xx as a denial or an error: the text is for logs and readers."""
     headers = {"Content-Type": "text/plain; charset=utf-8", "Cache-Control": "no-store"}
     return CheckAnswer(400, headers, f"{error}\n".encode())
 

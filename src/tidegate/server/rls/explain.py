@@ -45,7 +45,7 @@ def explain(rules: RuleSet, domain: str, entries: list[tuple[str, str]]) -> Expl
         entry = f"{key}={value}"
         if index >= len(found.steps):
             steps.append(ExplainedStep(entry, None, _why_not(level, key)))
-            reason = f"{entry} leads nowhere, so no rule applies and the request is allowed"
+            reason = f"{entry} matches no rule, so the request is allowed"
             return Explanation(domain, steps, None, "", reason)
         step = found.steps[index]
         steps.append(ExplainedStep(entry, step.text, _why(level, key, value, step)))

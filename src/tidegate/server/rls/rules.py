@@ -2,7 +2,7 @@
 
 A rule set has domains; a domain is a tree. Each entry of a descriptor leads one level down: to the branch with its key
 and exactly its value, else to the wildcard with the longest matching beginning, else to the branch with its key alone.
-The rule applies that the last entry leads to; entries that lead nowhere mean that there is no rule. One step per
+The rule applies that the last entry leads to; if an entry matches nothing, there is no rule. One step per
 entry, never a step back, so the time is linear in the descriptor, whatever the rules are.
 
 A rule set does not change; only the counts of its rules do.
@@ -234,7 +234,7 @@ class RuleSet:
         return [(domain, _outline(level)) for domain, level in self.domains.items()]
 
     def take_counts(self, before: RuleSet) -> None:
-        """Go on counting where rules of the same domain and path had arrived."""
+        """Continue the counts of rules with the same domain and path."""
         counted = {(domain, rule.path): rule for domain, rule in before.rules()}
         for domain, rule in self.rules():
             old = counted.get((domain, rule.path))

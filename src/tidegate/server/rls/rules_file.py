@@ -2,7 +2,7 @@
 
 A file is read completely or not at all, and every fault is named with file, line, path and value. What is not supported
 is a fault: a limit that is silently not applied would be worse than a server that does not start. Files come from
-operators, yet bounds hold all the same: size, nesting, and no aliases, which could make a small file a large one.
+operators, yet there are bounds: size, nesting, and no aliases, which could make a small file a large one.
 """
 
 from __future__ import annotations
@@ -183,7 +183,7 @@ class _FileReader:
             elif key is None or key not in keys:
                 self._fault(key_node, path, f"unknown key {_shown(key)}, expected one of {', '.join(keys)}")
             elif key in fields:
-                self._fault(key_node, place, "is there twice")
+                self._fault(key_node, place, "is defined twice")
             else:
                 fields[key] = value_node
         return fields
@@ -271,7 +271,7 @@ class _FileReader:
             shows_value=shows_value,
         )
         if not self._place(level.keys.setdefault(key, Branch()), value, step):
-            self._fault(node, path, f"{_shown(here)} is there twice")
+            self._fault(node, path, f"{_shown(here)} is defined twice")
 
     def _place(self, branch: Branch, value: str, step: Step) -> bool:
         """Put a step where its value belongs. False if there is one already."""
@@ -321,7 +321,7 @@ class _FileReader:
         if is_unlimited:
             for key in ("unit", "requests_per_unit"):
                 if key in limit:
-                    self._fault(limit[key], f"{place}.{key}", "cannot be there together with unlimited: true")
+                    self._fault(limit[key], f"{place}.{key}", "cannot be combined with unlimited: true")
             return "", 0
         unit = self._text(limit.get("unit"), f"{place}.unit").lower()
         if unit not in UNITS:

@@ -1,7 +1,8 @@
 """Rules that follow their files.
 
-`poll` looks whether files came, went or changed, and reads them again if so. Faulty new files change nothing: the rules
-that were right go on applying, the log and `statistics` say what is wrong, and the next good files are taken.
+`poll` checks whether files were added, removed or changed, and reads them again if so. Faulty new files change nothing:
+the rules that were valid continue to apply, the log and `statistics` say what is wrong, and the next valid files are
+used.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ Signature = tuple[tuple[str, int, int, int], ...]
 
 
 class RulesWatch:
-    """The rules of a file or a directory. Made with rules that are right, or not at all."""
+    """The rules of a file or a directory. Made with valid rules, or not at all."""
 
     def __init__(self, place: Path, *, now_ns: Callable[[], int] = time.time_ns) -> None:
         self.place = place
@@ -75,13 +76,13 @@ class RulesWatch:
             if str(error) != self.error:
                 self.error = str(error)
                 self.reloads_failed += 1
-                # The message says it all: a traceback would hide it.
+                # The message is enough: a traceback would hide it.
                 logger.error("rules not reloaded, the old ones still apply: %s", error)  # noqa: TRY400
             return False
         has_recovered, self.error = self.error is not None, None
         if _same(rules, self.rules):
             if has_recovered:
-                logger.info("rules files are right again, and the same as those that apply")
+                logger.info("rules files are valid again, and the same as those that apply")
             return False
         rules.take_counts(self.rules)
         self.rules = rules

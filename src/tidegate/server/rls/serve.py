@@ -71,7 +71,7 @@ class RlsServer:
         logger.info("rate limit service listens on port %d, rules from %s", self.port, self.rules.place)
 
     async def stop(self, timeout_s: float = 10.0) -> bool:
-        """Serve what is on its way, then close. False if time ran out before that."""
+        """Serve the calls in progress, then close. False if time ran out before that."""
         # First: from the moment of this call the health service must say that it is not serving.
         is_drained = self.server is None or await self.server.drain(timeout_s)
         if self._watching is not None:

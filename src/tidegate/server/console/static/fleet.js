@@ -26,7 +26,7 @@ export function fleetView() {
     null,
     h("h1", null, "Fleet"),
     about,
-    h("div", { class: "grid2" }, card("Regions", "as the database knows them", regions), card("Dependencies", "decisions go on without them", dependencies)),
+    h("div", { class: "grid2" }, card("Regions", "as the database knows them", regions), card("Dependencies", "decisions continue without them", dependencies)),
     h("div", { class: "stack" }, card("Processes", "the nodes of this server", nodes), card("Circuit breakers", "an open one is tried again every 5 s", breakers)),
   );
   const chip = () => h("span", { class: "chip" });

@@ -1,4 +1,4 @@
-// Numbers and times for people.
+// Numbers and times as text.
 
 const whole = new Intl.NumberFormat("en", { maximumFractionDigits: 0 });
 const short = new Intl.NumberFormat("en", { notation: "compact", maximumFractionDigits: 1 });

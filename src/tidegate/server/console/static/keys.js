@@ -57,7 +57,7 @@ export function keysView({ session }) {
 
   async function revoke(each) {
     const isDone = await ask({
-      title: "Revoke this key for good?",
+      title: "Revoke this key permanently?",
       button: "Revoke",
       isDanger: true,
       fields: [h("p", null, h("code", null, `${each.hint}…`), " ", name(each.name)), h("p", { class: "soft" }, each.is_own ? "This is the key that you signed in with: your session ends with it." : "All servers refuse it within seconds.")],
