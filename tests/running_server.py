@@ -96,7 +96,9 @@ class RunningServer:
 
     def _empty(self, name: str) -> None:
         tables = [table for (table,) in self.sql("SHOW TABLES", name)]
-        self.sql("; ".join(["SET foreign_key_checks = 0", *(f"DROP TABLE {table}" for table in tables)]), name)
+        self.sql(
+            "; ".join(["SET foreign_key_checks = 0", *(f"DROP TABLE {table}" for table in tables)]), name
+        )
 
     def _drop(self, name: str) -> None:
         if self._creates:
