@@ -6,5 +6,5 @@
    slices, and no call visits all subjects.
 3. Within a cell counts and deadlines only rise. There is no "reset": a new window is a new cell.
 4. The same source runs compiled (mypyc) and interpreted, with the same answers.
-5. Callers bring mutual exclusion. One engine is used by one thread at a time; the drivers in `runtime` see to it.
+5. Callers bring mutual exclusion. One engine is used by one thread at a time; the drivers in `runtime` ensure it.
 """

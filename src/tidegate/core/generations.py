@@ -38,5 +38,5 @@ def cell_of(name: int, duration_ms: int) -> tuple[int, int]:
 
 
 def reset_expires_at_ms(generation: int, duration_ms: int) -> int:
-    """From then on no cell that the reset concerns counts any more, at the origin neither."""
+    """From then on no cell that the reset concerns counts any more, not even at the origin."""
     return (generation // duration_ms + 4) * duration_ms

@@ -63,7 +63,8 @@ class GrantRules(NamedTuple):
     publish_ms: int = 2_000
     """A node that has to publish a cell and has not done so by then is not waited for."""
     publish_pace_ms: int = 100
-    """So long after a node was made responsible, the growth is its business too: as often as a node publishes."""
+    """For this long after a node was made responsible, it also publishes further growth: as often as a node
+    publishes."""
 
 
 class CellPart(NamedTuple):

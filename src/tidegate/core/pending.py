@@ -92,7 +92,7 @@ class Pending:
             self._subjects.move(subject, PINNED, now_ms)
 
     def queue_ask(self, subject: Subject) -> None:
-        """A message about the subject should leave at once. While one is in flight, its answer sees to that."""
+        """A message about the subject should leave at once. While one is in flight, its answer queues the next one."""
         if subject.is_asking or subject.table < 0:
             return
         subject.is_asking = True

@@ -1,4 +1,4 @@
-"""Quotas as text: read (`"100/minute"`, `"10/s"`, `"5000/30d"`, `"3 per 15 minutes"`) and written as text."""
+"""Quotas as text: parsed (`"100/minute"`, `"10/s"`, `"5000/30d"`, `"3 per 15 minutes"`) and formatted."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ QUOTA: Final = re.compile(
 
 QUOTA_EXPECTED: Final = 'a quota such as "100/minute", "10/s" or "5000/30d", or an int with duration_ms'
 
-# For people: the largest unit first, with the word of a quota and the abbreviation of a wait.
+# The largest unit first, with the word of a quota and the abbreviation of a wait.
 UNITS: Final = (
     (86_400_000, "day", "d"),
     (3_600_000, "hour", "h"),

@@ -1,4 +1,4 @@
-"""Resets: which subjects begin again at zero, and since when (docs/adr/0026-reset.md).
+"""Resets: which subjects were set back to zero, and when (docs/adr/0026-reset.md).
 
 A count only grows, so that a reset cannot take it back. It gives the cells of the subject new names (`generations`), in
 memory, at the origin and in the ledger: what arrives late for the old names changes nothing that is used.
@@ -37,7 +37,7 @@ GENERATION_MAX: Final = 2**53
 
 
 class Reset(NamedTuple):
-    """A subject begins again at zero."""
+    """A subject was set back to zero."""
 
     workspace: str
     namespace: str
@@ -48,7 +48,7 @@ class Reset(NamedTuple):
 
     @property
     def expires_at_ms(self) -> int:
-        """From then on it makes no difference."""
+        """From then on it has no effect."""
         return reset_expires_at_ms(self.generation, self.duration_ms)
 
 
@@ -179,7 +179,7 @@ class Resets:
         return taken
 
     def expire(self, now_ms: int) -> None:
-        """Forget those that make no difference any more."""
+        """Forget those that have no effect any more."""
         while self._due and self._due[0][0] <= now_ms:
             _, generation, place = heappop(self._due)
             held = self._live.get(place)
@@ -189,7 +189,7 @@ class Resets:
                 self.budget.take(held.workspace, -reset_bytes(held))
 
     def _renew(self, subject: Subject, reset: Reset) -> None:
-        """Begin the cells again that the reset concerns, and all of them without credit.
+        """Replace the cells that the reset concerns by empty ones, and drop the subject's credit.
 
         Credit that was granted beside the old counts would be spent beside the new ones of other nodes. What waits asks
         again; an answer to a message of before is recognised by its generation.

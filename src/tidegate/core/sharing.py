@@ -122,7 +122,7 @@ class RegionCount(NamedTuple):
 
 
 class OriginUsage(NamedTuple):
-    """What the origin holds of a counter, for people who ask."""
+    """What the origin holds of a counter, for `usage`."""
 
     total: int
     """What all nodes have counted in the cell."""
@@ -166,9 +166,9 @@ def take_lease(
 ) -> Lease:
     """Take the lease if no node holds it, renew it if this node does; a life of 0 gives it back.
 
-    `state` is kept only from the holder, and only if it is of this lease: when a question that comes late takes the
-    lease at a wiped origin, the state that the same node sends next is from before the wipe. What is kept stays when
-    the holder changes: the next one continues from there. Any node may say that the origin has lost counts.
+    `state` is kept only from the holder, and only if it is of this lease: when a late request takes the lease at a
+    wiped origin, the state that the same node sends next is from before the wipe. What is kept stays when the holder
+    changes: the next one continues from there. Any node may say that the origin has lost counts.
     """
     if lease is None:
         lease = Lease("", now_ms, 0, now_ms, -1, ImportState(since_ms=now_ms))

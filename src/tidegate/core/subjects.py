@@ -1,9 +1,9 @@
 """Memory: which subjects are kept, which are evicted first, and when they expire.
 
 Laws: no call visits all subjects; every call does a bounded amount of work. The number of subjects is bounded. At the
-bound, the table that holds the most gives one up: the caller that fills the memory pays for it. There the least
-recently used subject without unreplayed counts is evicted. Blocked ones are evicted last, as long as they are not more
-than half of the table: otherwise one client with many blocked subjects could have all others evicted. One with
+bound, a subject of the largest table is evicted, so that a caller who fills the memory loses its own subjects. There
+the least recently used subject without unreplayed counts is evicted. Blocked ones are evicted last, as long as they are
+not more than half of the table: otherwise one client with many blocked subjects could have all others evicted. One with
 unreplayed counts is evicted only when nothing else is left in the table; `evicted_unreplayed` counts those.
 
 Recency is exact to `touch_ms`. Queues are linked by slot numbers, because references would form cycles.
@@ -279,7 +279,7 @@ class Subjects:
             self.drop(victim, now_ms)
 
     def _victim(self, now_ms: int, keep: Subject | None) -> Subject | None:
-        """Who is evicted next. Of two tables of one subject each, one may hold nothing but `keep`."""
+        """The subject to evict next. Of two tables of one subject each, one may hold nothing but `keep`."""
         for table in self._by_size.largest():
             victim = self._victim_of(table, now_ms, keep)
             if victim is not None:

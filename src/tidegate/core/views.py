@@ -98,7 +98,7 @@ class OriginView:
             self.total = total
 
     def fail(self, until_ms: int) -> None:
-        """A read failed: memory has to do until then."""
+        """A read failed: decisions use memory until then."""
         if self.failed_until_ms < until_ms:
             self.failed_until_ms = until_ms
         if self.fresh_until_ms < until_ms:
@@ -119,8 +119,8 @@ class OriginView:
         """Start the view of the cell that follows the cell of `earlier`.
 
         If that one was fresh when this one began, this one was empty then: both are fresh for `grace_ms`. Only an
-        answer from within the earlier cell counts; if grace gave grace, windows as short as it would never be read.
-        The pause after a failed read continues.
+        answer from within the earlier cell counts; if a cell that is only in its grace could pass it on, windows as
+        short as it would never be read. The pause after a failed read continues.
         """
         answered_at_ms = earlier.answered_at_ms
         if answered_at_ms + fresh_ms > start_ms and answered_at_ms > start_ms - duration_ms:
