@@ -61,11 +61,15 @@ def _insert(rows: Sequence[StoredRow], stamps: Mapping[bytes, str]) -> str:
 
 
 def _take_number(region: bytes, variable: str) -> str:
-    """Lock the region's row, raise its number, and keep the number in a variable of the session."""
+    """Lock the region's row, raise its number, and keep the number in a variable of the session.
+
+    By LAST_INSERT_ID and not by a query: Vitess sends a query in a SET to any shard.
+    """
     return (
-        f"INSERT INTO ratelimit_publishes (region, published_at) VALUES ({_hex(region)}, {NOW_MS}) "
-        "ON DUPLICATE KEY UPDATE published_at = GREATEST(published_at + 1, VALUES(published_at)); "
-        f"SET {variable} = (SELECT published_at FROM ratelimit_publishes WHERE region = {_hex(region)})"
+        f"INSERT INTO ratelimit_publishes (region, published_at) VALUES ({_hex(region)}, LAST_INSERT_ID({NOW_MS})) "
+        "ON DUPLICATE KEY UPDATE "
+        "published_at = LAST_INSERT_ID(GREATEST(published_at + 1, VALUES(published_at))); "
+        f"SET {variable} = LAST_INSERT_ID()"
     )
 
 
