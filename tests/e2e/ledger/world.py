@@ -87,7 +87,18 @@ class Database(ABC):
 
 
 COUNTS = "ratelimit_window_counts"
-TABLES = (COUNTS, "ratelimit_publishes", "ratelimit_regions")
+TABLES = {
+    COUNTS: (
+        "subject, sequence, region, workspace_id, namespace, identifier, duration_ms, count, expires_at, updated_at"
+    ),
+    "ratelimit_publishes": "region, published_at",
+    "ratelimit_regions": "region, beat_at",
+}
+
+
+def _copy_rows(source: str, target: str, columns: str) -> str:
+    """With the names of the columns: a sharded Vitess needs them."""
+    return f"INSERT INTO {target} ({columns}) SELECT {columns} FROM {source}"
 
 
 class ServerDatabase(Database):
@@ -103,17 +114,18 @@ class ServerDatabase(Database):
         return self.server.sql(statement, self.url.rpartition("/")[2])
 
     def copy(self) -> Callable[[], None]:
-        for table in TABLES:
+        for table, columns in TABLES.items():
             like = f"(LIKE {table})" if self.dialect == "postgres" else f"LIKE {table}"
             self.sql(f"CREATE TABLE {table}_copy {like}")
-            self.sql(f"INSERT INTO {table}_copy SELECT * FROM {table}")
+            self.sql(_copy_rows(table, f"{table}_copy", columns))
 
         def restore() -> None:
             # In one transaction: no reader can see an empty table.
             self.sql(
                 "BEGIN; "
                 + "; ".join(
-                    f"DELETE FROM {table}; INSERT INTO {table} SELECT * FROM {table}_copy" for table in TABLES
+                    f"DELETE FROM {table}; {_copy_rows(f'{table}_copy', table, columns)}"
+                    for table, columns in TABLES.items()
                 )
                 + "; COMMIT"
             )
