@@ -19,7 +19,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     mount = ["mount", "-t", "tmpfs", "-o", "size=4m,mode=700", "tidegate-test", str(path)]
     done = subprocess.run(mount, capture_output=True, text=True, check=False)
     if done.returncode != 0:
-        pytest.skip(f"a full disk was not tested: {done.stderr.strip()}")
+        pytest.skip(f"not checked on a full disk: {done.stderr.strip()}")
     try:
         yield path
     finally:

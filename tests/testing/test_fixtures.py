@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import ast
 import os
 import subprocess
 import sys
@@ -8,7 +9,9 @@ from pathlib import Path
 import pytest
 
 from tidegate.testing import PostgresServer, RedisServer
-from tidegate.testing.fixtures import StartProxy
+from tidegate.testing.fixtures import NOT_CHECKED, StartProxy
+
+ROOT = Path(__file__).parents[1]
 
 
 def test_a_test_that_uses_a_server_is_marked_by_itself(
@@ -41,6 +44,14 @@ def test_a_database_is_new_whatever_the_test_before_left_behind(
     assert postgres_server.sql("SELECT tablename FROM pg_tables WHERE schemaname = 'public'", name) == []
     postgres_server.sql("CREATE TABLE t (a INT)", name)
     postgres_server.kill()
+
+
+def test_every_test_that_is_skipped_while_it_runs_is_listed_at_the_end() -> None:
+    for file in ROOT.rglob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Call) and ast.unparse(node.func) == "pytest.skip":
+                message = ast.unparse(node.args[0]).lstrip("f").strip("'\"")
+                assert f"Skipped: {message}".startswith(NOT_CHECKED), f"{file}:{node.lineno}"
 
 
 RUN = """

@@ -32,7 +32,7 @@ def program(name: str) -> str:
     """A tool that checks files, if it is installed; an environment variable can name one elsewhere."""
     found = os.environ.get(name.upper()) or shutil.which(name)
     if found is None:
-        pytest.skip(f"no {name} on this machine: what it checks was not checked")
+        pytest.skip(f"not checked on {name}, files for deployment: not installed")
     return found
 
 

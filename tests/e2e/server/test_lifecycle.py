@@ -315,8 +315,6 @@ def test_the_first_start_prints_a_key_and_a_curl_line_that_works_and_the_second_
 
 def test_make_serve_runs_the_same_command() -> None:
     makefile = Path(__file__).parents[3] / "Makefile"
-    if not makefile.exists():
-        pytest.skip("no Makefile beside the tests")
     shown = subprocess.run(
         ["make", "-n", "serve", "DATA_DIR=/d", "LISTEN=127.0.0.1:1"],
         cwd=makefile.parent,
