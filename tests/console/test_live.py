@@ -80,6 +80,22 @@ def test_a_followed_identifier_shows_what_is_reserved(visitor: Visitor, workspac
     assert (subject["reserved"], subject["current"]["own"], subject["effective"]) == (30, 0, 30)
 
 
+def test_what_a_shadow_override_would_have_denied_is_shown_as_such(
+    visitor: Visitor, workspace: Workspace
+) -> None:
+    workspace.limit(identifier="trial_1", limit=9)
+    change = {"namespace": "api", "identifier": "trial_*", "limit": 2, "duration": MONTH_MS, "shadow": True}
+    assert visitor.post("ratelimit.setOverride", change).status == 200
+    answers = [workspace.limit(identifier="trial_1", limit=9).data for _ in range(3)]
+    assert [each["success"] for each in answers] == [True, True, True]
+    assert [each.get("exceeded", False) for each in answers] == [False, True, True]
+    (denial,) = visitor.get("identifier", identifier="trial_1").json["denials"]
+    assert denial["count"] == 2
+    assert denial["why"][0].startswith(
+        "trial_1 in api was over its limit (in shadow mode, so it was allowed) at "
+    )
+
+
 def test_an_override_that_applies_is_shown(visitor: Visitor, workspace: Workspace) -> None:
     workspace.limit(identifier="vip_1", limit=1)
     change = {"namespace": "api", "identifier": "vip_*", "limit": 2, "duration": MONTH_MS}

@@ -100,6 +100,18 @@ def test_a_reservation_that_is_never_settled_expires() -> None:
     assert used(limiter) == 8, "it was spent, late or not"
 
 
+def test_a_reservation_lasts_for_its_shortest_window_by_default() -> None:
+    limiter, clock = embedded()
+    forgotten = limiter.reserve_many([Request(DAY, "ann", 100), Request(MINUTE, "ann", 100)])
+    forgotten.__enter__()
+    clock.advance(59_999)
+    assert not limiter.limit(DAY, "ann", 51)
+    clock.advance(1)
+    assert limiter.limit(DAY, "ann", 51)
+    forgotten.settle(0)
+    forgotten.__exit__(None, None, None)
+
+
 def test_a_reservation_outlives_the_windows_and_the_memory_of_its_subject() -> None:
     limiter, clock = embedded()
     with limiter.reserve(MINUTE, "ann", 70, life=3_600) as reservation:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import itertools
+import time
 from base64 import urlsafe_b64decode, urlsafe_b64encode
 from pathlib import Path
 from typing import Any
@@ -99,6 +100,15 @@ def test_a_reservation_survives_a_restart_and_is_settled_once(tmp_path: Path) ->
         server.start()
         assert settle(workspace, reservation_id, 25).data == {"repeated": True}
         assert remaining(workspace) == 75
+
+
+def test_a_reservation_lasts_for_its_shortest_window_unless_it_says_otherwise(workspace: Workspace) -> None:
+    before_ms = time.time_ns() // 1_000_000
+    default = reserve(workspace, item(cost=1), item(namespace="hour", duration=3_600_000, cost=1))
+    longer = reserve(workspace, item(cost=1), life=7_200_000)
+    after_ms = time.time_ns() // 1_000_000 + 1
+    assert before_ms + 3_600_000 <= default["expires"] <= after_ms + 3_600_000
+    assert before_ms + 7_200_000 <= longer["expires"] <= after_ms + 7_200_000
 
 
 def test_a_reservation_of_another_workspace_is_not_found(

@@ -7,13 +7,13 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 
 from tests.e2e.server.wire import Client, body, post, used
 from tests.running_server import URL, RunningServer
-from tests.server.harness import TidegateServer, Workspace, eventually
+from tests.server.harness import MONTH_MS, TidegateServer, Workspace, eventually
 from tidegate.adapters.migrations import migrate
 from tidegate.server.catalog.sync import POLL_INTERVAL_S, POLL_JITTER
 from tidegate.testing import RedisServer
@@ -94,6 +94,69 @@ def test_a_region_learns_of_the_other_while_both_are_used(fleet: Fleet, workspac
     # A guess about the other region may deny a little early; without any knowledge of it there would be two limits.
     assert 150 <= accepted < 400
     eventually(lambda: {used(each, key, "both") for each in nodes} == {accepted}, "both know the whole")
+
+
+def counter(identifier: str, limit: int = 100) -> dict[str, Any]:
+    return {"namespace": "api", "identifier": identifier, "limit": limit, "duration": MONTH_MS}
+
+
+def test_usage_names_other_regions_on_every_node_with_the_age_of_their_counts(
+    fleet: Fleet, workspace: Workspace
+) -> None:
+    key = workspace.key.secret
+    call = counter("known")
+    assert fleet.fra_1.call("limit", call | {"cost": 60}, key).data["success"]
+    assert fleet.fra_2.call("limit", call, key).data["success"]
+
+    def regions(node: TidegateServer) -> dict[str, Any]:
+        return {each["region"]: each for each in node.call("usage", call, key).data["regions"]}
+
+    eventually(lambda: "fra" in regions(fleet.iad), "iad names the region")
+    first = regions(fleet.iad)["fra"]
+    assert (first["count"] >= 60, first["age"] >= 0) == (True, True)
+    assert fleet.iad.call("limit", call | {"cost": 5}, key).data["success"]
+    for node in (fleet.fra_1, fleet.fra_2):
+
+        def knows_iad(node: TidegateServer = node) -> bool:
+            return bool(regions(node).get("iad", {}).get("count") == 5)
+
+        eventually(knows_iad, "fra names the region")
+        data = node.call("usage", call, key).data
+        assert (data["regional"], data["foreign"], data["used"], data["remaining"]) == (61, 5, 66, 34)
+
+
+def test_a_reservation_is_settled_on_another_node_and_once_although_its_own_was_killed(
+    fleet: Fleet, workspace: Workspace
+) -> None:
+    key = workspace.key.secret
+    taken = fleet.fra_1.call("reserve", {"limits": [counter("work") | {"cost": 60}]}, key).data
+    fleet.fra_1.kill()
+    shown = fleet.fra_2.call("usage", counter("work"), key).data
+    assert (shown["reserved"], shown["used"], shown["remaining"]) == (60, 60, 40)
+    assert not fleet.fra_2.call("limit", counter("work") | {"cost": 41}, key).data["success"]
+    end = {"reservationId": taken["reservationId"], "costs": [25]}
+    assert fleet.fra_2.call("settle", end, key).data == {"repeated": False}
+    fleet.fra_1.start()
+    assert fleet.fra_1.call("settle", end, key).data == {"repeated": True}
+    for node in (fleet.fra_1, fleet.fra_2):
+        shown = node.call("usage", counter("work"), key).data
+        assert (shown["reserved"], shown["used"], shown["remaining"]) == (0, 25, 75)
+
+
+def test_a_reset_on_one_node_begins_the_counter_again_in_every_region(
+    fleet: Fleet, workspace: Workspace
+) -> None:
+    key = workspace.key.secret
+    assert fleet.fra_1.call("limit", counter("again") | {"cost": 100}, key).data["success"]
+    for node in fleet[1:]:
+        eventually(partial(is_left, node, key, "again", 0), f"{node.arguments[1]} knows of all 100")
+    assert fleet.iad.call("reset", counter("again"), key).data == {"duration": MONTH_MS, "confirmed": True}
+    for node in fleet[1:]:
+        eventually(partial(is_left, node, key, "again", 100), f"{node.arguments[1]} has heard of the reset")
+
+
+def is_left(node: TidegateServer, key: str, identifier: str, count: int) -> bool:
+    return bool(node.call("usage", counter(identifier), key).data["remaining"] == count)
 
 
 def test_an_override_and_a_new_key_reach_the_other_nodes_by_the_next_poll(
