@@ -13,6 +13,7 @@ Laws:
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Final, cast, final
 
@@ -120,7 +121,9 @@ class CreditSync:
         self._retry_ms: Final[int] = tuning.read_retry_ms
         self.pending: Final[Pending] = engine.pending
         # By digest: subjects that may hold credit, those with the oldest message first. A recall names the digest.
-        self._holders: dict[bytes, Subject] = {}
+        # Ordered, because the first entry of a plain dict is behind all that were removed before it: with each message
+        # thousands of empty places would be passed.
+        self._holders: Final[OrderedDict[bytes, Subject]] = OrderedDict()
         # Holds of this node that belong to no subject any more: (digest, writer).
         self._releases: dict[tuple[bytes, str], None] = {}
         # Cells whose counts the origin acknowledged; messages sent; denials because other nodes held the room; recalls
@@ -273,8 +276,8 @@ class CreditSync:
             request = request._replace(generation=subject.generation)
         exchange.add(request, subject, acked)
         self.messages += 1
-        self._holders.pop(digest, None)
         self._holders[digest] = subject
+        self._holders.move_to_end(digest)
         self._prune_holders(clock_ms)
 
     def _add_cell(

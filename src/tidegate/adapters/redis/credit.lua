@@ -9,15 +9,17 @@
 --
 -- KEYS: for each message the holds, the cell after the current one, then the message's cells, current and previous first.
 -- ARGV: margin_ms, firm_ms, unanswered_ms, recall_gap_ms, quiet_ms, share, publish_ms, publish_pace_ms, the
---   channels' prefix; then for each message writer ('' repeats the one before), number, duration_ms, quota, elapsed_ms,
---   want, held, life_ms, floor, step, count of cells, count of runs; for each cell own, known, foreign, acked, sent,
---   published, total, id, expires_at_ms; for each run elapsed_ms, cost, requests.
+--   channels' prefix, the messages, then each writer that they name. The messages are little-endian doubles, one after
+--   the other: for each message which writer (1 is the first), number, duration_ms, quota, elapsed_ms, want, held,
+--   life_ms, floor, step, count of cells, count of runs; for each cell own, known, foreign, acked, sent, published,
+--   total, id, expires_at_ms; for each run elapsed_ms, cost, requests.
 -- Answers: the server's time in ms; then for each message granted (-1: overtaken by a later one), spare, firm, stuck,
 --   stuck_ms; for each of its cells total, the writer's component before, foreign, regions, published, due, id.
 local MARGIN, FIRM, UNANSWERED, GAP, QUIET, SHARE, PUBLISH, PACE =
   number(ARGV[1]), number(ARGV[2]), number(ARGV[3]), number(ARGV[4]), number(ARGV[5]), number(ARGV[6]), number(ARGV[7]),
   number(ARGV[8])
-local CHANNEL = ARGV[9]
+local CHANNEL, MESSAGES, WRITERS = ARGV[9], ARGV[10], 10
+local MESSAGE, CELL, RUN, RUN_BYTES = '<dddddddddddd', '<ddddddddd', '<ddd', 24
 
 local answers = { now }
 local slot = 1
@@ -26,28 +28,24 @@ local function answer(value)
   answers[slot] = value
 end
 
-local key_at, arg_at = 0, 9
-local writer
+local key_at, at = 0, 1
+local place, writer, node, lived
 while key_at < #KEYS do
   local holds_key, next_key = KEYS[key_at + 1], KEYS[key_at + 2]
-  local given = ARGV[arg_at + 1]
-  if given ~= '' then writer = given end
-  local message, duration, quota, elapsed, want, held, life =
-    number(ARGV[arg_at + 2]), number(ARGV[arg_at + 3]), number(ARGV[arg_at + 4]), number(ARGV[arg_at + 5]),
-    number(ARGV[arg_at + 6]), number(ARGV[arg_at + 7]), number(ARGV[arg_at + 8])
-  local floor, step = number(ARGV[arg_at + 9]), number(ARGV[arg_at + 10])
-  local cells, runs = number(ARGV[arg_at + 11]), number(ARGV[arg_at + 12])
-  arg_at = arg_at + 12
+  local given, message, duration, quota, elapsed, want, held, life, floor, step, cells, runs
+  given, message, duration, quota, elapsed, want, held, life, floor, step, cells, runs, at = unpack(MESSAGE, MESSAGES, at)
+  if given ~= place then
+    place, writer = given, ARGV[WRITERS + given]
+    node, lived = match(writer, '^([^~]*)~?(.*)$')
+  end
 
   -- merge
   local totals, befores, foreigns, counted = {}, {}, {}, {}
   local regions, publisheds, dues, ids = {}, {}, {}, {}
-  local node, lived = match(writer, '^([^~]*)~?(.*)$')
   for i = 1, cells do
     local key = KEYS[key_at + 2 + i]
-    local own, known, foreign, acked, sent, published_own, known_total, id = number(ARGV[arg_at + 1]), number(ARGV[arg_at + 2]),
-      number(ARGV[arg_at + 3]), number(ARGV[arg_at + 4]), number(ARGV[arg_at + 5]), number(ARGV[arg_at + 6]),
-      number(ARGV[arg_at + 7]), number(ARGV[arg_at + 8])
+    local own, known, foreign, acked, sent, published_own, known_total, id, expires
+    own, known, foreign, acked, sent, published_own, known_total, id, expires, at = unpack(CELL, MESSAGES, at)
     local found = fields(key, node, '', '!foreign', '!published', '!id', '!base', '!returned')
     local before, total, found_id = 0, number(found[2]) or 0, number(found[5]) or 0
     local base, returned = number(found[6]) or 0, number(found[7]) or 0
@@ -55,8 +53,13 @@ while key_at < #KEYS do
     local component
     -- adopt
     if found[1] then
-      local held_own, held_life = match(found[1], '^([^~]*)~?(.*)$')
-      before = number(held_own) or 0
+      local held_life = ''
+      before = number(found[1])
+      if not before then
+        local held_own
+        held_own, held_life = match(found[1], '^([^~]*)~?(.*)$')
+        before = number(held_own) or 0
+      end
       if held_life ~= lived then
         if (number(held_life) or 0) > (number(lived) or 0) then before = NEVER else before, component = 0, 0 end
       end
@@ -90,14 +93,15 @@ while key_at < #KEYS do
       if component then
         local text = format('%.0f', component)
         if lived ~= '' then text = text .. '~' .. lived end
-        call('HSET', key, node, text)
+        call('HSET', key, node, text, '', format('%.0f', total))
+      elseif total ~= total_before then
+        call('HSET', key, '', format('%.0f', total))
       end
-      if total ~= total_before then call('HSET', key, '', format('%.0f', total)) end
       if base ~= base_before or returned ~= returned_before then
         call('HSET', key, '!base', format('%.0f', base), '!returned', format('%.0f', returned))
       end
       -- The cell and its expiry come into being together; the same cell always has the same expiry.
-      if not found[2] and total > 0 then call('PEXPIREAT', key, ARGV[arg_at + 9]) end
+      if not found[2] and total > 0 then call('PEXPIREAT', key, format('%.0f', expires)) end
     end
     totals[i], befores[i], foreigns[i], ids[i] = total, before, max(foreign, number(found[3]) or 0), found_id
     counted[i] = max(total, known) + foreigns[i]
@@ -122,7 +126,6 @@ while key_at < #KEYS do
         dues[i] = is_pressed and 2 or 1
       end
     end
-    arg_at = arg_at + 9
   end
 
   -- drop_expired, others_of
@@ -174,7 +177,7 @@ while key_at < #KEYS do
   if own_number and message <= own_number then
     granted = NEVER
     if message == own_number then granted = own_spare end
-    arg_at = arg_at + 3 * runs
+    at = at + RUN_BYTES * runs
   else
     -- usage
     local previous = counted[2]
@@ -189,10 +192,11 @@ while key_at < #KEYS do
     -- grant_runs
     local promised, refused = 0, 0
     for _ = 1, runs do
-      local cost, requests = number(ARGV[arg_at + 2]), number(ARGV[arg_at + 3])
+      local then_elapsed, cost, requests
+      then_elapsed, cost, requests, at = unpack(RUN, MESSAGES, at)
       local free = room - promised
       if previous > 0 then
-        free = free - (carried(previous, number(ARGV[arg_at + 1]), duration) - carried(previous, elapsed, duration))
+        free = free - (carried(previous, then_elapsed, duration) - carried(previous, elapsed, duration))
       end
       local fits = 0
       if free > 0 then fits = quotient(free, cost) end
@@ -202,7 +206,6 @@ while key_at < #KEYS do
         refused = cost
       end
       promised = promised + fits * cost
-      arg_at = arg_at + 3
     end
 
     granted = max(promised, held)

@@ -1,20 +1,24 @@
 """How credit is stored in Redis: the keys of a message, the command that carries many, and what its answer means. Pure.
 
 A subject's holds are at the key of its cells with `h` in place of a sequence: the same tag, so the same slot of a Redis
-Cluster, and one script answers both. What `credit.lua` cannot count exactly is cut in requests (`NUMBER_MAX`) and
-restored in replies, as in `layout.py`.
+Cluster, and one script answers both. All numbers of a command travel in one argument, as doubles: an argument for each
+would cost Redis and this process more than everything else in a message. What `credit.lua` cannot count exactly is cut
+in requests (`NUMBER_MAX`) and restored in replies, as in `layout.py`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Final, NamedTuple
+import sys
+from array import array
+from collections.abc import Callable, Sequence
+from operator import itemgetter
+from typing import Final, NamedTuple, cast
 
 from tidegate.adapters.redis.layout import BUCKETS, NUMBER_MAX, TAGS, Command
 from tidegate.adapters.redis.scripts import CREDIT_SHA
 from tidegate.adapters.redis.wire import Reply, pack
 from tidegate.core.generations import cell_name
-from tidegate.core.grants import CellPart, CellTotals, CreditReply, CreditRequest, GrantRules, Run
+from tidegate.core.grants import CellPart, CellTotals, CreditReply, CreditRequest, GrantRules
 from tidegate.errors import DependencyUnavailable, InvalidInput
 
 __all__ = ["CreditCommand", "CreditLayout", "parse_recall", "replies_of"]
@@ -26,6 +30,8 @@ DIGEST_BYTES: Final = 16
 # Numbers of an answer before those of its cells, and for each cell.
 HEAD_NUMBERS: Final = 5
 CELL_NUMBERS: Final = 7
+# Of a `CellPart`.
+SEQUENCE: Final = itemgetter(0)
 
 
 class CreditCommand(NamedTuple):
@@ -78,9 +84,11 @@ class CreditLayout:
 
     def _pack(self, requests: Sequence[CreditRequest]) -> bytes:
         keys: list[bytes] = []
-        words: list[bytes | str | int] = []
-        before = ""
-        for request in map(_cut, requests):
+        numbers: list[int] = []
+        writers: dict[str, int] = {}
+        # Most messages of a command are about the same windows.
+        names: dict[int, bytes] = {}
+        for request in requests:
             (
                 digest,
                 writer,
@@ -97,14 +105,23 @@ class CreditLayout:
                 step,
                 generation,
             ) = request
-            if not writer or writer[0] == "!":
-                raise InvalidInput("writer", writer, "at least one character, the first one not '!'")
-            start_ms = cells[0].sequence * duration_ms
+            place = writers.get(writer)
+            if place is None:
+                if not writer or writer[0] == "!":
+                    raise InvalidInput("writer", writer, "at least one character, the first one not '!'")
+                place = writers[writer] = len(writers) + 1
             head = b"%b%b:" % (self._heads[digest[0] % BUCKETS], digest)
-            following = cell_name(cells[0].sequence + 1, generation, duration_ms)
-            keys += (b"%bh" % head, b"%b%d" % (head, following))
-            words += (
-                b"" if writer == before else writer,
+            keys.append(head + b"h")
+            first = cells[0][0]
+            for sequence in (first + 1, *map(SEQUENCE, cells)):
+                name = sequence if generation == 0 else cell_name(sequence, generation, duration_ms)
+                shown = names.get(name)
+                if shown is None:
+                    shown = names[name] = b"%d" % name
+                keys.append(head + shown)
+            start_ms = first * duration_ms
+            numbers += (
+                place,
                 number,
                 duration_ms,
                 quota,
@@ -112,46 +129,27 @@ class CreditLayout:
                 want,
                 held,
                 life_ms,
-                min(NUMBER_MAX, floor),
-                min(NUMBER_MAX, step),
+                floor,
+                step,
                 len(cells),
                 len(runs),
             )
-            before = writer
-            for sequence, *numbers in cells:
-                keys.append(b"%b%d" % (head, cell_name(sequence, generation, duration_ms)))
-                expires_at_ms = (sequence + 3) * duration_ms
-                words += (*numbers, min(NUMBER_MAX, expires_at_ms))
+            for part in cells:
+                numbers += part[1:]
+                numbers.append((part[0] + 3) * duration_ms)
             for at_ms, cost, count in runs:
-                words += (at_ms - start_ms, cost, count)
-        return pack((b"EVALSHA", CREDIT_SHA, len(keys), *keys, *self._rules, *words))
+                numbers += (at_ms - start_ms, cost, count)
+        return pack((b"EVALSHA", CREDIT_SHA, len(keys), *keys, *self._rules, _doubles(numbers), *writers))
 
 
-def _cut(request: CreditRequest) -> CreditRequest:
-    """Numbers that the script holds exactly. Nearly all messages stay as they are."""
-    highest = max(
-        request.duration_ms,
-        request.quota,
-        request.want,
-        request.held,
-        request.life_ms,
-        *[max(part[1:]) for part in request.cells],
-        *[cost for _, cost, _ in request.runs],
-    )
-    if highest <= NUMBER_MAX:
-        return request
-    return request._replace(
-        duration_ms=min(NUMBER_MAX, request.duration_ms),
-        quota=min(NUMBER_MAX, request.quota),
-        want=min(NUMBER_MAX, request.want),
-        held=min(NUMBER_MAX, request.held),
-        life_ms=min(NUMBER_MAX, request.life_ms),
-        cells=tuple(
-            CellPart(part.sequence, *[min(NUMBER_MAX, number) for number in part[1:]])
-            for part in request.cells
-        ),
-        runs=tuple(Run(run.at_ms, min(NUMBER_MAX, run.cost), run.requests) for run in request.runs),
-    )
+def _doubles(numbers: list[int]) -> bytes:
+    """Little-endian. Each is one that the script holds exactly; nearly all are as they were given."""
+    if sum(numbers) > NUMBER_MAX:
+        numbers = [min(NUMBER_MAX, number) for number in numbers]
+    packed = array("d", numbers)
+    if sys.byteorder == "big":
+        packed.byteswap()
+    return packed.tobytes()
 
 
 def replies_of(
@@ -161,7 +159,8 @@ def replies_of(
     found: list[CreditReply | None] = [None] * len(requests)
     now_ms = 0
     for command, answer in zip(commands, answers, strict=True):
-        wanted = 1 + sum(HEAD_NUMBERS + CELL_NUMBERS * len(requests[i].cells) for i in command.indexes)
+        cells = sum([len(requests[index].cells) for index in command.indexes])
+        wanted = 1 + HEAD_NUMBERS * len(command.indexes) + CELL_NUMBERS * cells
         if not isinstance(answer, list) or len(answer) != wanted:
             raise DependencyUnavailable(
                 f"the credit script answered {answer!r:.80} to {len(command.indexes)} messages"
@@ -174,19 +173,23 @@ def replies_of(
             at += HEAD_NUMBERS
             totals = []
             for part in requests[index].cells:
-                totals.append(_totals(part, *numbers[at : at + CELL_NUMBERS]))
+                one = _new_totals(CellTotals, numbers[at : at + CELL_NUMBERS])
+                totals.append(one if part.own <= NUMBER_MAX else _with_all_of_ours(part, one))
                 at += CELL_NUMBERS
-            granted, spare, firm, stuck, stuck_ms = head
-            found[index] = CreditReply(granted, spare, firm, stuck, stuck_ms, tuple(totals))
+            found[index] = _new_reply(CreditReply, (*head, tuple(totals)))
     return [reply for reply in found if reply is not None], now_ms
 
 
-def _totals(part: CellPart, total: int, before: int, *ledger: int) -> CellTotals:
-    """One cell's answer. A component beyond `NUMBER_MAX` was sent as just that, and all of it is held."""
-    if part.own > NUMBER_MAX:
-        others = total - max(before, NUMBER_MAX)
-        return CellTotals(others + part.own, before if before < NUMBER_MAX else part.own, *ledger)
-    return CellTotals(total, before, *ledger)
+# Twice as fast as CellTotals(…) and CreditReply(…), for a hundred answers at a time.
+_new_totals: Final = cast("Callable[[type[CellTotals], list[int]], CellTotals]", tuple.__new__)
+_new_reply: Final = cast("Callable[[type[CreditReply], tuple[object, ...]], CreditReply]", tuple.__new__)
+
+
+def _with_all_of_ours(part: CellPart, totals: CellTotals) -> CellTotals:
+    """One cell's answer, where a component beyond `NUMBER_MAX` was sent as just that, and all of it is held."""
+    total, before = totals[:2]
+    others = total - max(before, NUMBER_MAX)
+    return totals._replace(total=others + part.own, component=before if before < NUMBER_MAX else part.own)
 
 
 def parse_recall(payload: bytes) -> tuple[bytes, str] | None:
