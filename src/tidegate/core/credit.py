@@ -388,6 +388,8 @@ class Credit:
             return ACCEPT
         if not was_asked or waiter.quota > self.sent_quota:
             return ASK_AGAIN
+        if self.spare >= waiter.cost and clock_ms >= self.until_ms:
+            return ASK_AGAIN  # this process did not run for so long that what it was granted has ended
         if effective + reply.firm > waiter.quota:
             return DENY
         if not is_patient or effective + reply.firm + stuck > waiter.quota:

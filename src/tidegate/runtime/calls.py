@@ -1,7 +1,7 @@
 """Calls to one dependency: admitted by its breaker, timed, and counted by operation and outcome.
 
-Whatever an adapter does, the caller gets an answer or a `DependencyError`, no later than the time allowed: an
-unexpected exception of a driver must not end a loop.
+Whatever an adapter does, the caller gets an answer or a `DependencyError`, no later than the time allowed, by the time
+in which this process runs: an unexpected exception of a driver must not end a loop.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import logging
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Final, TypeVar
 
+from tidegate.adapters.running_time import RunningTimeout
 from tidegate.core.model import Tuning
 from tidegate.errors import (
     CircuitOpen,
@@ -91,7 +92,7 @@ class Calls:
         for operation in operations:
             self.operations[operation] = self.operations.get(operation, 0) + 1
         try:
-            async with asyncio.timeout(timeout_s):
+            async with RunningTimeout(timeout_s):
                 answer = await function(timeout_s * ADAPTER_SHARE)
         except RowsRejected as error:
             # The dependency works: it read the rows and refused them.

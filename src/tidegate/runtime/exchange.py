@@ -6,7 +6,7 @@ commit: sent command after command, at most every `report_interval_ms`, so that 
 subject has one message in flight at a time, of either kind.
 
 A message that no request waits for any more continues: a cancelled caller cancels no message and trips no breaker. In
-any case a caller is answered after `read_timeout_ms`.
+any case a caller is answered after `read_timeout_ms` in which the event loop ran (`adapters/running_time.py`).
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from contextlib import suppress
 from random import Random
 from typing import Final
 
+from tidegate.adapters.running_time import LATE_S, STEP_S
 from tidegate.core.cells import Subject
 from tidegate.core.credit_sync import CreditSync, Exchange, Served
 from tidegate.core.gate import Gate
@@ -87,9 +88,15 @@ class Exchanges:
         self._is_asking = False
         # True from `close` on: what is left is sent by `flush`.
         self._is_closed = False
-        # Tickets that wait, with the loop time at which they are decided without an answer. In order.
+        # Tickets that wait, in order, with the time at which they are decided without an answer: that of the loop, less
+        # what it did not run for while tickets waited.
         self._waiting: deque[tuple[float, Ticket]] = deque()
+        self._stalled_s = 0.0
+        # The next look at them, and when it is due.
         self._deadline: asyncio.TimerHandle | None = None
+        self._due_s = 0.0
+        # At the last look a ticket's time was over, and it got one more turn, because the loop had not run.
+        self._was_over = False
         self._woken = asyncio.Event()
         self._retry_now = asyncio.Event()
         # False only while the report loop sleeps with nothing to do: a decision that makes a cell dirty must wake it.
@@ -117,7 +124,7 @@ class Exchanges:
             future: asyncio.Future[None] = loop.create_future()
             ticket.owner = future
             self.waits += 1
-            self._expect(ticket, began_s + self._timeout_s)
+            self._expect(ticket, began_s)
             self.wake()
             try:
                 await future
@@ -136,26 +143,41 @@ class Exchanges:
         with self._gate:
             self._sync.give_up(ticket, self._gate.clock_ms())
 
-    def _expect(self, ticket: Ticket, deadline_s: float) -> None:
-        self._waiting.append((deadline_s, ticket))
+    def _expect(self, ticket: Ticket, began_s: float) -> None:
+        self._waiting.append((began_s - self._stalled_s + self._timeout_s, ticket))
         if self._deadline is None:
-            self._deadline = asyncio.get_running_loop().call_at(deadline_s, self._end_waits)
+            self._look_later(began_s)
+
+    def _look_later(self, now_s: float) -> None:
+        self._due_s = min(self._waiting[0][0] + self._stalled_s, now_s + STEP_S)
+        self._deadline = asyncio.get_running_loop().call_at(self._due_s, self._end_waits)
 
     def _end_waits(self) -> None:
         """Decide what has waited for too long; wait for the next."""
-        loop = asyncio.get_running_loop()
         self._deadline = None
-        now_s = loop.time()
+        now_s = asyncio.get_running_loop().time()
+        late_s = now_s - self._due_s
+        is_over = bool(self._waiting) and self._waiting[0][0] + self._stalled_s <= self._due_s
+        if late_s > LATE_S and not (is_over and self._was_over):
+            # The loop did not run: what the origin has answered meanwhile is read in this turn and handled in the next.
+            self._was_over = is_over
+            self._stalled_s += late_s
+        else:
+            self._was_over = False
+            self._give_up_late()
+        if self._waiting:
+            self._look_later(now_s)
+        self.wake()
+
+    def _give_up_late(self) -> None:
         while self._waiting:
             deadline_s, ticket = self._waiting[0]
             if ticket.decisions is None and not ticket.is_cancelled:
-                if deadline_s > now_s:
-                    self._deadline = loop.call_at(deadline_s, self._end_waits)
+                if deadline_s + self._stalled_s > self._due_s:
                     break
                 self.give_up(ticket)
             self._waiting.popleft()
             _answer(ticket)
-        self.wake()
 
     # -- messages that should leave at once
 

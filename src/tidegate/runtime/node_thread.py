@@ -15,6 +15,7 @@ from contextlib import suppress
 from typing import Any, TypeVar
 
 from tidegate.adapters.deadline import Deadline
+from tidegate.adapters.running_time import result_within
 from tidegate.core.engine import Need
 from tidegate.core.tickets import Ticket
 from tidegate.errors import Closed
@@ -102,7 +103,7 @@ class NodeThread:
             waiting.close()  # the loop is closed: the limiter was stopped at the same moment
             return
         with suppress(TimeoutError, CancelledError):
-            future.result(timeout_s)
+            result_within(future, timeout_s)
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         """Do it on the node's loop, and wait for its result. It ends in time by itself."""
@@ -126,7 +127,7 @@ class NodeThread:
             reading.close()  # the loop is closed: the limiter was stopped at the same moment
             return False
         try:
-            return future.result(timeout_s)
+            return result_within(future, timeout_s)
         except (TimeoutError, CancelledError):
             return False
 

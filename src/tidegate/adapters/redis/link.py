@@ -19,6 +19,7 @@ from typing import Final, NamedTuple
 from tidegate.adapters.deadline import Deadline
 from tidegate.adapters.redis.settings import Address
 from tidegate.adapters.redis.wire import Reply, ReplyError, Wire, pack
+from tidegate.adapters.running_time import RunningTimer
 from tidegate.errors import ConfigurationError, DependencyTimeout, DependencyUnavailable
 
 __all__ = [
@@ -154,7 +155,9 @@ async def settle(
 ) -> list[list[Reply]]:
     """The replies to everything that was sent, or the first failure."""
     loop = asyncio.get_running_loop()
-    timer = loop.call_at(deadline.at_s, _expire, sent, statistics, deadline.timeout_s)
+    timer = RunningTimer(
+        loop, deadline.remaining(loop.time()), lambda: _expire(sent, statistics, deadline.timeout_s)
+    )
     try:
         return [await future for _, future in sent]
     finally:

@@ -29,6 +29,7 @@ from typing import Any, Final, Generic, TypeVar
 from tidegate.adapters.backoff import Backoff
 from tidegate.adapters.deadline import Deadline
 from tidegate.adapters.forks import FORK_WAIT_S, INHERITED, follow_forks
+from tidegate.adapters.running_time import RunningTimeout
 from tidegate.adapters.urls import check_file
 from tidegate.errors import (
     ConfigurationError,
@@ -406,7 +407,7 @@ class SQLiteFile:
         job = _Job(work, asyncio.get_running_loop(), Deadline.after(timeout_s, time.monotonic()))
         self._worker.submit(job)
         try:
-            async with asyncio.timeout(timeout_s):
+            async with RunningTimeout(timeout_s):
                 return await job.future
         except TimeoutError:
             raise DependencyTimeout(f"{self.path}: no answer within {timeout_s:g} s") from None
