@@ -6,7 +6,8 @@ from collections.abc import Iterable, Sequence
 from operator import itemgetter
 
 from tidegate.core.cells import Cell, Subject
-from tidegate.core.engine import Engine, Need
+from tidegate.core.engine import Engine
+from tidegate.core.freshness import Need
 from tidegate.core.ledger_sync import Found, LedgerSync, Publication
 from tidegate.core.model import (
     DEGRADED,

@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 
 from tests.core import oracle
 from tests.core.nodes import DictOrigin, Node
-from tidegate.core.engine import STRICT
-from tidegate.core.model import Decision, LedgerRow, Limit, Request, Tuning
+from tidegate.core.freshness import STRICT
+from tidegate.core.model import ORIGIN, Decision, LedgerRow, Limit, Request, Tuning
 
 NOW_MS = 100_500
 
@@ -270,6 +270,22 @@ def test_a_batch_after_a_failed_read_is_degraded_in_every_item_that_fits() -> No
     again = node.limit_many([Request(limit, "a", 1), Request(limit, "b", 1)], NOW_MS + 299)
     assert [decision.source for decision in again] == ["degraded", "degraded"]
     assert node.engine.from_degraded == 4
+
+
+def test_an_item_whose_counter_was_evicted_after_the_read_is_no_outage_for_the_others() -> None:
+    local = Limit(10, duration_ms=10_000, namespace="local")
+    careful = Limit(10, duration_ms=10_000, namespace="careful", on_outage="deny")
+    batch = [Request(local, "evicted", 1), Request(careful, "known", 1)]
+    for ordered in (batch, batch[::-1]):
+        node = Node(tuning=Tuning(subjects_max=2, touch_ms=1))
+        assert node.limit(careful, "known", 1, NOW_MS, DictOrigin())
+        for later_ms, identifier in enumerate(("x", "y", "z")):
+            node.limit(local, identifier, 0, NOW_MS + later_ms, DictOrigin())
+        assert node.knows(careful, "known")
+        decisions, _ = node.engine.decide_many(ordered, NOW_MS + 10, ORIGIN)
+        assert decisions is not None and all(decisions)
+        sources = {item.identifier: answer.source for item, answer in zip(ordered, decisions, strict=True)}
+        assert sources == {"evicted": "degraded", "known": "origin"}
 
 
 def test_anticipation_denies_a_whole_batch_without_making_a_subject_strict() -> None:

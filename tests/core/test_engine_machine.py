@@ -17,7 +17,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from tests.core import oracle
 from tests.core.nodes import DictLedger, DictOrigin, Node
 from tidegate.core.cells import BLOCKED, CLEAN, PINNED, Cell, Subject
-from tidegate.core.engine import Need
+from tidegate.core.freshness import Need
 from tidegate.core.ledger_sync import Publication
 from tidegate.core.model import (
     DEGRADED,

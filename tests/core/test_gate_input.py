@@ -11,7 +11,8 @@ from typing import Any, NoReturn
 import pytest
 
 from tests.core.nodes import Node
-from tidegate.core.engine import Engine, Need
+from tidegate.core.engine import Engine
+from tidegate.core.freshness import Need
 from tidegate.core.gate import CLOSED, IDLE, NOT_STARTED, Gate
 from tidegate.core.model import Decision, Limit, OriginReply, Request, Tuning, make_limit
 from tidegate.core.tickets import Ticket

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.core.nodes import DictLedger, DictOrigin, Node
-from tidegate.core.engine import COLD
+from tidegate.core.freshness import COLD
 from tidegate.core.model import LedgerRow, Limit, OriginReply, Tuning
 
 MINUTE = 60_000

@@ -14,7 +14,7 @@ from tests.core import oracle
 from tests.core.nodes import DictLedger, DictOrigin, Node
 from tests.core.worlds import IDENTIFIERS, REGIONS, Event, World, run, schedules
 from tidegate.core.cells import Cell
-from tidegate.core.engine import Need
+from tidegate.core.freshness import Need
 from tidegate.core.model import DEGRADED, Decision, LedgerRow, Limit, OriginReply, Request, Tuning
 
 LIMIT = Limit(50, duration_ms=60_000, namespace="default")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -374,10 +375,14 @@ def test_denials_after_a_read_are_counted_separately() -> None:
     assert (node.engine.from_origin, node.engine.denied_from_origin, node.engine.denied) == (2, 1, 2)
 
 
-def test_a_spray_while_the_origin_is_down_fills_no_queue() -> None:
+@pytest.mark.parametrize("in_batches", [False, True])
+def test_a_spray_while_the_origin_is_down_fills_no_queue(in_batches: bool) -> None:
     node = Node(has_origin=True, has_ledger=True, tuning=Tuning(subjects_max=100, touch_ms=1))
     for number in range(20_000):
-        node.engine.decide(DAY, f"spray {number}", 3, T + number, DEGRADED)
+        if in_batches:
+            node.engine.decide_many([(DAY, f"spray {number}", 3)], T + number, DEGRADED)
+        else:
+            node.engine.decide(DAY, f"spray {number}", 3, T + number, DEGRADED)
     assert node.engine.subjects.count == 100
     assert len(node.engine.pending.dirty) < 1_000
     assert len(node.engine.pending.changed) < 1_000

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.core.nodes import DictOrigin, Node
-from tidegate.core.engine import Need
+from tidegate.core.freshness import Need
 from tidegate.core.model import DEGRADED, Component, LedgerRow, Limit, OriginReply
 from tidegate.core.origin_sync import Replay
 

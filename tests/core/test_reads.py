@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.core.nodes import PLAIN, DictOrigin, Node
-from tidegate.core.engine import COLD, STALE, STRICT, Engine, Need
+from tidegate.core.engine import Engine
+from tidegate.core.freshness import COLD, STALE, STRICT, Need
 from tidegate.core.model import DEGRADED, ORIGIN, Decision, LedgerRow, Limit, OriginReply, Request, Tuning
 
 MINUTE = Limit(10, duration_ms=60_000, namespace="default")

@@ -10,7 +10,9 @@ import pytest
 
 from tidegate import Limit, Limiter, Request
 from tidegate.core import reservations
+from tidegate.core.engine import Engine
 from tidegate.core.grants import Hold, SubjectRecord
+from tidegate.core.model import ORIGIN, Tuning
 from tidegate.core.reservations import GONE, HELD, HOLDS_MAX, RESERVED_BYTES_MAX, Claim, claim
 from tidegate.errors import TooManyReservations
 from tidegate.testing import ManualClock
@@ -48,6 +50,16 @@ def test_reservations_that_have_ended_leave_nothing_behind() -> None:
     engine = limiter._parts.engine
     assert len(engine.reservations._due) <= reservations.ENDED_DUE_MAX + 3
     assert not engine.reservations._live and not engine.subjects.reserved
+
+
+def test_the_origin_may_grant_a_reservation_of_a_counter_that_this_node_does_not_know() -> None:
+    engine = Engine(Tuning(subjects_max=2), node_id="node", has_origin=True, has_credit=True)
+    for number in range(5):
+        engine.decide(LIMIT, f"evicted {number}", 0, NOW_MS)
+    careful = Limit(10, duration_ms=60_000, namespace="tests", on_outage="deny")
+    items = [(careful, "new", 3)]
+    (decision,) = engine.reserve(items, "node+1", NOW_MS, NOW_MS, NOW_MS + 60_000, ORIGIN)
+    assert decision.allowed and decision.source == "origin"
 
 
 def limit_of(workspace: str) -> Limit:

@@ -10,7 +10,8 @@ from typing import NoReturn
 import pytest
 
 from tests.core.nodes import DictOrigin
-from tidegate.core.engine import Engine, Need
+from tidegate.core.engine import Engine
+from tidegate.core.freshness import Need
 from tidegate.core.gate import Gate
 from tidegate.core.model import DEGRADED, ORIGIN, Decision, Limit, Request, Tuning
 from tidegate.core.origin_sync import OriginSync

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from tests.core import oracle
 from tests.core.nodes import DictOrigin, Node
-from tidegate.core.engine import STALE, Need
+from tidegate.core.freshness import STALE, Need
 from tidegate.core.model import DEGRADED, Decision, Limit
 
 SECOND = Limit(10, duration_ms=1_000, namespace="default")
@@ -79,6 +79,12 @@ def test_unreplayed_counts_survive_requests_from_the_future() -> None:
         node.engine.decide(SECOND, f"far{number}", 1, T + 10**9, DEGRADED, wall_ms=T)
     assert node.replay(origin, T) == 60
     assert sum(sum(held.values()) for held in origin.cells.values()) == 330
+
+
+def test_a_request_from_the_future_is_used_now() -> None:
+    node = Node()
+    node.engine.decide(SECOND, "a", 1, T + 10**9, DEGRADED, wall_ms=T)
+    assert node.subject(SECOND, "a").touched_ms == T
 
 
 def test_requests_from_the_future_keep_the_cells_of_the_present() -> None:

@@ -18,13 +18,16 @@ from tidegate.adapters import memory as memory_module
 from tidegate.adapters.memory import MemoryLedger, MemoryOrigin
 from tidegate.core import credit_sync as credit_sync_module
 from tidegate.core import engine as engine_module
+from tidegate.core import evaluation as evaluation_module
 from tidegate.core import grants as grants_module
 from tidegate.core import ledger_sync, pending, windows
 from tidegate.core.cells import PINNED, Subject
 from tidegate.core.credit import Credit
 from tidegate.core.credit_sync import CreditSync
-from tidegate.core.engine import FITS, UNLIKELY, Engine
+from tidegate.core.engine import Engine
+from tidegate.core.evaluation import FITS, UNLIKELY
 from tidegate.core.grants import CellPart, CellRecord, CreditRequest, SubjectRecord
+from tidegate.core.judge import Judge
 from tidegate.core.ledger_sync import LedgerSync, Publication
 from tidegate.core.model import ORIGIN, Component, Decision, LedgerRow, Limit, OriginReply
 from tidegate.core.origin_sync import OriginSync
@@ -337,16 +340,16 @@ def a_failed_batch_keeps_the_items_that_fit() -> None:
 @mutant
 def a_batch_commits_only_its_first_item() -> None:
     def make(original: Any) -> Any:
-        def judge_all(self: Engine, items: Any) -> int:
+        def verdict_of_all(self: Judge, items: Any) -> int:
             verdict: int = original(self, items)
             if verdict == FITS:
                 for item in items[1:]:
                     item.cell.own -= item.cost
             return verdict
 
-        return judge_all
+        return verdict_of_all
 
-    replace(Engine, "judge_all", make)
+    replace(Judge, "verdict_of_all", make)
 
 
 # -- freshness
@@ -632,7 +635,7 @@ def what_is_anticipated_is_stored() -> None:
         def decide(self: Engine, limit: Limit, identifier: str, cost: int, now_ms: int, *rest: Any) -> Any:
             subject = self.subjects.find((limit.workspace, limit.namespace, limit.duration_ms), identifier)
             if subject is not None and subject.current.ledger is not None:
-                subject.current.foreign += self._probable(subject.current.ledger, now_ms)
+                subject.current.foreign += self.global_view.probable(subject.current.ledger, now_ms)
             return original(self, limit, identifier, cost, now_ms, *rest)
 
         return decide
@@ -763,7 +766,8 @@ def anticipation_goes_on_after_growth_has_stopped() -> None:
 
 @mutant
 def retry_after_is_a_millisecond_short() -> None:
-    replace(engine_module, "wait_ms", lambda original: lambda *args: max(0, original(*args) - 1))
+    for module in (engine_module, evaluation_module):
+        replace(module, "wait_ms", lambda original: lambda *args: max(0, original(*args) - 1))
 
 
 @mutant

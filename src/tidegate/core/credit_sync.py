@@ -29,9 +29,11 @@ from tidegate.core.credit import (
     retry_held_ms,
     stuck_of,
 )
-from tidegate.core.engine import FITS, HELD, Engine
+from tidegate.core.engine import Engine
+from tidegate.core.evaluation import FITS, HELD
 from tidegate.core.generations import cell_name
 from tidegate.core.grants import CellPart, CreditReply, CreditRequest, GrantRules
+from tidegate.core.judge import uncovered
 from tidegate.core.ledger_sync import LedgerSync
 from tidegate.core.model import LOCAL, ORIGIN, Tuning
 from tidegate.core.origin_sync import OriginSync
@@ -150,9 +152,9 @@ class CreditSync:
         engine = self._engine
         if ticket.decisions is not None:
             return True
-        items = engine.evaluate(ticket.items, ticket.now_ms, LOCAL, ticket.wall_ms)
-        verdict = engine.judge_all(items)
-        lacking = engine.lacking(items, clock_ms) if verdict == FITS else []
+        items = engine.judge.evaluate_all(ticket.items, ticket.now_ms, LOCAL, ticket.wall_ms)
+        verdict = engine.judge.verdict_of_all(items)
+        lacking = uncovered(items, clock_ms) if verdict == FITS else []
         if not lacking:
             ticket.decisions = engine.answer_all(items, verdict, clock_ms)
             return True
@@ -499,16 +501,16 @@ class CreditSync:
     def _accept(self, ticket: Ticket, clock_ms: int) -> None:
         """Decide a ticket that credit covers. What is known of other regions may still deny it."""
         engine = self._engine
-        items = engine.evaluate(ticket.items, ticket.now_ms, ORIGIN, ticket.wall_ms)
-        ticket.decisions = engine.answer_all(items, engine.judge_all(items), clock_ms)
+        items = engine.judge.evaluate_all(ticket.items, ticket.now_ms, ORIGIN, ticket.wall_ms)
+        ticket.decisions = engine.answer_all(items, engine.judge.verdict_of_all(items), clock_ms)
 
     def _deny(
         self, ticket: Ticket, part: Part, verdict: int, reply: CreditReply, clock_ms: int, patience_ms: int
     ) -> None:
         """Deny a ticket because of one subject: its window is full, or others hold what is left of it."""
         engine = self._engine
-        items = engine.evaluate(ticket.items, ticket.now_ms, ORIGIN, ticket.wall_ms)
-        highest = engine.judge_all(items)
+        items = engine.judge.evaluate_all(ticket.items, ticket.now_ms, ORIGIN, ticket.wall_ms)
+        highest = engine.judge.verdict_of_all(items)
         if highest == FITS:
             highest = HELD
             for item in items:
@@ -559,9 +561,9 @@ class CreditSync:
     def _covers_rest(self, ticket: Ticket, parts: list[Part], clock_ms: int) -> bool:
         """Whether credit covers the subjects of a batch that did not wait: it did when the batch came."""
         waited = {part.subject for part in parts}
-        items = self._engine.evaluate(ticket.items, ticket.now_ms, LOCAL, ticket.wall_ms)
+        items = self._engine.judge.evaluate_all(ticket.items, ticket.now_ms, LOCAL, ticket.wall_ms)
         rest = [item for item in items if item.subject not in waited]
-        return not rest or not self._engine.lacking(rest, clock_ms)
+        return not rest or not uncovered(rest, clock_ms)
 
     def _give_back(self, ticket: Ticket) -> None:
         """Return what a batch was granted and cannot use now."""

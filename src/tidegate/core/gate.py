@@ -13,7 +13,8 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final, final
 
 from tidegate.core._native import mypyc_attr
-from tidegate.core.engine import Engine, Need
+from tidegate.core.engine import Engine
+from tidegate.core.freshness import Need
 from tidegate.core.model import LOCAL, Decision, Limit, Request, checked_int, checked_name
 from tidegate.core.pending import Pending
 from tidegate.core.tickets import Ticket

@@ -12,7 +12,8 @@ from collections.abc import Sequence
 from typing import Final, final
 
 from tidegate.core.cells import BLOCKED, CLEAN, PINNED, Cell, Subject
-from tidegate.core.engine import Engine, Need
+from tidegate.core.engine import Engine
+from tidegate.core.freshness import Need
 from tidegate.core.generations import cell_name
 from tidegate.core.model import Component, OriginReply, Tuning
 from tidegate.core.pending import Pending

@@ -8,9 +8,10 @@ them, decisions read them.
 
 from __future__ import annotations
 
-from typing import final
+from typing import Final, final
 
 from tidegate.core._native import mypyc_attr
+from tidegate.core.model import Tuning
 
 __all__ = ["GlobalView", "Growth", "LedgerView", "OriginView"]
 
@@ -240,6 +241,7 @@ class GlobalView:
     """What the ledger says about all regions together. Written by `LedgerSync`."""
 
     __slots__ = (
+        "_anticipates",
         "anticipation_ms_max",
         "full_imports",
         "growth_since_ms",
@@ -249,7 +251,8 @@ class GlobalView:
         "regions",
     )
 
-    def __init__(self, import_interval_ms: int) -> None:
+    def __init__(self, tuning: Tuning) -> None:
+        self._anticipates: Final[bool] = tuning.anticipation
         # Live regions in the ledger, this one included.
         self.regions: int = 1
         # When the ledger was last imported, -1 for never, and when that import began.
@@ -260,9 +263,15 @@ class GlobalView:
         # A request came for a subject whose foreign counts may have been evicted. Written by `Engine` too.
         self.is_full_import_wanted: bool = False
         # How far ahead anticipation reaches: two import intervals, as long as they are at the moment.
-        self.anticipation_ms_max: int = 2 * import_interval_ms
+        self.anticipation_ms_max: int = 2 * tuning.import_interval_ms
         # When the next import begins; in the past while one is under way.
         self.next_import_ms: int = 0
+
+    def probable(self, ledger: LedgerView, wall_ms: int) -> int:
+        """What other regions have probably accepted in a cell since the last import."""
+        if ledger.growth is None or not self._anticipates:
+            return 0
+        return ledger.growth.expected(wall_ms, self.anticipation_ms_max, self.growth_since_ms)
 
     def until_import_ms(self, clock_ms: int) -> int:
         """How long until more is known about other regions: never 0, and never longer than an import interval."""

@@ -14,7 +14,7 @@ from typing import Any, ParamSpec, Self, TypeVar
 
 from tidegate.adapters.deadline import Deadline
 from tidegate.adapters.forks import INHERITED
-from tidegate.core.engine import Need
+from tidegate.core.freshness import Need
 from tidegate.core.gate import CLOSED
 from tidegate.core.model import DEGRADED, ORIGIN, Decision, Limit, Request, Tuning
 from tidegate.core.sharing import OriginUsage

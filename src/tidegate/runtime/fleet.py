@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Final
 
 from tidegate.adapters.clock import WallClock, now_ns
 from tidegate.adapters.forks import INHERITED
-from tidegate.core.engine import Engine, Need
+from tidegate.core.engine import Engine
+from tidegate.core.freshness import Need
 from tidegate.core.gate import IDLE, NOT_STARTED, Gate
 from tidegate.core.model import Decision, Limit, Tuning, checked_region
 from tidegate.core.tickets import Ticket

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, ParamSpec, Self, TypeVar
 
 from tidegate.adapters.deadline import Deadline
 from tidegate.adapters.forks import FORK_WAIT_S, INHERITED
-from tidegate.core.engine import Need
+from tidegate.core.freshness import Need
 from tidegate.core.gate import CLOSED, NOT_STARTED, LimitMethod
 from tidegate.core.model import DEGRADED, ORIGIN, Decision, Limit, Request, Tuning
 from tidegate.core.tickets import Ticket

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 from tidegate.adapters.deadline import Deadline
 from tidegate.adapters.running_time import result_within
-from tidegate.core.engine import Need
+from tidegate.core.freshness import Need
 from tidegate.core.tickets import Ticket
 from tidegate.errors import Closed
 from tidegate.runtime.node import Node

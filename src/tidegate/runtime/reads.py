@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from tidegate.core.engine import Need
+from tidegate.core.freshness import Need
 from tidegate.core.gate import Gate
 from tidegate.core.model import Component, Tuning
 from tidegate.core.origin_sync import OriginSync
