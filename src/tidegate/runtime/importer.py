@@ -78,16 +78,20 @@ class ImportLoop:
         tuning: Tuning,
         random: Random,
         import_lease: ImportLease | None = None,
+        *,
+        on_due: Callable[[Sequence[tuple[LedgerRow, int]]], object] = _ignore,
+        on_resets: Callable[[], object] = _ignore,
+        on_full: Callable[[dict[tuple[str, str, str, int], int]], object] = _ignore,
     ) -> None:
         self._import_lease = import_lease
         # For whom the last turn imported, and in which term of the lease.
         self._for: _For = _For.SELF
         self._term = 0
         # Called with rows of this region that the origin has made this node responsible for.
-        self.on_due: Callable[[Sequence[tuple[LedgerRow, int]]], object] = _ignore
+        self._on_due = on_due
         # Called when rows have brought resets, and with all that a full read has found: generations by counter.
-        self.on_resets: Callable[[], object] = _ignore
-        self.on_full: Callable[[dict[tuple[str, str, str, int], int]], object] = _ignore
+        self._on_resets = on_resets
+        self._on_full = on_full
         self._resets_found: dict[tuple[str, str, str, int], int] = {}
         # The ledger holds less than it did, and a full read has not begun yet.
         self._is_lost = False
@@ -225,9 +229,9 @@ class ImportLoop:
 
     def _note_resets(self, full: bool) -> None:
         if self._sync.has_imported_resets:
-            self.on_resets()
+            self._on_resets()
         if full:
-            self.on_full(self._resets_found)
+            self._on_full(self._resets_found)
         self._resets_found = {}
 
     async def beat_once(self) -> bool:
@@ -330,7 +334,7 @@ class ImportLoop:
         ]
         import_lease.note_progress()
         if due:
-            self.on_due(due)
+            self._on_due(due)
 
     async def _turn(self) -> None:
         """One turn for the region. After a failure the import is left to another node for a moment."""

@@ -10,9 +10,9 @@ remember what they were asked. Nothing here sleeps.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 
+from tidegate.adapters.clock import WallClock
 from tidegate.core.model import LOCAL, Decision, Limit, Request
 from tidegate.errors import Closed, InvalidInput
 from tidegate.runtime.async_limiter import AsyncLimiter
@@ -47,7 +47,7 @@ class _Double(Limiter):
 
     def limit_many(self, requests: Sequence[Request], *, now_ms: int | None = None) -> list[Decision]:
         self.requests += requests
-        at_ms = time.time_ns() // 1_000_000 if now_ms is None else now_ms
+        at_ms = WallClock().now_ms() if now_ms is None else now_ms
         return [self._answer(request, at_ms) for request in requests]
 
 
