@@ -73,6 +73,7 @@ class Steps:
             random.choice((0, 5_000, 5_000, 100)),
             random.choice((0, 1, self.size // 5)),
             random.choice((0, 1, self.size // 8)),
+            joint=random.choice((0, 0, 1, self.size // 6)),
         )
 
     def next_share(self) -> tuple[int, Share]:

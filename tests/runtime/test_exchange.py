@@ -208,6 +208,54 @@ async def test_two_batches_that_need_what_the_other_holds_do_not_wait_for_each_o
 
 
 @on_virtual_time
+async def test_what_a_refused_batch_was_granted_denies_nobody() -> None:
+    fleet = CreditFleet(2, latency_ms=(1, 1))
+    await fleet.start()
+    assert await fleet.ask(1, 1, identifier="full")
+    loop = asyncio.get_running_loop()
+    batch = loop.create_task(fleet.ask_batch(0, [(1, "free", 1), (1, "full", 1)]))
+    await asyncio.sleep(0.0005)
+    single = loop.create_task(fleet.ask(1, 1, identifier="free"))
+    assert [bool(decision) for decision in await batch] == [True, False]
+    assert await single
+    assert fleet.over == 0
+    await fleet.stop()
+
+
+@pytest.mark.parametrize("seed", range(4))
+@on_virtual_time
+async def test_batches_that_are_refused_leave_all_of_a_limit_to_others(seed: int) -> None:
+    """Refused although it would have fitted: at most 0.5 % of the limit, which is none of 100."""
+    fleet = CreditFleet(6, seed=seed)
+    await fleet.start()
+    random = Random(seed)
+    loop = asyncio.get_running_loop()
+    names = ["a", "b", "c"]
+    asked: list[asyncio.Task[Any]] = []
+    # For each name: whether a single request passed, when it was asked and when it was answered.
+    found: dict[str, list[tuple[bool, float, float]]] = {name: [] for name in names}
+
+    async def single(node: int, name: str) -> None:
+        began_s = loop.time()
+        passed = bool(await fleet.ask(node, 100, identifier=name))
+        found[name].append((passed, began_s, loop.time()))
+
+    for turn in range(450):
+        name = names[turn % 3]
+        asked.append(loop.create_task(single(turn % 6, name)))
+        batch = [(100, name, 1), (20, "scarce", 1)]
+        asked.append(loop.create_task(fleet.ask_batch(random.randrange(6), batch)))
+        await asyncio.sleep(random.expovariate(2_000))
+    await asyncio.gather(*asked)
+    assert fleet.over == 0
+    assert [fleet.accepted(name) for name in names] == [100, 100, 100]
+    for name in names:
+        last_s = max(began_s for passed, began_s, _ in found[name] if passed)
+        assert not [1 for passed, _, ended_s in found[name] if not passed and ended_s < last_s]
+    await fleet.stop()
+
+
+@on_virtual_time
 async def test_a_batch_that_names_a_subject_twice_needs_credit_for_both() -> None:
     fleet = CreditFleet(2)
     await fleet.start()

@@ -60,14 +60,16 @@ LOW: Final = 4
 class Waiter:
     """A request that waits for an answer of the origin. A cost of 0 waits for the counts only."""
 
-    __slots__ = ("asked", "at_ms", "cost", "quota", "since_ms")
+    __slots__ = ("asked", "at_ms", "cost", "is_joint", "quota", "since_ms")
 
-    def __init__(self, at_ms: int, cost: int, quota: int, since_ms: int) -> None:
+    def __init__(self, at_ms: int, cost: int, quota: int, since_ms: int, is_joint: bool = False) -> None:
         self.at_ms: Final[int] = at_ms
         self.cost: Final[int] = cost
         self.quota: Final[int] = quota
         # Since when it waits, by the clock of the driver.
         self.since_ms: Final[int] = since_ms
+        # It is part of a batch that needs other subjects too.
+        self.is_joint: Final[bool] = is_joint
         # The number of the last message that asked for it. Written by `plan_message`.
         self.asked: int = 0
 
@@ -249,7 +251,7 @@ class Credit:
         A node that cannot be reached by a recall at the moment asks for nothing in advance.
         """
         sequence = cells[0].sequence
-        runs, need, quota, as_of_ms = self._plan_runs(number, sequence, now_ms, duration_ms)
+        runs, need, joint, quota, as_of_ms = self._plan_runs(number, sequence, now_ms, duration_ms)
         if self._sequence != sequence:
             self._sequence = sequence
             self._quota_min = 0
@@ -283,18 +285,34 @@ class Credit:
         self.is_dirty = False
         self.is_recalled = False
         return CreditRequest(
-            digest, writer, number, duration_ms, cells, quota, as_of_ms, runs, want, held, rules.life_ms
+            digest,
+            writer,
+            number,
+            duration_ms,
+            cells,
+            quota,
+            as_of_ms,
+            runs,
+            want,
+            held,
+            rules.life_ms,
+            0,
+            0,
+            0,
+            joint,
         )
 
     def _plan_runs(
         self, number: int, sequence: int, now_ms: int, duration_ms: int
-    ) -> tuple[tuple[Run, ...], int, int, int]:
-        """What waits in this cell, as runs; their cost together, the lowest quota, the newest instant."""
+    ) -> tuple[tuple[Run, ...], int, int, int, int]:
+        """What waits in this cell, as runs; their cost together, the part of it that belongs to batches, the lowest
+        quota, the newest instant."""
         waiting = self.waiting
         if waiting is None:
-            return (), 0, 0, now_ms
+            return (), 0, 0, 0, now_ms
         runs: list[Run] = []
         need = 0
+        joint = 0
         quota = 0
         as_of_ms = waiting[0].at_ms
         at_ms = cost = count = 0
@@ -315,13 +333,15 @@ class Credit:
                 at_ms, cost, count = waiter.at_ms, waiter.cost, 1
             waiter.asked = number
             need += waiter.cost
+            if waiter.is_joint:
+                joint += waiter.cost
             if quota == 0 or waiter.quota < quota:
                 quota = waiter.quota
             if at_ms > as_of_ms:
                 as_of_ms = at_ms
         if count:
             runs.append(Run(at_ms, cost, count))
-        return tuple(runs), need, quota, as_of_ms
+        return tuple(runs), need, joint, quota, as_of_ms
 
     def _needed_of(self, spare: int) -> int:
         """The part of `spare` that waiting requests can be accepted with.

@@ -429,13 +429,12 @@ class CreditSync:
             part = cast("Part", waiter)
             ticket = part.ticket
             verdict = self._judge(subject, credit, part, reply, clock_ms, patience_ms)
-            is_joint = len(ticket.subjects) > 1
             if verdict == ASK_AGAIN:
                 part.is_ready = False
                 part.verdict = ASK_AGAIN
                 asks_again = True
                 kept.append(part)
-            elif is_joint:
+            elif part.is_joint:
                 part.is_ready = verdict == ACCEPT
                 part.verdict = verdict
                 part.reply = reply

@@ -125,6 +125,9 @@ class CreditRequest(NamedTuple):
     """By how much it may grow after that before it is published at once; 0: it can wait."""
     generation: int = 0
     """The last reset of the subject: part of the names of its cells (`tidegate.core.generations`)."""
+    joint: int = 0
+    """How much of what waits belongs to batches that need other subjects too. It may be given back instead of spent, so
+    that others are not denied because of it: they wait."""
 
 
 class CellTotals(NamedTuple):
@@ -337,6 +340,7 @@ def grant(
             # It would fit but for what others hold and do not need at once.
             recalled = recall(record, writer, now_ms, rules)
         expires_at_ms = now_ms + request.life_ms + rules.margin_ms
+        firm = firm - request.joint if firm > request.joint else 0
         record.holds[writer] = Hold(
             request.number, granted, firm, now_ms + rules.firm_ms, request.quota, expires_at_ms
         )

@@ -68,7 +68,7 @@ class Part(Waiter):
     __slots__ = ("is_ready", "reply", "subject", "ticket", "verdict")
 
     def __init__(self, ticket: Ticket, subject: Subject, cost: int, quota: int) -> None:
-        super().__init__(ticket.now_ms, cost, quota, ticket.since_ms)
+        super().__init__(ticket.now_ms, cost, quota, ticket.since_ms, len(ticket.subjects) > 1)
         self.ticket: Final[Ticket] = ticket
         self.subject: Final[Subject] = subject
         # The last answer covers it. The ticket is decided when that holds for all its parts.

@@ -11,7 +11,7 @@
 -- ARGV: margin_ms, firm_ms, unanswered_ms, recall_gap_ms, quiet_ms, share, publish_ms, publish_pace_ms, the
 --   channels' prefix, the messages, then each writer that they name. The messages are little-endian doubles, one after
 --   the other: for each message which writer (1 is the first), number, duration_ms, quota, elapsed_ms, want, held,
---   life_ms, floor, step, count of cells, count of runs; for each cell own, known, foreign, acked, sent, published,
+--   life_ms, floor, step, joint, count of cells, count of runs; for each cell own, known, foreign, acked, sent, published,
 --   total, id, expires_at_ms; for each run elapsed_ms, cost, requests.
 -- Answers: the server's time in ms; then for each message granted (-1: overtaken by a later one), spare, firm, stuck,
 --   stuck_ms; for each of its cells total, the writer's component before, foreign, regions, published, due, id.
@@ -19,7 +19,7 @@ local MARGIN, FIRM, UNANSWERED, GAP, QUIET, SHARE, PUBLISH, PACE =
   number(ARGV[1]), number(ARGV[2]), number(ARGV[3]), number(ARGV[4]), number(ARGV[5]), number(ARGV[6]), number(ARGV[7]),
   number(ARGV[8])
 local CHANNEL, MESSAGES, WRITERS = ARGV[9], ARGV[10], 10
-local MESSAGE, CELL, RUN, RUN_BYTES = '<dddddddddddd', '<ddddddddd', '<ddd', 24
+local MESSAGE, CELL, RUN, RUN_BYTES = '<ddddddddddddd', '<ddddddddd', '<ddd', 24
 
 local answers = { now }
 local slot = 1
@@ -32,8 +32,9 @@ local key_at, at = 0, 1
 local place, writer, node, lived
 while key_at < #KEYS do
   local holds_key, next_key = KEYS[key_at + 1], KEYS[key_at + 2]
-  local given, message, duration, quota, elapsed, want, held, life, floor, step, cells, runs
-  given, message, duration, quota, elapsed, want, held, life, floor, step, cells, runs, at = unpack(MESSAGE, MESSAGES, at)
+  local given, message, duration, quota, elapsed, want, held, life, floor, step, joint, cells, runs
+  given, message, duration, quota, elapsed, want, held, life, floor, step, joint, cells, runs, at =
+    unpack(MESSAGE, MESSAGES, at)
   if given ~= place then
     place, writer = given, ARGV[WRITERS + given]
     node, lived = match(writer, '^([^~]*)~?(.*)$')
@@ -233,7 +234,7 @@ while key_at < #KEYS do
       end
     end
     local expires = min(now + life + MARGIN, EXACT)
-    call('HSET', holds_key, writer, pack(HOLD, message, granted, promised, now + FIRM, quota, expires, NEVER))
+    call('HSET', holds_key, writer, pack(HOLD, message, granted, max(0, promised - joint), now + FIRM, quota, expires, NEVER))
     call('PEXPIREAT', holds_key, format('%.0f', max(latest, expires)))
   end
 

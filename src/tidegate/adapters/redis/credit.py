@@ -104,6 +104,7 @@ class CreditLayout:
                 floor,
                 step,
                 generation,
+                joint,
             ) = request
             place = writers.get(writer)
             if place is None:
@@ -131,6 +132,7 @@ class CreditLayout:
                 life_ms,
                 floor,
                 step,
+                joint,
                 len(cells),
                 len(runs),
             )
