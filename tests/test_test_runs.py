@@ -102,10 +102,9 @@ def test_nothing_runs_on_when_it_is_stopped(tree: Path) -> None:
     file = tree / "hanging"
     with start(tree, HANG="0 tests/package", HANGING=str(file)) as process:
         assert process.stdout is not None
-        while not process.stdout.readline().startswith(
-            TITLES[3]
-        ):  # the first run has ended, and the second has not
-            pass
+        for line in process.stdout:
+            if line.startswith(TITLES[3]):  # the first run has ended, and the second has not
+                break
         wait_until(lambda: file.exists() and file.read_text() != "", timeout_s=30, what="the second run")
         process.send_signal(signal.SIGTERM)
         process.communicate(timeout=60)
