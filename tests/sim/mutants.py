@@ -26,19 +26,18 @@ from tidegate.core.credit import Credit
 from tidegate.core.credit_sync import CreditSync
 from tidegate.core.engine import Engine
 from tidegate.core.evaluation import FITS, UNLIKELY
-from tidegate.core.grants import CellPart, CellRecord, CreditRequest, GrantRules, SubjectRecord
+from tidegate.core.grants import CellPart, CellRecord, CreditRequest, SubjectRecord
 from tidegate.core.judge import Judge
 from tidegate.core.ledger_sync import LedgerSync, Publication
 from tidegate.core.model import ORIGIN, Component, Decision, LedgerRow, Limit, OriginReply
 from tidegate.core.origin_sync import OriginSync
-from tidegate.core.sharing import ImportState, Lease, Mark, Share, ShareReply
+from tidegate.core.sharing import ImportState, Lease, Mark
 from tidegate.core.subjects import Subjects
 from tidegate.core.sweep import Sweep
 from tidegate.core.views import GlobalView, Growth, OriginView
 from tidegate.ports import Changes
 from tidegate.runtime.async_limiter import AsyncLimiter
 from tidegate.runtime.exchange import Exchanges
-from tidegate.runtime.import_lease import ImportLease
 from tidegate.runtime.importer import ImportLoop
 from tidegate.runtime.node import Node
 from tidegate.runtime.pulse import PulseLoop
@@ -55,6 +54,7 @@ FIRST_SEED: Final = {
     "a_guess_makes_the_subject_strict": 37,
     "a_guess_names_the_end_of_the_window": 37,
     "a_node_keeps_what_it_is_asked_to_give_back": 63,
+    "a_wiped_origin_is_taken_for_one_that_has_imported": 64,
     "an_answer_from_before_a_reset_is_merged": 69,
     "an_answer_for_a_subject_that_was_evicted_is_taken_as_known": 103,
     "an_origin_that_refuses_counts_looks_healthy": 55,
@@ -1057,31 +1057,6 @@ def an_importer_takes_its_own_row_for_that_of_another_region() -> None:
         return share
 
     replace(ImportLoop, "_share", make)
-
-
-@credit_mutant
-def the_last_of_two_importers_wins() -> None:
-    def make(original: Any) -> Any:
-        def share(
-            record: SubjectRecord, entry: Share, now_ms: int, rules: GrantRules
-        ) -> tuple[ShareReply, list[str]]:
-            cell = record.cells.get(
-                grants_module.cell_name(entry.sequence, entry.generation, entry.duration_ms)
-            )
-            if cell is not None and 0 < entry.counted < cell.regions.get(entry.region, 0):
-                cell.foreign += entry.counted - cell.regions[entry.region]
-                cell.regions[entry.region] = entry.counted
-            result: tuple[ShareReply, list[str]] = original(record, entry, now_ms, rules)
-            return result
-
-        return share
-
-    replace(memory_module, "share", make)
-
-
-@credit_mutant
-def a_node_without_its_origin_waits_for_the_importer() -> None:
-    replace(ImportLease, "_is_shared_at", lambda _original: lambda self, now_s: self.lease is not None)
 
 
 @credit_mutant
