@@ -21,7 +21,7 @@ from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import Final
 
-__all__ = ["MOUNTED", "error_pages", "external_assets", "prepare", "prepared"]
+__all__ = ["MOUNTED", "error_pages", "external_assets", "missing_assets", "prepare", "prepared"]
 
 ROOT: Final = Path(__file__).resolve().parent.parent
 BUILD: Final = ROOT / "build"
@@ -36,6 +36,8 @@ MOUNTED: Final = {
 BRANCH: Final = "main"
 FENCE: Final = re.compile(r"^( *)(```|~~~)[^\n]*\n.*?^\1\2$", re.MULTILINE | re.DOTALL)
 LINK: Final = re.compile(r"(\]\()([^)\s#]+)(#[^)\s]*)?(\))")
+# An image in HTML, for its width: MkDocs changes addresses in Markdown only, and a page is a directory of the site.
+HTML_IMAGE: Final = re.compile(r'(<img src=")(?![a-z]+:|/)')
 MARK: Final = re.compile(r"^( *```\w+) no-run: *([^\n]+)$", re.MULTILINE)
 OTHER_MARKS: Final = re.compile(r"^( *```\w+) [a-z-]+$", re.MULTILINE)
 # What a browser would load from another host, unlike a link that a reader may follow.
@@ -44,6 +46,11 @@ EXTERNAL: Final = re.compile(
     r"|<link(?=[^>]*rel=[\"']?(?:stylesheet|preload|preconnect|icon))[^>]*href=[\"']?(?:https?:)?//[^>]*>"
     # The script of the theme asks api.github.com about an element with this attribute.
     r"|<a(?=[^>]*data-md-component=[\"']?source\b)[^>]*>"
+)
+
+# What a browser loads from the site itself, by a relative address.
+LOCAL: Final = re.compile(
+    r"<(?:script|img|source)[^>]*\ssrc=[\"']?(?![a-z]+:|/)([^\"'\s>?#]+)|<link[^>]*\shref=[\"']?(?![a-z]+:|/)([^\"'\s>?#]+)"
 )
 
 
@@ -93,6 +100,8 @@ def prepared(source: PurePosixPath, text: str) -> str:
         end = fence.end()
     parts.append(LINK.sub(link, text[end:]))
     whole = MARK.sub(lambda found: f'{found[1]} title="Not run by the tests: {found[2]}"', "".join(parts))
+    if PurePosixPath(here).name != "index.md":
+        whole = HTML_IMAGE.sub(r"\1../", whole)
     return OTHER_MARKS.sub(r"\1", whole)
 
 
@@ -145,6 +154,16 @@ def external_assets(site: Path) -> list[str]:
     ]
 
 
+def missing_assets(site: Path) -> list[str]:
+    """What pages of a built site load from it, and is not there. MkDocs checks Markdown only, not HTML in a page."""
+    return [
+        f"{page.relative_to(site)}: {target}"
+        for page in sorted(site.rglob("*.html"))
+        for found in LOCAL.finditer(page.read_text(encoding="utf-8"))
+        if not (page.parent / (target := found[1] or found[2])).exists()
+    ]
+
+
 def _mkdocs(*arguments: str) -> list[str]:
     return [sys.executable, "-m", "mkdocs", *arguments, "--config-file", str(ROOT / "mkdocs.yml")]
 
@@ -161,13 +180,14 @@ def build() -> int:
     done = subprocess.run(_mkdocs("build", "--strict", "--clean"), cwd=ROOT, env=_environ(), check=False)
     if done.returncode != 0:
         return done.returncode
-    found = external_assets(BUILD / "site")
-    for line in found:
-        print(f"loads from another host: {line}", file=sys.stderr)
-    if not found:
-        pages = sum(1 for _ in (BUILD / "site").rglob("*.html"))
-        print(f"docs: {pages} pages in {BUILD.name}/site")
-    return int(bool(found))
+    site = BUILD / "site"
+    problems = [f"loads from another host: {line}" for line in external_assets(site)]
+    problems += [f"loads a file that does not exist: {line}" for line in missing_assets(site)]
+    for line in problems:
+        print(line, file=sys.stderr)
+    if not problems:
+        print(f"docs: {sum(1 for _ in site.rglob('*.html'))} pages in {BUILD.name}/site")
+    return int(bool(problems))
 
 
 def serve() -> int:

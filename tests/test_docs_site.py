@@ -98,6 +98,25 @@ def test_what_a_browser_would_load_from_elsewhere_is_found(tmp_path: Path) -> No
     assert len(docs_site.external_assets(tmp_path)) == 1
 
 
+def test_an_image_in_html_is_found_from_the_directory_of_its_page() -> None:
+    text = '<img src="console/phone.png" width="240">'
+    moved = '<img src="../console/phone.png" width="240">'
+    assert docs_site.prepared(PurePosixPath("docs/operations/console.md"), text) == moved
+    assert docs_site.prepared(PurePosixPath("docs/index.md"), text) == text
+
+
+def test_a_page_that_loads_a_file_that_does_not_exist_fails_the_build(tmp_path: Path) -> None:
+    (tmp_path / "how-to").mkdir()
+    (tmp_path / "a.svg").touch()
+    page = tmp_path / "how-to" / "index.html"
+    page.write_text(
+        '<img alt="x" src="../a.svg"><script src="https://x.y/z.js"></script><link rel="icon" href="../a.svg">'
+    )
+    assert docs_site.missing_assets(tmp_path) == []
+    page.write_text('<img src="a.svg" width="240"><link rel="stylesheet" href="../b.css">')
+    assert docs_site.missing_assets(tmp_path) == ["how-to/index.html: a.svg", "how-to/index.html: ../b.css"]
+
+
 def test_the_addresses_of_the_project_are_the_same_everywhere() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     source, documentation = project["urls"]["Source"], project["urls"]["Documentation"]
