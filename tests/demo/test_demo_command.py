@@ -27,13 +27,14 @@ MARK = "DEMO_TEST_MARK"
 class Demo:
     """`tidegate demo` in a process of its own, with a temporary directory of its own, and marked."""
 
-    def __init__(self, directory: Path, *arguments: str, terminal: bool = False) -> None:
+    def __init__(
+        self, directory: Path, *arguments: str, terminal: bool = False, size: tuple[int, int] = (40, 160)
+    ) -> None:
         self.directory = directory
         self._mark = uuid.uuid4().hex
         self._keyboard, stdin = pty.openpty() if terminal else (-1, subprocess.DEVNULL)
         if terminal:
-            # A terminal of 0 × 0 shows nothing.
-            fcntl.ioctl(stdin, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 160, 0, 0))
+            fcntl.ioctl(stdin, termios.TIOCSWINSZ, struct.pack("HHHH", *size, 0, 0))
         environment = {name: value for name, value in os.environ.items() if not name.startswith("TIDEGATE_")}
         self.process = subprocess.Popen(
             [sys.executable, "-m", "tidegate.cli", "demo", "--no-browser", *arguments],
@@ -103,10 +104,10 @@ class Demo:
 def start() -> Iterator[Callable[..., Demo]]:
     demos: list[Demo] = []
 
-    def start(*arguments: str, terminal: bool = False) -> Demo:
+    def start(*arguments: str, terminal: bool = False, size: tuple[int, int] = (40, 160)) -> Demo:
         # Not below pytest's directory: the path of MariaDB's socket has at most 107 characters.
         directory = Path(stack.enter_context(TemporaryDirectory(prefix="tidegate-demo-test-")))
-        demos.append(Demo(directory, *arguments, terminal=terminal))
+        demos.append(Demo(directory, *arguments, terminal=terminal, size=size))
         return demos[-1]
 
     with ExitStack() as stack:
@@ -156,6 +157,13 @@ def test_on_a_terminal_single_keys_break_and_heal_the_fleet(start: Callable[...,
     assert demo.end() == 0
     assert "\x1b[?1049l" in demo.text, "the first screen is back"
     assert demo.leftovers() == []
+
+
+def test_a_terminal_that_reports_no_size_shows_the_whole_key(start: Callable[..., Demo]) -> None:
+    demo = start("--regions", "2", "--nodes", "1", terminal=True, size=(0, 0))
+    demo.read_until(r"key: tg_[0-9A-Za-z]{32}\x1b")
+    demo.press("q")
+    assert demo.end() == 0
 
 
 def test_a_script_presses_keys_and_json_reports_what_happened(tmp_path: Path) -> None:

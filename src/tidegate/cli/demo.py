@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import sys
 import termios
 import tty
@@ -107,7 +108,8 @@ def _terminal(session: Session) -> Iterator[None]:
 
 
 def _draw(picture: Picture) -> None:
-    columns, rows = os.get_terminal_size(sys.stdout.fileno())
+    # A terminal that reports no size (0 × 0) counts as one of 80 × 24.
+    columns, rows = shutil.get_terminal_size()
     lines = [line[: columns - 1] for line in screen(picture)[: rows - 1]]
     # Each line clears what is left of the old one; then everything below is cleared.
     sys.stdout.write("\x1b[H" + "".join(f"{line}\x1b[K\n" for line in lines) + "\x1b[J")
