@@ -22,7 +22,7 @@ def component(number: int, own: int = 1) -> Component:
     return Component(number.to_bytes(16, "big"), 1, "node", own, FAR_MS)
 
 
-async def test_a_read_does_not_wait_for_merges_that_were_queued_before_it(tmp_path: Path) -> None:
+async def test_a_read_a_pulse_and_usage_do_not_wait_for_merges_that_were_queued_before_it(tmp_path: Path) -> None:
     origin = SQLiteOrigin(tmp_path / "origin.db")
     await origin.open("fra", timeout_s=TIMEOUT_S)
     await origin.merge([component(1, 7)], timeout_s=TIMEOUT_S)
@@ -34,6 +34,8 @@ async def test_a_read_does_not_wait_for_merges_that_were_queued_before_it(tmp_pa
         await asyncio.sleep(0)
         (reply,) = await origin.read([component(1)], timeout_s=TIMEOUT_S)
         assert reply.total == 7
+        assert (await origin.usage(component(1).digest, 1, timeout_s=TIMEOUT_S)).total == 7
+        assert (await origin.pulse("fra", timeout_s=TIMEOUT_S)).region == "fra"
         assert not any(merge.done() for merge in merges)
         other.execute("ROLLBACK")
     await asyncio.gather(*merges)

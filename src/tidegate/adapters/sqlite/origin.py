@@ -336,7 +336,7 @@ class SQLiteOrigin:
 
     async def usage(self, digest: bytes, sequence: int, *, timeout_s: float) -> OriginUsage:
         now_ms = self._clock.now_ms()
-        return await self._file.run(
+        return await self._reader.run(
             lambda connection: answer_usage(connection, digest, sequence, now_ms), timeout_s=timeout_s
         )
 
@@ -406,7 +406,8 @@ class SQLiteOrigin:
                 ).rowcount
                 return *connection.execute(query).fetchone(), claimed == 1, number
 
-        held, incarnation, was_empty, number = await self._file.run(work, timeout_s=timeout_s)
+        # By the reader: a large merge takes longer than a pulse may, and a file that is busy is not one that is down.
+        held, incarnation, was_empty, number = await self._reader.run(work, timeout_s=timeout_s)
         # Another process may have been the first to find it empty, and have put the name back already.
         was_empty = was_empty or self._incarnation not in (None, incarnation)
         self._incarnation = incarnation
