@@ -23,7 +23,7 @@ OF_THE_ENGINE = {
     "from_degraded",
     "exceeded_in_shadow",
     "resets_made",
-    "resets_heard",
+    "resets_received",
     "subjects",
     "subjects_bytes",
     "cells",

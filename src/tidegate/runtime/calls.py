@@ -70,8 +70,8 @@ class Calls:
         self.is_failing: bool = False
         self._carries = carries
         # What the log says, and when that was written: at most two lines in `LOG_INTERVAL_S`, however fast it changes.
-        self._is_said_failing = False
-        self._said_at_s = float("-inf")
+        self._is_logged_failing = False
+        self._logged_at_s = float("-inf")
 
     async def call(
         self, operations: Sequence[str], function: Callable[[float], Awaitable[T]], timeout_s: float
@@ -99,7 +99,7 @@ class Calls:
             self.breaker.record(ticket, True, loop.time())
             self._failed(operations, error)
             self.is_failing = False
-            self._say()
+            self._log_change()
             raise
         except DependencyError as error:
             self.breaker.record(ticket, False, loop.time())
@@ -123,9 +123,9 @@ class Calls:
         for operation in operations:
             self.latency.setdefault(operation, Histogram()).observe(loop.time() - started_s)
         self.breaker.record(ticket, True, loop.time())
-        if self.is_failing or self._is_said_failing:
+        if self.is_failing or self._is_logged_failing:
             self.is_failing = False
-            self._say()
+            self._log_change()
         return answer
 
     def failures(self, operation: str) -> int:
@@ -137,14 +137,14 @@ class Calls:
             if name == operation and reason not in ("circuit_open", "rejected")
         )
 
-    def _say(self) -> None:
+    def _log_change(self) -> None:
         now_s = asyncio.get_running_loop().time()
-        if not self._carries or self.is_failing == self._is_said_failing:
+        if not self._carries or self.is_failing == self._is_logged_failing:
             return
-        if now_s - self._said_at_s < LOG_INTERVAL_S and self.is_failing:
+        if now_s - self._logged_at_s < LOG_INTERVAL_S and self.is_failing:
             return
-        self._is_said_failing = self.is_failing
-        self._said_at_s = now_s
+        self._is_logged_failing = self.is_failing
+        self._logged_at_s = now_s
         if self.is_failing:
             logger.warning("%s do not arrive and wait in memory: %s", self._carries, self.last_error)
         else:
@@ -153,7 +153,7 @@ class Calls:
     def _failed(self, operations: Sequence[str], error: DependencyError) -> None:
         self.last_error = f"{type(error).__name__}: {error}"
         self.is_failing = True
-        self._say()
+        self._log_change()
         for operation in operations:
             key = (operation, reason_of(error))
             self.errors[key] = self.errors.get(key, 0) + 1

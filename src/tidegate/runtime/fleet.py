@@ -124,7 +124,7 @@ class Parts:
             from_degraded=self.engine.from_degraded,
             exceeded_in_shadow=self.engine.exceeded_in_shadow,
             resets_made=self.engine.resets.made,
-            resets_heard=self.engine.resets.applied - self.engine.resets.made,
+            resets_received=self.engine.resets.applied - self.engine.resets.made,
             subjects=subjects.count,
             subjects_bytes=subjects.bytes,
             cells=subjects.cells,

@@ -147,7 +147,7 @@ class ResetLoop:
                 known = list(self._for_origin.values())[:RESETS_PER_CALL]
                 reply = await self._ask_origin(origin, calls, known)
                 self._forget(self._for_origin, known)
-                self._hear(reply.resets)
+                self._apply_received(reply.resets)
                 self._since = reply.number
                 more = reply.more
         except DependencyError as error:
@@ -161,7 +161,7 @@ class ResetLoop:
             PATIENCE_S,
         )
 
-    def _hear(self, resets: list[Reset]) -> None:
+    def _apply_received(self, resets: list[Reset]) -> None:
         with self._gate:
             now_ms = self._gate.now_ms()
             applied = [reset for reset in resets if self._engine.resets.apply(reset, now_ms)]
@@ -183,7 +183,7 @@ class ResetLoop:
                 waiting = list(self._for_ledger.values())[:RESETS_PER_CALL]
                 rows = [self._row(reset) for reset in waiting if now_ms < reset.expires_at_ms]
                 if rows:
-                    await self._tell_ledger(ledger, calls, rows)
+                    await self._write_to_ledger(ledger, calls, rows)
                 self._forget(self._for_ledger, waiting)
         except RowsRejected as error:
             logger.warning("the ledger refuses resets, so they do not reach other regions: %s", error)
@@ -192,7 +192,7 @@ class ResetLoop:
             logger.debug("resets could not be written to the ledger, trying again: %s", error)
 
     @staticmethod
-    async def _tell_ledger(ledger: Ledger, calls: Calls, rows: list[LedgerRow]) -> None:
+    async def _write_to_ledger(ledger: Ledger, calls: Calls, rows: list[LedgerRow]) -> None:
         await calls.call(["reset"], lambda timeout_s: ledger.publish(rows, timeout_s=timeout_s), PATIENCE_S)
 
     def _row(self, reset: Reset) -> LedgerRow:

@@ -36,9 +36,9 @@ class Statistics:
     from_degraded: int
     # Requests that limits in shadow mode would have denied; part of `allowed`.
     exceeded_in_shadow: int
-    # Resets that were asked of this node, and those that it has heard of from others.
+    # Resets that were requested of this node, and those that it received from others.
     resets_made: int
-    resets_heard: int
+    resets_received: int
     subjects: int
     subjects_bytes: int
     cells: int

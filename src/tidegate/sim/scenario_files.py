@@ -42,7 +42,7 @@ OPERATIONS: Final[Mapping[str, tuple[frozenset[str], frozenset[str]]]] = {
     "release": (frozenset({"node", "handle"}), frozenset({"expect"})),
     "usage": (frozenset({"node", *_REQUEST}) - {"cost"}, frozenset({"expect"})),
     "reset": (frozenset({"node", *_REQUEST}) - {"cost"}, frozenset({"expect_ok"})),
-    "hear_resets": (frozenset({"node"}), frozenset({"expect_ok"})),
+    "sync_resets": (frozenset({"node"}), frozenset({"expect_ok"})),
     "replay": (frozenset({"node"}), frozenset({"expect_ok"})),
     "publish": (frozenset({"node"}), _ROW_EXPECTS),
     "import": (frozenset({"node"}), frozenset({"expect_ok"})),

@@ -261,7 +261,7 @@ class ScenarioRun:
         confirmed = self._await(self._member(step).limiter.reset(request.limit, request.identifier))
         self._differ(step, "ok", confirmed, "expect_ok")
 
-    def _do_hear_resets(self, step: Step) -> None:
+    def _do_sync_resets(self, step: Step) -> None:
         """Write what waits, and read what is new at the origin."""
         self._differ(step, "ok", self._await(self._member(step).node.resets.run_once()), "expect_ok")
 

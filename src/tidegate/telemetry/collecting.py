@@ -40,7 +40,7 @@ def snapshot_of(statistics: Statistics) -> Snapshot:
     values |= {
         ("shadow_exceeded_total", ()): statistics.exceeded_in_shadow,
         ("resets_total", ("request",)): statistics.resets_made,
-        ("resets_total", ("node",)): statistics.resets_heard,
+        ("resets_total", ("node",)): statistics.resets_received,
         ("subjects", ()): statistics.subjects,
         ("subjects_bytes", ()): statistics.subjects_bytes,
         ("cells", ()): statistics.cells,

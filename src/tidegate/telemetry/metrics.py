@@ -92,7 +92,7 @@ METRICS: Final[tuple[Metric, ...]] = (
     Metric(
         "resets_total",
         "counter",
-        "Counters that this node has reset: by=request asked of this node, by=node heard of from another one.",
+        "Counters that this node has reset: by=request asked of this node, by=node received from another node.",
         "by=request is what people and programs have asked for: a jump means that a client resets its own limits. "
         "A node whose sum stays behind that of the others does not hear of resets.",
         ("by",),

@@ -404,7 +404,7 @@ def _expected(info: Any) -> str:
     raise AssertionError(f"no words for {info!r}")
 
 
-def _walk(struct: type[msgspec.Struct], prefix: str) -> Iterator[Setting]:
+def _settings_of(struct: type[msgspec.Struct], prefix: str) -> Iterator[Setting]:
     sections = []
     for field in msgspec.structs.fields(struct):
         if isinstance(field.default, msgspec.Struct):
@@ -422,7 +422,7 @@ def _walk(struct: type[msgspec.Struct], prefix: str) -> Iterator[Setting]:
         shown = str(extra.get("shown", "plain"))
         yield Setting(prefix + field.name, field.type, field.default, description, expected, shown)
     for field in sections:
-        yield from _walk(type(field.default), f"{prefix}{field.name}.")
+        yield from _settings_of(type(field.default), f"{prefix}{field.name}.")
 
 
 EXPECTED_BY_PATH: Final = {
@@ -443,7 +443,7 @@ EXPECTED_BY_PATH: Final = {
     "decisions.hash_key_file": "a file of 16 to 64 bytes",
 }
 
-SETTINGS: Final = tuple(_walk(ServerConfig, ""))
+SETTINGS: Final = tuple(_settings_of(ServerConfig, ""))
 """Every setting, in the order of the reference page: the top level first, then section by section."""
 
 

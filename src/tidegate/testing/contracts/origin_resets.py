@@ -48,7 +48,7 @@ def message(
 class ResetsContract:
     """Tests of `resets`, and of cells under new names."""
 
-    async def test_a_reset_is_answered_to_those_who_have_not_heard_of_it(self, origin: Origin) -> None:
+    async def test_a_reset_is_answered_to_nodes_that_do_not_have_it(self, origin: Origin) -> None:
         before = (await origin.resets([], since=LATEST, timeout_s=TIMEOUT_S)).number
         name = secrets.token_hex(8)
         first = await origin.resets([reset(name)], since=before, timeout_s=TIMEOUT_S)
@@ -119,7 +119,7 @@ class ResetsContract:
         assert (reply.granted, reply.cells[0].total) == (8, 0)
         counted = message(digest, 8, number=4, generation=GENERATION)
         await origin.exchange([counted], timeout_s=TIMEOUT_S)
-        # Late: an old message of this node, and one of another that has not heard of the reset.
+        # Late: an old message of this node, and one of another that does not know the reset.
         for late in (message(digest, 10, number=2), message(digest, 7, writer="late")):
             await origin.exchange([late], timeout_s=TIMEOUT_S)
         (reply,) = await origin.exchange([counted._replace(number=5)], timeout_s=TIMEOUT_S)
