@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from tests.runtime.world import EPOCH_MS, MILLION_AN_HOUR
-from tidegate import AsyncLimiter, ConfigurationError, Limit, Limiter
+from tidegate import AsyncLimiter, ConfigurationError, Limit, Limiter, Tuning
 from tidegate.adapters.memory import MemoryOrigin
 from tidegate.testing.clock import ManualClock
 from tidegate.testing.limiters import make_async_limiter, make_limiter
@@ -26,6 +26,8 @@ pytestmark = [
 ]
 
 TEN_AN_HOUR = Limit("10/hour", namespace="tests")
+# A busy machine may take longer to open a file than a request usually waits.
+PATIENT = Tuning(read_timeout_ms=10_000, replay_timeout_ms=10_000, flush_timeout_ms=20_000)
 
 
 def in_child(work: Callable[[], Any]) -> Any:
@@ -121,7 +123,7 @@ def test_a_lock_that_is_held_for_ever_does_not_hang_the_fork_or_the_child() -> N
 
 def test_a_child_of_a_node_is_a_node_of_its_own_and_its_counts_arrive(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path}/counts.db"
-    limiter = Limiter(region="fra", origin=url)
+    limiter = Limiter(region="fra", origin=url, tuning=PATIENT)
     limiter.limit(MILLION_AN_HOUR, "x", 5)
     parent_id = limiter.statistics().node_id
 
@@ -133,7 +135,7 @@ def test_a_child_of_a_node_is_a_node_of_its_own_and_its_counts_arrive(tmp_path: 
         return [seen.effective, seen.source, node_id, again]
 
     limiter.stop()
-    limiter = Limiter(region="fra", origin=url)
+    limiter = Limiter(region="fra", origin=url, tuning=PATIENT)
     limiter.limit(MILLION_AN_HOUR, "x", 1)
     effective, source, node_id, _ = in_child(work)
     assert source == "origin"
@@ -141,7 +143,7 @@ def test_a_child_of_a_node_is_a_node_of_its_own_and_its_counts_arrive(tmp_path: 
     assert node_id not in (parent_id, limiter.statistics().node_id)
     limiter.limit(MILLION_AN_HOUR, "x", 2)
     limiter.stop()
-    with Limiter(region="fra", origin=url) as auditor:
+    with Limiter(region="fra", origin=url, tuning=PATIENT) as auditor:
         assert auditor.peek(MILLION_AN_HOUR, "x").effective == 5 + 1 + 3 + 2
 
 
@@ -149,7 +151,7 @@ def test_a_node_that_was_started_on_an_event_loop_starts_again_in_the_child(tmp_
     url = f"sqlite:///{tmp_path}/counts.db"
 
     async def parent() -> tuple[Any, str, int]:
-        async with AsyncLimiter(region="fra", origin=url) as limiter:
+        async with AsyncLimiter(region="fra", origin=url, tuning=PATIENT) as limiter:
             await limiter.limit(MILLION_AN_HOUR, "x", 5)
 
             def work() -> list[Any]:
@@ -173,7 +175,7 @@ def test_a_node_that_was_started_on_an_event_loop_starts_again_in_the_child(tmp_
             answer = in_child(work)
             node_id = limiter.statistics().node_id
             await limiter.limit(MILLION_AN_HOUR, "x", 2)
-        async with AsyncLimiter(region="fra", origin=url) as auditor:
+        async with AsyncLimiter(region="fra", origin=url, tuning=PATIENT) as auditor:
             total = (await auditor.peek(MILLION_AN_HOUR, "x")).effective
         return answer, node_id, total
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.server.wire import Client, body, post, used
+from tests.e2e.server.wire import Client, body, post, used, used_before
 from tests.server.harness import TidegateServer, eventually
 from tidegate.server.process.config import ServerConfig
 from tidegate.server.process.first_start import prepare
@@ -105,7 +105,7 @@ def test_workers_stop_with_their_supervisor_and_flush() -> None:
         assert server.stop() == 0
         assert all(is_gone(pid) for pid in workers)
         server.start()
-        assert used(server, key, "flushed") == 100
+        assert used_before(server, key, "flushed") == 100
 
 
 def test_workers_do_not_outlive_a_supervisor_that_was_killed() -> None:

@@ -6,7 +6,7 @@ import json
 import socket
 from typing import Any, Self
 
-from tests.server.harness import Reply, TidegateServer
+from tests.server.harness import Reply, TidegateServer, eventually
 
 # Windows this long do not end by chance while a test runs.
 MONTH_MS = 2_592_000_000
@@ -76,6 +76,13 @@ def used(server: TidegateServer, key: str, identifier: str, limit: int = 1_000_0
     """What the server counts for `identifier`, without adding to it."""
     data = server.call("limit", body(identifier, limit=limit, cost=0), key).data
     return int(data["limit"]) - int(data["remaining"])
+
+
+def used_before(server: TidegateServer, key: str, identifier: str) -> int:
+    """What a server that was started again counts for an identifier of its life before. On a busy machine the answer of
+    its first read may come too late, and until the next one it counts nothing."""
+    eventually(lambda: used(server, key, identifier) > 0, f"the counts of {identifier!r} come back")
+    return used(server, key, identifier)
 
 
 def is_listening(server: TidegateServer) -> bool:
