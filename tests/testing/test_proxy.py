@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import struct
 import threading
 import time
 from collections.abc import Iterator
@@ -257,6 +258,29 @@ def test_a_connection_that_ends_in_order_ends_in_order_on_the_other_side(
         lambda: proxy.statistics().connections_open == 0, timeout_s=LONG_S, what="the end on both sides"
     )
     assert proxy.statistics().connections_reset == 0
+
+
+def test_an_end_for_a_side_that_has_just_sent_a_reset_raises_nothing(fault_proxy: StartProxy) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        proxy = fault_proxy(listener.getsockname()[1])
+        with socket.create_connection((proxy.host, proxy.port), timeout=LONG_S) as client:
+            server, _ = listener.accept()
+            proxy.apply(Faults(stall_requests=True))
+            client.shutdown(socket.SHUT_WR)
+            board = proxy._board
+            wait_until(
+                lambda: all(link.requests._queue for link in board.links),
+                timeout_s=LONG_S,
+                what="the held end",
+            )
+
+            async def reset_and_heal() -> None:
+                server.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                server.close()
+                await board.apply(Faults())  # in the same turn of the loop, which has not seen the reset yet
+
+            proxy._call(reset_and_heal())
+            assert receive_all(client) == (b"", ConnectionResetError)
 
 
 def test_the_same_seed_draws_the_same_jitter_for_the_same_connection(fresh_redis: RedisServer) -> None:

@@ -194,7 +194,10 @@ class _Pipe:
             self._link.reset()
             return
         assert self.target is not None, "a pipe without a target is held"
-        self.target.write_eof()
+        try:
+            self.target.write_eof()
+        except OSError:
+            return  # the other side has sent RST: `connection_lost` comes next
         self._link.close_if_both_ended()
 
 
