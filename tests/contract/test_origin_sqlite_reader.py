@@ -22,7 +22,9 @@ def component(number: int, own: int = 1) -> Component:
     return Component(number.to_bytes(16, "big"), 1, "node", own, FAR_MS)
 
 
-async def test_a_read_a_pulse_and_usage_do_not_wait_for_merges_that_were_queued_before_it(tmp_path: Path) -> None:
+async def test_a_read_a_pulse_and_usage_do_not_wait_for_merges_that_were_queued_before_it(
+    tmp_path: Path,
+) -> None:
     origin = SQLiteOrigin(tmp_path / "origin.db")
     await origin.open("fra", timeout_s=TIMEOUT_S)
     await origin.merge([component(1, 7)], timeout_s=TIMEOUT_S)

@@ -248,12 +248,12 @@ async def test_imports_count_rows_and_failures_and_heartbeats_are_not_imports() 
     await turns()
     assert node.failing_ledger is not None
     ledger.publish_nowait([row("x", 5), row("y", 6)])
-    await asyncio.sleep(1)
+    await asyncio.sleep(0.5)  # the loop itself imports each second
     before = value(node, "global_import_rows_total")
     await loops(node).importer.run_once()
     assert value(node, "global_import_rows_total") - before == 2
     assert value(node, "global_import_rows_last") == 2
-    assert 0.9 <= value(node, "global_lag_seconds", "ams") <= 1.1
+    assert 0.4 <= value(node, "global_lag_seconds", "ams") <= 0.6
     await loops(node).importer.run_once()
     assert value(node, "global_import_rows_last") == 0
     node.failing_ledger.faults.fail("heartbeat", times=1)
