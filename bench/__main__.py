@@ -25,7 +25,7 @@ def main(arguments: list[str]) -> int:
         return 2
     asks_for_help = bool({"-h", "--help"} & set(options))
     if asks_for_help and not names:
-        print(f"{__doc__}\nThere are {', '.join(present)}; `python -m bench NAME --help` tells about one.")
+        print(f"{__doc__}\nThere are {', '.join(present)}; `python -m bench NAME --help` describes one.")
         return 0
     if not asks_for_help:
         print(describe())

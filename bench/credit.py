@@ -2,7 +2,7 @@
 
 Run by `bench.origin`. Both variants use the same server, each with a namespace of its own; what depends on the
 moment is measured at the same time, what depends on the CPU in turns. `limits` and `throttled-py` ask Redis for each
-decision. The reference fleet alone is simulated: real nodes in virtual time (`tidegate simulate capacity`).
+decision. The reference fleet alone is simulated: real nodes in virtual time (`tidegate simulate fleet`).
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ user = header("x-user") | ip
 
 
 async def plan(request: Request) -> str:
-    """In an application: a look into the database."""
+    """In an application: a query of the database."""
     return "100/minute" if request.headers.get("x-plan") == "paid" else "2/minute"
 
 

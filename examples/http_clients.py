@@ -22,7 +22,7 @@ def fetch(url: str, times: int) -> int:
 
 
 def patient_session() -> requests.Session:
-    """Waits up to 30 seconds for room."""
+    """Waits up to 30 seconds until it fits."""
     session = requests.Session()
     session.mount("https://", RateLimitAdapter("10/second; 1000/hour", timeout=30))
     return session

@@ -79,7 +79,7 @@ def _json_option(command: F) -> F:
 
 
 class _Progress:
-    """Says on stderr how far a long command has come, not more often than every `PROGRESS_S`. Silent with --json."""
+    """Shows on stderr how far a long command has come, at most every `PROGRESS_S`. Silent with --json."""
 
     def __init__(self, as_json: bool) -> None:
         self._as_json = as_json

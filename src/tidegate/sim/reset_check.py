@@ -2,8 +2,8 @@
 
 Each request before the reset of a probe costs 1,000, each one after it costs 1. So a node that has applied the reset
 and knows of 1,000 or more has counted something from before it: a late replay, credit message, publish or import has
-brought it back, or a store that lost data has. After all faults are removed, every node hears of a reset that one of
-them knows.
+brought it back, or a store that lost data has. After all faults are removed, every node gets a reset that one of them
+knows.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ PROBES_WORKSPACE: Final = "probes"
 BEFORE_COST: Final = 1_000
 # No clock of a simulation is so wrong that a window begins which the reset does not concern.
 PROBE: Final = Limit(10_000, duration_ms=120_000, namespace="resets", workspace=PROBES_WORKSPACE)
-# For all to hear of it, when nothing fails: a full read of the ledger may be due first. Virtual time.
+# Until all have it, when nothing fails: a full read of the ledger may be due first. Virtual time.
 SPREAD_S: Final = 40.0
 
 
@@ -73,7 +73,7 @@ class ResetCheck:
         return process.engine.resets.generation_of(PROBE.key, name)
 
     async def check(self) -> None:
-        """All faults are removed: what one node knows, all of them hear of."""
+        """All faults are removed: all nodes must get what one of them knows."""
         latest = {
             name: max(self._generation(process, name) for process in self._running()) for name in self._names
         }
@@ -89,7 +89,7 @@ class ResetCheck:
                 break
             await asyncio.sleep(0.25)
         for node_id, name in behind:
-            self._simulation.auditor.fail(8, f"{node_id} has not heard that {name} was reset")
+            self._simulation.auditor.fail(8, f"{node_id} does not know that {name} was reset")
         for process in self._running():
             for name in self._names:
                 await process.limiter.peek(PROBE, name)
