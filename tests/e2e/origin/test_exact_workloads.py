@@ -124,6 +124,22 @@ async def test_windows_that_roll_over_pass_what_a_single_counter_passes(place: s
     await asyncio.gather(*(node.stop() for node in nodes))
 
 
+async def test_a_process_that_did_not_run_for_a_while_uses_what_was_answered_meanwhile(
+    place: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loop = asyncio.get_running_loop()
+    usual, ahead_s = loop.time, 0.0
+    monkeypatch.setattr(loop, "time", lambda: usual() + ahead_s)
+    async with Nodes(place, 1) as fleet:
+        asked = asyncio.create_task(fleet.limiters[0].limit(limit_of(1), "x"))
+        for _ in range(3):
+            await asyncio.sleep(0)
+        # All timers are late now, as after a stop of the process for three times as long as an answer may take.
+        ahead_s += 3 * PATIENT["read_timeout_ms"] / 1000
+        assert (await asked).source == "origin"
+        assert not await fleet.limiters[0].limit(limit_of(1), "x")
+
+
 async def test_nodes_that_join_and_leave_under_traffic_pass_exactly_the_quota(place: str) -> None:
     async with Nodes(place, 3) as first:
         await first.all_at_once(400, 40)
