@@ -109,7 +109,7 @@ class Steps:
             sequence, own, known, random.choice((0, 0, self.size // 9)), acked, sent, published, known, id_
         )
 
-    def heard(self, request: CreditRequest, reply: CreditReply) -> None:
+    def answered(self, request: CreditRequest, reply: CreditReply) -> None:
         """The answer names the records, which later messages repeat."""
         for part, totals in zip(request.cells, reply.cells, strict=True):
             self.ids[part.sequence] = totals.id

@@ -125,7 +125,7 @@ def test_the_script_answers_every_message_as_the_rule_in_python_does(redis: Conn
         now_ms, request = steps.next()
         expected, _ = grant(record, request, now_ms, RULES)
         assert ask_at(redis, now_ms, request) == [expected]
-        steps.heard(request, expected)
+        steps.answered(request, expected)
         assert holds_in(redis, request.digest) == {w: hold_numbers(h) for w, h in record.holds.items()}
     for sequence, cell in record.cells.items():
         found = redis.call("HGETALL", LAYOUT.cell_key(steps.digest, sequence))

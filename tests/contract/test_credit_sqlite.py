@@ -69,7 +69,7 @@ def test_the_file_answers_every_message_as_the_rule_does(seed: int) -> None:
             expected, recalled = grant(record, request, now_ms, CREDIT_RULES)
             replies, recalls = answer(connection, [request], now_ms)
             assert replies == [expected]
-            steps.heard(request, expected)
+            steps.answered(request, expected)
             assert sorted(recalls) == sorted((request.digest, writer) for writer in recalled)
             rows = connection.execute("SELECT * FROM origin_holds WHERE expires_at_ms > ?", (now_ms,))
             held = {row[1]: row[2:9] for row in rows}
@@ -98,7 +98,7 @@ def test_the_memory_origin_answers_every_message_as_the_rule_does(seed: int) -> 
         expected, recalled = grant(record, request, clock.at_ms, origin.rules)
         replies, recalls = origin.exchange_nowait([request])
         assert replies == [expected]
-        steps.heard(request, expected)
+        steps.answered(request, expected)
         assert recalls == [(request.digest, writer) for writer in recalled]
 
 

@@ -1,7 +1,7 @@
 """What an origin restores after it lost counts: a world of writers, lost messages, evictions, wipes and older copies.
 
 The judge knows what each writer accepted. The origin may never count more than that. It may count less only by what no
-survivor had heard of, and by what was on its way when counts were lost. The simulator holds whole nodes to the same.
+running node knew, and by what was in flight when counts were lost. The simulator holds whole nodes to the same.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Node:
         view.sent = self.own
         return message(self.writer, part)
 
-    def hear(self, request: CreditRequest, total: int, component: int, id_: int) -> None:
+    def receive(self, request: CreditRequest, total: int, component: int, id_: int) -> None:
         own = request.cells[0].own
         if request.writer == self.writer:
             self.view.acked = max(self.view.acked, own)
@@ -79,7 +79,7 @@ class World:
     def send(self, name: str) -> None:
         node = self.nodes[name]
         request = node.plan()
-        node.hear(request, *self.arrive(request))
+        node.receive(request, *self.arrive(request))
 
     def wipe(self) -> None:
         self.record = SubjectRecord()
@@ -91,7 +91,7 @@ class World:
 
 
 def test_a_wipe_loses_nothing_that_a_survivor_knew_of_a_node_that_left() -> None:
-    """Issue: one node accepts 50 of 100 and stops, the origin restarts empty, and two others had heard of the 50."""
+    """Issue: one node accepts 50 of 100 and stops, the origin restarts empty, and two others knew of the 50."""
     world = World("gone", "b", "c")
     world.accept("gone", 50)
     for name in ("gone", "b", "c"):
@@ -112,7 +112,7 @@ def test_what_survivors_count_after_a_wipe_is_not_hidden_by_what_they_knew_befor
     for name in ("gone", "b", "c"):
         world.send(name)
     world.wipe()
-    world.send("b")  # had not heard of what c counts
+    world.send("b")  # does not know what c counts
     world.accept("b", 30)
     world.send("b")
     world.send("c")
@@ -184,7 +184,7 @@ def test_copies_of_several_ages_are_brought_up_to_date_and_count_nothing_twice()
 
 
 def test_a_copy_that_lost_what_no_answer_confirmed_does_not_count_it_twice() -> None:
-    """One node's answer was lost, another has heard of its counts, and the copy has none of them."""
+    """One node's answer was lost, another knows its counts, and the copy has none of them."""
     world = World("a", "b")
     world.accept("b", 3)
     world.send("b")
@@ -259,7 +259,7 @@ def test_an_origin_that_loses_counts_never_counts_twice_and_nodes_agree_afterwar
             if not loses_messages or random.random() < 0.8:
                 answer = world.arrive(request)
                 if not loses_messages or random.random() < 0.8:
-                    node.hear(request, *answer)
+                    node.receive(request, *answer)
             if random.random() < 0.1:
                 world.arrive(request)
         elif drawn < 0.8:
@@ -308,7 +308,7 @@ def test_without_lost_messages_all_that_survivors_knew_comes_back(losses: int) -
             world.nodes[gone] = Node(gone)
             for name in [one for one in world.nodes if one not in survivors][:-1]:
                 del world.nodes[name]
-            world.send(random.choice(survivors))  # the last one to hear before the loss stays
+            world.send(random.choice(survivors))  # the last one that got an answer before the loss stays
             world.wipe()
             for name in random.sample(survivors, 3):
                 world.accept(name, random.randrange(3))

@@ -189,7 +189,7 @@ class World:
         node = self.random.choice(self.nodes)
         steps: list[Callable[[Node], None]] = [self.accept, self.accept, self.accept]
         steps += [self.replay, self.publish, self.read]
-        steps += [self.deliver, self.reset, self.hear, self.wipe, self.pass_time]
+        steps += [self.deliver, self.reset, self.read_resets, self.wipe, self.pass_time]
         self.random.choice(steps)(node)
         self.check()
 
@@ -203,7 +203,7 @@ class World:
     def reset(self, node: Node) -> None:
         self.made.append(node.engine.resets.make(MANY, "x", self.now_ms))
 
-    def hear(self, node: Node) -> None:
+    def read_resets(self, node: Node) -> None:
         if self.made:
             node.engine.resets.apply(self.random.choice(self.made), self.now_ms)
 

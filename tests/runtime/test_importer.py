@@ -109,7 +109,7 @@ async def test_imports_are_fast_while_cells_are_hot_and_slow_otherwise() -> None
     assert node.ledger is not None
     await asyncio.sleep(20)
     cold = node.ledger.count("changes")
-    assert 18 <= cold <= 28, "once a second, to hear of resets"
+    assert 18 <= cold <= 28, "once a second, to get resets"
     for _ in range(50):
         await node.accept("x", 10, THOUSAND_A_MINUTE)
         await asyncio.sleep(0.1)

@@ -16,7 +16,7 @@ from tidegate.testing.limiters import make_async_limiter
 
 TEN_A_MINUTE = Limit("10/minute", namespace="tests")
 TEN_AN_HOUR = Limit("10/hour", namespace="tests")
-# Within which every node has heard of a reset, in every region.
+# Within which every node has applied a reset, in every region.
 SOON_S = 2.0
 
 
@@ -199,7 +199,7 @@ async def test_credit_of_before_a_reset_is_not_spent_after_it() -> None:
 
 
 @on_virtual_time
-async def test_without_credit_nodes_hear_of_a_reset_too() -> None:
+async def test_without_credit_nodes_get_a_reset_too() -> None:
     region = Region()
     first, second = region.node(), region.node()
     for member in (first, second):
@@ -330,7 +330,7 @@ async def test_every_region_hears_of_a_reset_within_two_seconds() -> None:
 
 
 @on_virtual_time
-async def test_regions_without_an_origin_hear_of_a_reset_within_two_seconds() -> None:
+async def test_regions_without_an_origin_get_a_reset_within_two_seconds() -> None:
     async with World("fra", "nyc", nodes=1, with_origin=False) as world:
         fra, nyc = world.all
         await use_up(fra, TEN_AN_HOUR, "ann")

@@ -39,9 +39,9 @@ async def test_a_node_reports_every_field_of_the_statistics_and_no_other() -> No
     limiter = make_async_limiter(region="fra", origin=MemoryOrigin(), ledger=MemoryLedger(), clock=clock())
     await limiter.start()
     assert limiter._parts.node is not None
-    told = set(limiter._parts.node.statistics(0.0))
-    assert told | OF_THE_ENGINE == FIELDS
-    assert not told & OF_THE_ENGINE
+    reported = set(limiter._parts.node.statistics(0.0))
+    assert reported | OF_THE_ENGINE == FIELDS
+    assert not reported & OF_THE_ENGINE
     await limiter.stop()
 
 
@@ -56,9 +56,9 @@ async def test_without_credit_a_node_reports_all_fields_but_those_of_credit_and_
     )
     await limiter.start()
     assert limiter._parts.node is not None
-    told = set(limiter._parts.node.statistics(0.0))
+    reported = set(limiter._parts.node.statistics(0.0))
     of_credit = {name for name in FIELDS if name.startswith("credit_")}
-    assert told | OF_THE_ENGINE == FIELDS - of_credit - OF_THE_IMPORTER
+    assert reported | OF_THE_ENGINE == FIELDS - of_credit - OF_THE_IMPORTER
     await limiter.stop()
 
 

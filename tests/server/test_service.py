@@ -50,16 +50,16 @@ def test_the_first_start_makes_one_key_shows_it_once_and_its_curl_line_works(tmp
     folder = tmp_path / "data"
     with TidegateServer(data_dir=folder) as server:
         assert server.stop() == 0
-        told = server.rest_of_announcement()
+        announced = server.rest_of_announcement()
         url = server.url
-    assert str(folder) in told
-    (key,) = set(re.findall(r"tg_[A-Za-z0-9]{32}", told))
+    assert str(folder) in announced
+    (key,) = set(re.findall(r"tg_[A-Za-z0-9]{32}", announced))
     assert folder.stat().st_mode & 0o777 == 0o700
     assert key.encode() not in b"".join(path.read_bytes() for path in folder.iterdir()), (
         "only its digest is kept"
     )
     with TidegateServer(data_dir=folder) as server:
-        command = re.search(r"curl (?:.*\\\n)*.*", told)
+        command = re.search(r"curl (?:.*\\\n)*.*", announced)
         assert command is not None
         line = command[0].replace(url, server.url)
         answer = subprocess.run(["bash", "-c", line], check=True, capture_output=True, text=True)
@@ -121,15 +121,15 @@ def test_what_a_server_and_the_keys_command_keep_on_disk_is_for_their_user_only(
 
 def test_with_json_the_first_start_prints_one_json_line(tmp_path: Path) -> None:
     with TidegateServer("--json", data_dir=tmp_path / "data") as server:
-        told = json.loads(server.announcement)
-        assert told["url"] == server.url and told["data_dir"] == str(tmp_path / "data")
-        assert server.call("limit", BODY, told["key"]).status == 200
-        answer = subprocess.run(["bash", "-c", told["curl"]], check=True, capture_output=True, text=True)
+        announced = json.loads(server.announcement)
+        assert announced["url"] == server.url and announced["data_dir"] == str(tmp_path / "data")
+        assert server.call("limit", BODY, announced["key"]).status == 200
+        answer = subprocess.run(["bash", "-c", announced["curl"]], check=True, capture_output=True, text=True)
         assert json.loads(answer.stdout)["data"]["success"] is True
         assert server.stop() == 0
         assert server.rest_of_announcement() == ""
         assert all(json.loads(line)["level"] for line in server.log.splitlines())
-        assert told["key"] not in server.log
+        assert announced["key"] not in server.log
 
 
 def test_a_key_made_before_the_first_start_is_used_and_none_is_made(tmp_path: Path) -> None:
@@ -185,7 +185,7 @@ def test_sighup_reads_the_log_level_and_the_keys_again(tmp_path: Path) -> None:
         eventually(lambda: "read again" in server.log, "it has read them")
         settings.write_text("not toml at all [")
         server.signal(signal.SIGHUP)
-        eventually(lambda: "the old one stays in force" in server.log, "a fault is told")
+        eventually(lambda: "the old one stays in force" in server.log, "a fault is announced")
         assert server.get("/livez").status == 200
 
 

@@ -342,7 +342,7 @@ async def test_the_offset_is_positive_when_this_node_is_ahead_of_its_origin() ->
 
 
 @means("resets_total")
-async def test_a_reset_is_counted_once_on_each_node_where_it_was_asked_for_and_where_it_was_heard_of() -> (
+async def test_a_reset_is_counted_once_on_each_node_where_it_was_requested_and_where_it_was_received() -> (
     None
 ):
     region = Region(ledger=MemoryLedger(clock=clock()), credit=True)

@@ -16,7 +16,7 @@ async def begins_again(nodes: list[AsyncLimiter], who: str) -> None:
         async def is_zero(node: AsyncLimiter = node) -> bool:
             return await seen(node, who) == 0
 
-        await until(is_zero, f"{node!r} has heard of the reset")
+        await until(is_zero, f"{node!r} has applied the reset")
 
 
 async def test_a_reset_reaches_every_node_of_every_region_and_old_counts_stay_away(

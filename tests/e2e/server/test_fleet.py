@@ -152,7 +152,7 @@ def test_a_reset_on_one_node_begins_the_counter_again_in_every_region(
         eventually(partial(is_left, node, key, "again", 0), f"{node.arguments[1]} knows of all 100")
     assert fleet.iad.call("reset", counter("again"), key).data == {"duration": MONTH_MS, "confirmed": True}
     for node in fleet[1:]:
-        eventually(partial(is_left, node, key, "again", 100), f"{node.arguments[1]} has heard of the reset")
+        eventually(partial(is_left, node, key, "again", 100), f"{node.arguments[1]} has applied the reset")
 
 
 def is_left(node: TidegateServer, key: str, identifier: str, count: int) -> bool:
