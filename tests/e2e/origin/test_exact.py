@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from functools import partial
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 import pytest
 
@@ -19,6 +19,7 @@ from tests.contract.origin_places import ClusterPlace
 from tests.e2e.origin.audit import (
     DEADLINE_S,
     DURATION_MS,
+    PATIENT,
     REGION,
     ShiftedClock,
     delivered,
@@ -29,8 +30,6 @@ from tests.e2e.origin.process import NodeProcess
 from tidegate import AsyncLimiter, Limit, Tuning
 from tidegate.testing import RedisCluster, RedisSentinel, RedisServer
 from tidegate.testing.limiters import make_async_limiter
-
-PATIENT: dict[str, Any] = {"read_timeout_ms": 10_000}
 
 ONE_AFTER_THE_OTHER = [(2, 6, 50), (4, 6, 50), (8, 6, 50), (8, 6, 300), (8, 20, 50), (16, 100, 10)]
 ALL_AT_ONCE = [(8, 5), (8, 100), (8, 1_000)]

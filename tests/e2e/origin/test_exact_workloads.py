@@ -13,8 +13,8 @@ from random import Random
 
 import pytest
 
-from tests.e2e.origin.audit import DEADLINE_S, DURATION_MS, REGION
-from tests.e2e.origin.test_exact import PATIENT, Nodes, limit_of
+from tests.e2e.origin.audit import DEADLINE_S, DURATION_MS, PATIENT, REGION
+from tests.e2e.origin.test_exact import Nodes, limit_of
 from tidegate import AsyncLimiter, Limit, Request, Tuning
 from tidegate.testing import ManualClock, RedisServer
 from tidegate.testing.limiters import make_async_limiter, make_limiter

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from tests.e2e.origin.audit import Fleet, until
+from tests.e2e.origin.audit import PATIENT, Fleet, until
 from tidegate.testing import RedisCluster, RedisSentinel
 
 NAMES = [f"user {n}" for n in range(24)]
@@ -59,7 +59,7 @@ async def test_a_failover_under_traffic_loses_nothing(fresh_redis_sentinel: Redi
 async def test_the_nodes_of_a_cluster_agree_and_every_master_has_its_share(
     fresh_redis_cluster: RedisCluster,
 ) -> None:
-    async with Fleet(cluster_url(fresh_redis_cluster)) as fleet:
+    async with Fleet(cluster_url(fresh_redis_cluster), **PATIENT) as fleet:
         fleet.node(), fleet.node()
         fleet.start_traffic(NAMES)
         await fleet.more_traffic()
