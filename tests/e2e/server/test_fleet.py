@@ -56,6 +56,11 @@ def fleet(request: pytest.FixtureRequest) -> Iterator[Fleet]:
 
 @pytest.fixture
 def workspace(fleet: Fleet) -> Workspace:
+    """In a fleet that is whole, whatever the test before left behind."""
+    fleet.database.recover()
+    for node in fleet[1:]:
+        if node.process is None or node.process.poll() is not None:
+            node.start()
     return fleet.fra_1.workspace()
 
 
