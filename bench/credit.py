@@ -2,7 +2,7 @@
 
 Run by `bench.origin`. Both variants use the same server, each with a namespace of its own; what depends on the
 moment is measured at the same time, what depends on the CPU in turns. `limits` and `throttled-py` ask Redis for each
-decision. The reference fleet alone is simulated: real nodes in virtual time (`tidegate simulate fleet`).
+decision. The reference fleet alone is simulated: real nodes in virtual time (`tidegate simulate capacity`).
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import re
 import statistics
 import time
 from collections.abc import Awaitable, Callable, Iterable
-from itertools import count
 from random import Random
 from types import TracebackType
 from typing import Any, NamedTuple, Self
@@ -27,6 +26,7 @@ from bench.figures import (
     Figure,
     Scale,
     acknowledged,
+    rate_of,
 )
 from tidegate import AsyncLimiter, Limit, Limiter, Tuning
 from tidegate.adapters.redis.origin import RedisOrigin
@@ -37,32 +37,19 @@ from tidegate.testing.limiters import make_async_limiter
 __all__ = ["FIGURES"]
 
 NODES = 8
-# What a decision takes. The clock that credit lives by advances so much with each of many busy subjects' decisions, so
-# that there are as many messages to a decision on a machine that does other work as on an idle one.
-DECISION_NS = 1_400
 
 
 class Variant:
     """Nodes that decide with credit, or without."""
 
-    def __init__(
-        self,
-        url: str,
-        nodes: int,
-        *,
-        credit: bool,
-        clock: ManualClock | None = None,
-        monotonic_ns: Callable[[], int] | None = None,
-    ) -> None:
+    def __init__(self, url: str, nodes: int, *, credit: bool, clock: ManualClock | None = None) -> None:
         self.credit = credit
         self.namespace = f"bench.{'with' if credit else 'without'}"
         # No pulse: it asks once a second whatever happens, and is not what is counted here.
         tuning = Tuning(credit=credit, pulse_interval_ms=HOUR_MS)
         self.origins = [RedisOrigin(url) for _ in range(nodes)]
         self.limiters: list[AsyncLimiter] = [
-            make_async_limiter(
-                region=REGION, origin=origin, tuning=tuning, clock=clock, monotonic_ns=monotonic_ns
-            )
+            make_async_limiter(region=REGION, origin=origin, tuning=tuning, clock=clock)
             for origin in self.origins
         ]
 
@@ -166,34 +153,24 @@ async def hot_subject(url: str, scale: Scale) -> list[Figure]:
     ]
 
 
-async def rate_in_turn(limiter: AsyncLimiter, limit: Limit, decisions: int) -> float:
-    """Decisions per CPU second, one subject after the other."""
-    began_s = time.process_time()
-    for start in range(0, decisions, DECISIONS_PER_TURN):
-        for number in range(start, start + DECISIONS_PER_TURN):
-            await limiter.limit(limit, SUBJECTS[number % len(SUBJECTS)])
-        await asyncio.sleep(0)
-    return decisions / (time.process_time() - began_s)
-
-
 async def busy_subjects(url: str, scale: Scale) -> list[Figure]:
     """10,000 busy subjects, far from their limits."""
-    clock_ns = count(time.monotonic_ns(), DECISION_NS).__next__
     rates: dict[bool, list[float]] = {True: [], False: []}
     counted: dict[bool, tuple[int, int, int]] = {}
-    async with (
-        Variant(url, 1, credit=True, monotonic_ns=clock_ns) as after,
-        Variant(url, 1, credit=False) as before,
-    ):
+    async with Variant(url, 1, credit=True) as after, Variant(url, 1, credit=False) as before:
         for way in (before, after):
             await warm(way.limiters[0], way.limit(10**12))
         for _ in range(3):
             for way in (before, after):
                 limiter, limit = way.limiters[0], way.limit(10**12)
+
+                async def ask(name: str, limiter: AsyncLimiter = limiter, limit: Limit = limit) -> None:
+                    await limiter.limit(limit, name)
+
                 # First until the traffic of the last seconds is known: the other way has used them.
-                await rate_in_turn(limiter, limit, 5 * scale.decisions)
+                await rate_of(ask, scale.seconds, yields=True)
                 statistics_before = limiter.statistics()
-                rate = await rate_in_turn(limiter, limit, 3 * scale.decisions)
+                rate = await rate_of(ask, scale.seconds / 2, yields=True)
                 statistics_after = limiter.statistics()
                 rates[way.credit].append(rate)
                 counted[way.credit] = (
