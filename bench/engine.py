@@ -7,24 +7,27 @@ are CPU time of this thread: other work on a shared machine is not counted, a pa
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import json
+import operator
 import os
 import random
 import subprocess
 import sys
 import threading
 import time
+from asyncio import Handle
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib.util import find_spec
 from itertools import cycle, islice
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
 import tidegate
 from tidegate import Limit, Limiter, Tuning
-from tidegate.testing import ManualClock, make_limiter
+from tidegate.testing import ManualClock, RedisServer, make_async_limiter, make_limiter
 
 IDENTIFIERS = [f"user_{i}" for i in range(1_000)]
 QUOTA = 10**9
@@ -35,6 +38,7 @@ CALLS = 20_000
 PEER_CALLS = 2_000
 ACCESSES = 100_000
 SUBJECTS = 1_000_000
+EXPIRING = 50_000
 
 Decide = Callable[[Limit, str], Any]
 
@@ -46,6 +50,9 @@ class Figures(list[float]):
 
     def over(self, other: Sequence[float]) -> Figures:
         return Figures(mine / theirs for mine, theirs in zip(self, other, strict=True))
+
+    def minus(self, other: Sequence[float]) -> Figures:
+        return Figures(mine - theirs for mine, theirs in zip(self, other, strict=True))
 
     @property
     def middle(self) -> float:
@@ -60,6 +67,15 @@ def ns_per_call(decide: Decide, limit: Limit, identifiers: Sequence[str]) -> flo
     started = time.thread_time_ns()
     for identifier in identifiers:
         decide(limit, identifier)
+    return (time.thread_time_ns() - started) / len(identifiers)
+
+
+def ns_per_look_up(table: dict[str, int], identifiers: Sequence[str]) -> float:
+    """The same of `dict.get`."""
+    get = table.get
+    started = time.thread_time_ns()
+    for identifier in identifiers:
+        get(identifier)
     return (time.thread_time_ns() - started) / len(identifiers)
 
 
@@ -123,26 +139,46 @@ def decision_figures(others: Mapping[str, Decide] | None = None) -> dict[str, Fi
     return in_turns(measures)
 
 
-def thread_figures() -> Figures:
-    """Decisions per second of two threads by those of one, in real time: one limiter, the same identifiers."""
-    limit = Limiter().limit
-    each = laps(IDENTIFIERS, 100_000)
+class Threads(NamedTuple):
+    """Calls of two threads by those of one."""
 
-    def rate(threads: int) -> float:
+    rate: Figures
+    """Decisions per second of real time: what other programs do is in it."""
+    decisions: Figures
+    """Decisions per second of CPU time."""
+    nothing: Figures
+    """The same of a C function that does nothing: what two threads of this interpreter can reach."""
+
+
+def thread_figures() -> Threads:
+    """One limiter, the same identifiers in both threads."""
+    limit = Limiter().limit
+    each = laps(IDENTIFIERS, 200_000)
+
+    def rate(call: Decide, threads: int, clock: Callable[[], float]) -> float:
         def work() -> None:
             for identifier in each:
-                limit(PLENTY, identifier)
+                call(PLENTY, identifier)
 
         workers = [threading.Thread(target=work) for _ in range(threads)]
-        started = time.perf_counter()
+        started = clock()
         for worker in workers:
             worker.start()
         for worker in workers:
             worker.join()
-        return threads * len(each) / (time.perf_counter() - started)
+        return threads * len(each) / (clock() - started)
 
-    found = in_turns({"one": lambda: rate(1), "two": lambda: rate(2)})
-    return found["two"].over(found["one"])
+    def two_by_one(call: Decide, clock: Callable[[], float]) -> Callable[[], float]:
+        return lambda: rate(call, 2, clock) / rate(call, 1, clock)
+
+    found = in_turns(
+        {
+            "rate": two_by_one(limit, time.perf_counter),
+            "decisions": two_by_one(limit, time.process_time),
+            "nothing": two_by_one(operator.is_, time.process_time),
+        }
+    )
+    return Threads(found["rate"], found["decisions"], found["nothing"])
 
 
 def import_figures() -> Figures:
@@ -160,8 +196,19 @@ def import_figures() -> Figures:
     return Figures(ours - bare for ours in found["ours"])
 
 
-def access_figures() -> tuple[Figures, float]:
-    """Random access to a table of a million by that to one of a thousand; bytes per subject."""
+class Access(NamedTuple):
+    """Random access to a million by that to a thousand."""
+
+    decisions: Figures
+    plain: Figures
+    """Of a dict with the same keys: what the caches of this machine make of any table."""
+    added: Figures
+    """What a million adds to a decision by what it adds to a look-up in the dict."""
+    bytes_per_subject: float
+
+
+def access_figures() -> Access:
+    """Large tables, whose subjects are not in a cache of the processor."""
     small, large = Limiter(), Limiter()
     for identifier in IDENTIFIERS:
         small.limit(PLENTY, identifier)
@@ -170,17 +217,26 @@ def access_figures() -> tuple[Figures, float]:
     for number in range(SUBJECTS):
         large.limit(PLENTY, f"subject_{number:07d}")
     bytes_per_subject = (resident_bytes() - before) / SUBJECTS
+    few: dict[str, int] = {identifier: number for number, identifier in enumerate(IDENTIFIERS)}
+    many: dict[str, int] = {f"subject_{number:07d}": number for number in range(SUBJECTS)}
     draw = random.Random(1)
     of_small = draw.choices(IDENTIFIERS, k=ACCESSES)
     of_large = [f"subject_{draw.randrange(SUBJECTS):07d}" for _ in range(ACCESSES)]
     # Once more before the rounds: the first access of a second also notes that the subject is in use.
-    access = in_turns(
+    ns = in_turns(
         {
             "small": lambda: ns_per_call(small.limit, PLENTY, of_small),
             "large": lambda: ns_per_call(large.limit, PLENTY, of_large),
+            "few": lambda: ns_per_look_up(few, of_small),
+            "many": lambda: ns_per_look_up(many, of_large),
         }
     )
-    return access["large"].over(access["small"]), bytes_per_subject
+    return Access(
+        ns["large"].over(ns["small"]),
+        ns["many"].over(ns["few"]),
+        ns["large"].minus(ns["small"]).over(ns["many"].minus(ns["few"])),
+        bytes_per_subject,
+    )
 
 
 def pause_figures() -> dict[str, float]:
@@ -208,6 +264,49 @@ def pause_figures() -> dict[str, float]:
         "evicted": float(sum(statistics.subjects_evicted.values())),
         "expired": float(statistics.subjects_expired),
     }
+
+
+async def longest_hold_ms(url: str) -> tuple[float, int]:
+    """The longest hold of the event loop, in CPU milliseconds, while subjects of a limiter with Redis expire; and how
+    many did. The garbage collector is part of it, and other subjects are in use meanwhile."""
+    clock = ManualClock(NOW_MS)
+    per_minute = Limit(QUOTA, duration_ms=60_000, namespace="bench")
+    longest_ns = 0
+    run = Handle._run  # noqa: SLF001 - every callback of an event loop passes through it
+
+    def run_and_measure(handle: Handle) -> None:
+        nonlocal longest_ns
+        started = time.thread_time_ns()
+        run(handle)
+        longest_ns = max(longest_ns, time.thread_time_ns() - started)
+
+    async with make_async_limiter(clock=clock, region="bench", origin=url) as limiter:
+        for start in range(0, EXPIRING, 100):
+            names = [f"subject_{number:05d}" for number in range(start, start + 100)]
+            await asyncio.gather(*(limiter.limit(per_minute, name) for name in names))
+        while limiter.statistics().origin_dirty_subjects:  # noqa: ASYNC110 - nothing signals it
+            await asyncio.sleep(0.01)
+        clock.advance(400_000)
+        setattr(Handle, "_run", run_and_measure)  # noqa: B010 - a plain assignment is refused by the type checker
+        try:
+            deadline_s = time.monotonic() + 60
+            while limiter.statistics().subjects_expired < EXPIRING and time.monotonic() < deadline_s:
+                for identifier in IDENTIFIERS[:10]:
+                    limiter.limit_nowait(per_minute, identifier)
+                await asyncio.sleep(0.001)
+        finally:
+            setattr(Handle, "_run", run)  # noqa: B010 - the same
+        return longest_ns / 1_000_000, limiter.statistics().subjects_expired
+
+
+def hold_figures() -> tuple[Figures, int]:
+    """`longest_hold_ms`, as the server runs: with what was made at the start out of the collector's sight."""
+    gc.collect()
+    gc.freeze()
+    with RedisServer() as server:
+        found = [asyncio.run(longest_hold_ms(server.url)) for _ in range(3)]
+    gc.unfreeze()
+    return Figures(ms for ms, _ in found), min(expired for _, expired in found)
 
 
 def resident_bytes() -> int:
@@ -259,12 +358,19 @@ def main() -> None:
     print(f"interpreted {plain['denied'].over(plain['accepted']).shown(2)}")
     print(f"- CPU of `import tidegate`: {import_figures().shown()} ms")
     os.sched_setaffinity(0, everywhere)
-    print(f"- decisions of two threads / of one: {thread_figures().shown(2)}")
+    threads = thread_figures()
+    print(f"- decisions of two threads / of one: {threads.rate.shown(2)}")
+    print(f"- the same per second of CPU: {threads.decisions.shown(2)}")
+    print(f"- the same of a C function that does nothing: {threads.nothing.shown(2)}")
     os.sched_setaffinity(0, one_core)
-    access, bytes_per_subject = access_figures()
-    print(f"- random access to {SUBJECTS:,} subjects / to 1,000: {access.shown(2)}")
-    print(f"- bytes per subject at {SUBJECTS:,}, identifier text included: {bytes_per_subject:.0f}")
+    access = access_figures()
+    print(f"- random access to {SUBJECTS:,} subjects / to 1,000: {access.decisions.shown(2)}")
+    print(f"- the same of a plain dict with the same keys: {access.plain.shown(2)}")
+    print(f"- what {SUBJECTS:,} add to a decision / to a look-up in the dict: {access.added.shown(2)}")
+    print(f"- bytes per subject at {SUBJECTS:,}, identifier text included: {access.bytes_per_subject:.0f}")
     pauses = pause_figures()
     print(f"- longest call while evicting ({pauses['evicted']:,.0f} evicted): {pauses['evicting']:.0f} us")
     print(f"- longest call while expiring ({pauses['expired']:,.0f} expired): {pauses['expiring']:.0f} us")
+    holds, expired = hold_figures()
+    print(f"- longest hold of the event loop, {expired:,} expire, with Redis: {holds.shown(1)} ms")
     print(f"- the default bound is {Tuning().subjects_max:,} subjects")
