@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Sequence
 from random import Random
 
 import pytest
@@ -10,9 +10,9 @@ from tests.runtime.credit_fleet import CreditFleet
 from tests.runtime.world import on_virtual_time
 from tidegate import InvalidInput, Limit, Limiter, LimitExceeded, Request
 from tidegate.adapters import memory
-from tidegate.core.grants import SubjectRecord
+from tidegate.core.grants import CreditReply, CreditRequest, SubjectRecord
 from tidegate.core.reservations import ENDED, HELD, Claim, ClaimReply, claim, reserved_bytes
-from tidegate.errors import DependencyError
+from tidegate.errors import DependencyError, DependencyTimeout
 from tidegate.runtime.reserving import WAITING_BYTES_MAX
 from tidegate.testing import ManualClock
 from tidegate.testing.limiters import make_async_limiter, make_limiter
@@ -222,6 +222,91 @@ async def test_after_a_crash_a_reservation_ends_when_it_expires() -> None:
 
 
 @on_virtual_time
+async def test_a_reservation_that_another_node_has_ended_is_free_on_the_node_that_took_it() -> None:
+    fleet = CreditFleet(2)
+    await fleet.start()
+    rule = fleet.limit_of(10)
+    taken = await fleet.limiters[0].take([Request(rule, "x", 8)], 600_000)
+    assert taken.name and taken.decisions[0].source == "origin"
+    assert not await fleet.limiters[0].limit(rule, "x", 3)
+    ending = await fleet.limiters[1].end(taken.name, [(rule, "x", 1)])
+    assert ending.is_known
+    await asyncio.sleep(0.2)
+    assert await fleet.limiters[0].limit(rule, "x", 9), "settling lower frees the rest at once, on every node"
+    assert (await fleet.limiters[0].usage(rule, "x")).regional == 10
+    await fleet.stop()
+
+
+@on_virtual_time
+async def test_while_the_origin_does_not_answer_a_node_counts_what_it_has_reserved() -> None:
+    fleet = CreditFleet(2)
+    await fleet.start()
+    rule = fleet.limit_of(10)
+    taken = await fleet.limiters[0].take([Request(rule, "x", 8)], 20_000)
+    fleet.origins[0].is_down = True
+    await asyncio.sleep(6)
+    denial = await fleet.limiters[0].limit(rule, "x", 3)
+    assert (denial.allowed, denial.source, denial.effective) == (False, "degraded", 11)
+    assert (await fleet.limiters[0].limit(rule, "x", 2)).source == "degraded"
+    await asyncio.sleep(15)
+    assert await fleet.limiters[0].limit(rule, "x", 8), "its life is over"
+    assert taken.name
+    await fleet.stop()
+
+
+@on_virtual_time
+async def test_a_reservation_that_was_taken_without_an_answer_is_shared_when_the_origin_has_it() -> None:
+    fleet = CreditFleet(2)
+    await fleet.start()
+    rule = fleet.limit_of(10)
+    fleet.origins[0].loses_answers = True
+    taken = await fleet.limiters[0].take([Request(rule, "x", 8)], 600_000)
+    assert taken.decisions[0].source == "degraded"
+    fleet.origins[0].loses_answers = False
+    await asyncio.sleep(30)
+    assert not await fleet.limiters[1].limit(rule, "x", 3), "longer than a message for credit holds it"
+    assert (await fleet.limiters[1].end(taken.name, [(rule, "x", 1)])).is_known
+    await asyncio.sleep(0.2)
+    assert await fleet.limiters[0].limit(rule, "x", 9)
+    await fleet.stop()
+
+
+@on_virtual_time
+async def test_a_reservation_that_was_taken_without_an_answer_and_ended_elsewhere_is_free() -> None:
+    fleet = CreditFleet(2)
+    await fleet.start()
+    rule = fleet.limit_of(10)
+    fleet.origins[0].loses_answers = True
+    taken = await fleet.limiters[0].take([Request(rule, "x", 8)], 600_000)
+    fleet.origins[0].loses_answers = False
+    assert (await fleet.limiters[1].end(taken.name, [(rule, "x", 1)])).is_known
+    await asyncio.sleep(10)
+    assert await fleet.limiters[0].limit(rule, "x", 9)
+    assert (await fleet.limiters[0].usage(rule, "x")).regional == 10
+    await fleet.stop()
+
+
+@on_virtual_time
+async def test_a_reservation_that_the_origin_never_got_stays_in_the_memory_of_its_node() -> None:
+    fleet = CreditFleet(2)
+    await fleet.start()
+    rule = fleet.limit_of(10)
+    fleet.origins[0].is_down = True
+    taken = await fleet.limiters[0].take([Request(rule, "x", 8)], 60_000)
+    fleet.origins[0].is_down = False
+    await asyncio.sleep(20)
+    assert fleet.limiters[0]._parts.node.reserving._unsure == {}, (
+        "asked for until no message can be on its way"
+    )
+    assert not (await fleet.limiters[1].end(taken.name, [(rule, "x", 1)])).is_known
+    assert not await fleet.limiters[0].limit(rule, "x", 3)
+    assert (await fleet.limiters[0].end(taken.name, [(rule, "x", 1)])).is_known
+    await asyncio.sleep(10)
+    assert (await fleet.limiters[1].usage(rule, "x")).regional == 1
+    await fleet.stop()
+
+
+@on_virtual_time
 async def test_an_end_whose_answer_is_lost_is_counted_once() -> None:
     fleet = CreditFleet(2)
     await fleet.start()
@@ -236,6 +321,38 @@ async def test_an_end_whose_answer_is_lost_is_counted_once() -> None:
     for limiter in fleet.limiters:
         assert (await limiter.usage(rule, "x")).regional == 30
         assert (await limiter.peek(rule, "x")).remaining == 70
+    await fleet.stop()
+
+
+@on_virtual_time
+async def test_messages_that_arrive_after_later_ones_count_nothing_twice(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    fleet = CreditFleet(2)
+    await fleet.start()
+    rule = fleet.limit_of(100)
+    origin = fleet.origins[0]
+    late: list[Callable[[], Awaitable[object]]] = []
+
+    async def slow_exchange(requests: Sequence[CreditRequest], *, timeout_s: float) -> list[CreditReply]:
+        late.append(lambda: origin.inner.exchange(requests, timeout_s=timeout_s))
+        raise DependencyTimeout("it is still on its way")
+
+    async def slow_claim(claims: Sequence[Claim], *, timeout_s: float) -> list[ClaimReply]:
+        late.append(lambda: origin.inner.claim(claims, timeout_s=timeout_s))
+        raise DependencyTimeout("it is still on its way")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(origin, "exchange", slow_exchange)
+        patch.setattr(origin, "claim", slow_claim)
+        taken = await fleet.limiters[0].take([Request(rule, "x", 50)], 600_000)
+        assert (await fleet.limiters[0].end(taken.name, [(rule, "x", 30)])).is_known
+    await asyncio.sleep(3)
+    for deliver in late:
+        await deliver()
+    await asyncio.sleep(15)
+    for limiter in fleet.limiters:
+        assert (await limiter.usage(rule, "x")).regional == 30
     await fleet.stop()
 
 
@@ -270,7 +387,7 @@ async def test_without_an_answer_of_the_origin_a_reservation_is_held_in_memory_a
         async with fleet.limiters[0].reserve(closed, "y", 1):
             pass
     fleet.origins[0].is_down = False
-    await asyncio.sleep(10)
+    await asyncio.sleep(20)
     assert (await fleet.limiters[1].usage(rule, "x")).regional == 30
     await fleet.stop()
 
@@ -300,7 +417,7 @@ async def test_ends_that_wait_for_the_origin_have_a_bounded_size_and_all_are_cou
     )
     assert rule.quota - (await limiter.peek(rule, requests[0].identifier)).remaining == ends
     fleet.origins[0].is_down = False
-    await asyncio.sleep(10)
+    await asyncio.sleep(20)
     assert (len(reserving._waiting), reserving._waiting_bytes) == (0, 0)
     assert (await limiter.usage(rule, requests[0].identifier)).regional == ends
     await fleet.stop()

@@ -12,7 +12,7 @@ import inspect
 import logging
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from tidegate.adapters import memory as memory_module
 from tidegate.adapters.memory import MemoryLedger, MemoryOrigin
@@ -31,6 +31,7 @@ from tidegate.core.judge import Judge
 from tidegate.core.ledger_sync import LedgerSync, Publication
 from tidegate.core.model import ORIGIN, Component, Decision, LedgerRow, Limit, OriginReply
 from tidegate.core.origin_sync import OriginSync
+from tidegate.core.reservations import Claim, ClaimReply, Reservations
 from tidegate.core.sharing import ImportState, Lease, Mark
 from tidegate.core.subjects import Subjects
 from tidegate.core.sweep import Sweep
@@ -43,6 +44,7 @@ from tidegate.runtime.node import Node
 from tidegate.runtime.pulse import PulseLoop
 from tidegate.runtime.reads import Reads
 from tidegate.runtime.replay import ReplayLoop
+from tidegate.runtime.reserving import Reserving
 from tidegate.runtime.resets import ResetLoop
 from tidegate.sim.plan import Options, Plan, draw_plan
 from tidegate.sim.simulation import run_plan
@@ -60,20 +62,30 @@ FIRST_SEED: Final = {
     "a_node_keeps_what_it_is_asked_to_give_back": 63,
     "a_node_that_should_publish_is_waited_for_forever": 23,
     "a_replay_from_before_a_reset_is_merged": 18,
+    "a_reservation_taken_without_an_answer_is_never_looked_up": 337,
+    "a_reservation_that_another_node_has_ended_stays_taken": 42,
     "a_wiped_origin_is_taken_for_one_that_has_imported": 64,
     "an_answer_for_a_subject_that_was_evicted_is_taken_as_known": 103,
     "an_answer_from_before_a_reset_is_merged": 69,
+    "an_end_that_got_no_answer_is_not_repeated": 87,
     "an_importer_that_is_gone_is_not_replaced": 16,
     "an_origin_that_refuses_counts_looks_healthy": 55,
+    "anticipation_does_not_end_with_credit": 178,
     "anticipation_goes_on_after_growth_has_stopped": 12,
     "every_loss_merges_everything_again": 116,
     "evicted_foreign_counts_do_not_come_back": 34,
     "the_last_message_wins_at_the_origin": 7,
     "unreplayed_subjects_are_evicted_first": 13,
+    "what_the_origin_does_not_know_is_not_counted": 37,
+    "what_the_origin_does_not_know_yet_is_counted_at_once": 722,
 }
 
-# Worlds that last longer, for what takes several imports.
-OPTIONS: Final = {"evicted_foreign_counts_do_not_come_back": Options(regions=2, nodes=1, minutes=0.5)}
+# Worlds of another size, or that last longer, for what takes several imports.
+OPTIONS: Final = {
+    # One node for each region: what it denies, it denies because of other regions.
+    "anticipation_does_not_end_with_credit": Options(regions=2, nodes=1),
+    "evicted_foreign_counts_do_not_come_back": Options(regions=2, nodes=1, minutes=0.5),
+}
 
 MUTANTS: Final[dict[str, Callable[[], None]]] = {}
 # Those that break a rule of credit; the others break what is decided without it.
@@ -1089,6 +1101,11 @@ def a_wiped_origin_is_taken_for_one_that_has_imported() -> None:
     replace(memory_module, "take_lease", make)
 
 
+@credit_mutant
+def anticipation_does_not_end_with_credit() -> None:
+    replace(Growth, "stop", lambda _original: lambda _self, _now_ms, _shortest_ms, _longest_ms: None)
+
+
 # -- resets
 
 
@@ -1125,6 +1142,147 @@ def a_replay_from_before_a_reset_is_merged() -> None:
 @credit_mutant
 def nodes_do_not_ask_for_resets() -> None:
     replace(ResetLoop, "on_pulse", lambda _original: lambda self, number, was_empty: None)
+
+
+# -- reservations
+
+
+@credit_mutant
+def a_repeated_settle_counts_again() -> None:
+    def make(original: Any) -> Any:
+        def claim(record: SubjectRecord, entry: Claim, was_ended: bool, now_ms: int) -> ClaimReply:
+            if was_ended and entry.is_final and entry.amount > 0:
+                cell = record.cell(entry.sequence)
+                cell.components["+"] = cell.components.get("+", 0) + entry.amount
+                cell.total += entry.amount
+            return cast("ClaimReply", original(record, entry, was_ended, now_ms))
+
+        return claim
+
+    replace(memory_module, "claim", make)
+
+
+@credit_mutant
+def a_release_frees_nothing() -> None:
+    def make(original: Any) -> Any:
+        def claim(record: SubjectRecord, entry: Claim, was_ended: bool, now_ms: int) -> ClaimReply:
+            hold = record.holds.get(entry.holder)
+            reply: ClaimReply = original(record, entry, was_ended, now_ms)
+            if entry.is_final and entry.amount == 0 and hold is not None:
+                record.holds[entry.holder] = hold
+            return reply
+
+        return claim
+
+    replace(memory_module, "claim", make)
+
+
+@credit_mutant
+def the_origin_keeps_reservations_beyond_their_life() -> None:
+    def make(original: Any) -> Any:
+        def claim(record: SubjectRecord, entry: Claim, was_ended: bool, now_ms: int) -> ClaimReply:
+            return cast("ClaimReply", original(record, entry._replace(life_ms=10**9), was_ended, now_ms))
+
+        return claim
+
+    replace(memory_module, "claim", make)
+
+
+@credit_mutant
+def a_node_keeps_reservations_beyond_their_life() -> None:
+    replace(Reservations, "expire", lambda _original: lambda _self, _wall_ms: None)
+
+
+@credit_mutant
+def what_is_reserved_does_not_count_against_the_limit() -> None:
+    def make(original: Any) -> Any:
+        def others_of(record: SubjectRecord, *rest: Any) -> Any:
+            visible = SubjectRecord()
+            visible.holds = {writer: hold for writer, hold in record.holds.items() if "+" not in writer}
+            return original(visible, *rest)
+
+        return others_of
+
+    replace(grants_module, "others_of", make)
+
+
+@credit_mutant
+def what_was_used_beyond_the_estimate_is_not_counted() -> None:
+    def make(original: Any) -> Any:
+        def claim(record: SubjectRecord, entry: Claim, was_ended: bool, now_ms: int) -> ClaimReply:
+            hold = record.holds.get(entry.holder)
+            if entry.is_final and hold is not None:
+                entry = entry._replace(amount=min(entry.amount, hold.spare))
+            return cast("ClaimReply", original(record, entry, was_ended, now_ms))
+
+        return claim
+
+    replace(memory_module, "claim", make)
+
+
+@credit_mutant
+def a_settle_counts_the_estimate() -> None:
+    def make(original: Any) -> Any:
+        def claim(record: SubjectRecord, entry: Claim, was_ended: bool, now_ms: int) -> ClaimReply:
+            hold = record.holds.get(entry.holder)
+            if entry.is_final and entry.amount > 0 and hold is not None:
+                entry = entry._replace(amount=max(entry.amount, hold.spare))
+            return cast("ClaimReply", original(record, entry, was_ended, now_ms))
+
+        return claim
+
+    replace(memory_module, "claim", make)
+
+
+@credit_mutant
+def an_end_that_got_no_answer_is_not_repeated() -> None:
+    def make(_original: Any) -> Any:
+        async def run_once(self: Reserving, *, is_last: bool = False) -> int:
+            return len(self._waiting)
+
+        return run_once
+
+    replace(Reserving, "run_once", make)
+
+
+@credit_mutant
+def what_the_origin_does_not_know_is_not_counted() -> None:
+    replace(Engine, "count_spent", lambda _original: lambda _self, requests, now_ms, clock_ms, wall_ms: None)
+
+
+@credit_mutant
+def what_the_origin_does_not_know_yet_is_counted_at_once() -> None:
+    def make(original: Any) -> Any:
+        async def finish(self: Reserving, name: str, *, is_last: bool = False) -> Any:
+            return await original(self, name, is_last=True)
+
+        return finish
+
+    replace(Reserving, "_finish", make)
+
+
+@credit_mutant
+def a_reservation_that_another_node_has_ended_stays_taken() -> None:
+    def make(original: Any) -> Any:
+        def add(
+            self: Reservations, name: str, requests: Any, until_ms: int, _is_shared: bool = False
+        ) -> None:
+            original(self, name, requests, until_ms)
+
+        return add
+
+    replace(Reservations, "add", make)
+
+
+@credit_mutant
+def a_reservation_taken_without_an_answer_is_never_looked_up() -> None:
+    def make(_original: Any) -> Any:
+        async def look_up(self: Reserving, name: str) -> None:
+            del self._unsure[name]
+
+        return look_up
+
+    replace(Reserving, "_look_up", make)
 
 
 # -- the search

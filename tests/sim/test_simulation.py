@@ -85,6 +85,10 @@ def test_four_hundred_seeds_keep_the_invariants_and_every_fault_happens() -> Non
         pytest.param(3470, id="a region that restarts, and the origin's mark of its row alone is left"),
         pytest.param(3848, id="a subject that is evicted during its read, and comes back"),
         pytest.param(20306, id="a clock that steps back into the window before one with counts"),
+        pytest.param(42, id="a reservation that another node has ended"),
+        pytest.param(337, id="a reservation that was taken without an answer, and ended elsewhere"),
+        pytest.param(722, id="the end of a reservation that arrives after a later one"),
+        pytest.param(187, id="a batch that waits, with the last of a counter, beside single requests"),
         pytest.param(9001335, id="an origin that evicts, fails over and evicts again"),
     ],
 )
@@ -108,6 +112,7 @@ def test_few_answers_and_few_cells_are_excused() -> None:
         summary.add(report)
     assert summary.counts["answers"] > 5_000
     assert summary.counts["answers held to a single counter"] > 400
+    assert summary.counts["reservations"] > 30
     assert_little_is_excused(summary)
 
 

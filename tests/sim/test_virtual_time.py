@@ -113,6 +113,28 @@ def test_a_paused_process_does_nothing_until_it_is_resumed() -> None:
     loop.close()
 
 
+def test_a_timer_that_is_cancelled_right_after_a_pause_does_not_run() -> None:
+    loop = VirtualLoop()
+    calls: list[str] = []
+
+    async def wait() -> None:
+        timer = loop.call_later(2, calls.append, "cancelled")
+        loop.call_later(1, timer.cancel)
+        loop.call_later(3, calls.append, "kept")
+
+    async def main() -> None:
+        loop.create_task(wait(), context=owned_context("a"))
+        await asyncio.sleep(0.5)
+        loop.pause("a")
+        await asyncio.sleep(5)
+        loop.resume("a")
+        await asyncio.sleep(0.1)
+        assert calls == ["kept"]
+
+    loop.run_until_complete(main())
+    loop.close()
+
+
 def test_killing_a_process_cancels_the_tasks_it_started() -> None:
     loop = VirtualLoop()
     ends: list[str] = []

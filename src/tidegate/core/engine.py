@@ -310,7 +310,7 @@ class Engine:
         items = self.judge.evaluate_all(requests, now_ms, source, wall_ms)
         verdict = self.judge.verdict_of_all(items)
         if verdict == FITS:
-            self.reservations.add(name, requests, until_ms)
+            self.reservations.add(name, requests, until_ms, self.has_credit and source == ORIGIN)
         decisions = [self._answer(item, verdict) for item in items]
         self._make_room(items)
         return decisions

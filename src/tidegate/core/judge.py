@@ -82,7 +82,12 @@ class Judge:
             used += subject.reserved
         if source == ORIGIN:
             source = self._freshness.source_after_read(cell)
-        return Evaluation(limit, cost, now_ms, wall_ms, source, subject, cell, before, used)
+        shared = 0
+        if source == DEGRADED:
+            shared = self._reservations.shared(limit.key, identifier, wall_ms)
+        item = Evaluation(limit, cost, now_ms, wall_ms, source, subject, cell, before, used + shared)
+        item.beside = shared
+        return item
 
     def evaluate_all(
         self, requests: Sequence[tuple[Limit, str, int]], now_ms: int, source: int, wall_ms: int

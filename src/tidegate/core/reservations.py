@@ -6,7 +6,8 @@ At the origin it is a hold of its own: `Run` and `grant` take it, `claim` makes 
 counting what was used in the same step. The origin decides once whether a reservation is settled: a repeated message
 finds the mark of the first one and counts nothing. `reserve.lua` is the same inside Redis.
 
-At the node, `Reservations` is what decisions add to the counts. It survives the eviction of a subject.
+At the node, `Reservations` is what decisions add to the counts. It survives the eviction of a subject. With credit,
+what the origin holds is added only when it does not answer: it counts for all nodes, and any may have ended it.
 """
 
 from __future__ import annotations
@@ -150,14 +151,16 @@ def are_same_counters(some: list[tuple[Limit, str, int]], others: list[tuple[Lim
 
 @final
 class Reservations:
-    """The live reservations of one node. Their sum by subject is `Subjects.reserved`."""
+    """The live reservations of one node. Their sum by subject is `Subjects.reserved`, without those that are shared."""
 
-    __slots__ = ("_due", "_live", "_subjects", "budget")
+    __slots__ = ("_due", "_live", "_shared", "_subjects", "budget")
 
     def __init__(self, subjects: Subjects) -> None:
         self._subjects: Final[Subjects] = subjects
-        # By name: until when, and what.
-        self._live: dict[str, tuple[int, list[tuple[Limit, str, int]]]] = {}
+        # By name: until when, what, and whether the origin counts it.
+        self._live: dict[str, tuple[int, list[tuple[Limit, str, int]], bool]] = {}
+        # The sum of those that the origin counts, by (key, identifier).
+        self._shared: dict[tuple[object, str], int] = {}
         # A heap of (until_ms, name). A name that is not in `_live` any more has ended before.
         self._due: list[tuple[int, str]] = []
         # What they take, by the workspace of the first limit.
@@ -172,9 +175,11 @@ class Reservations:
         held = self._live.get(name)
         return held is not None and are_same_counters(held[1], requests)
 
-    def add(self, name: str, requests: list[tuple[Limit, str, int]], until_ms: int) -> None:
-        """Count these until they are dropped, and no longer than `until_ms`."""
-        self._live[name] = (until_ms, requests)
+    def add(
+        self, name: str, requests: list[tuple[Limit, str, int]], until_ms: int, is_shared: bool = False
+    ) -> None:
+        """Count these until they are dropped, and no longer than `until_ms`. `is_shared`: the origin counts them."""
+        self._live[name] = (until_ms, requests, is_shared)
         self.budget.take(requests[0][0].workspace, reserved_bytes(requests))
         heappush(self._due, (until_ms, name))
         if len(self._due) > 2 * len(self._live) + ENDED_DUE_MAX:
@@ -182,7 +187,25 @@ class Reservations:
             self._due = [(held[0], live) for live, held in self._live.items()]
             heapify(self._due)
         for limit, identifier, cost in requests:
-            self._subjects.reserve(limit.key, identifier, cost)
+            self._reserve(limit.key, identifier, cost, is_shared)
+
+    def _reserve(self, key: object, identifier: str, amount: int, is_shared: bool) -> None:
+        if not is_shared:
+            self._subjects.reserve(key, identifier, amount)
+            return
+        place = (key, identifier)
+        left = self._shared.get(place, 0) + amount
+        if left > 0:
+            self._shared[place] = left
+        else:
+            self._shared.pop(place, None)
+
+    def shared(self, key: object, identifier: str, wall_ms: int) -> int:
+        """What the origin counts of this node's reservations, as far as this node knows."""
+        if not self._shared:
+            return 0
+        self.expire(wall_ms)
+        return self._shared.get((key, identifier), 0)
 
     def drop(self, name: str) -> bool:
         """Count them no more; False if they are not live."""
@@ -191,7 +214,7 @@ class Reservations:
             return False
         self.budget.take(held[1][0][0].workspace, -reserved_bytes(held[1]))
         for limit, identifier, cost in held[1]:
-            self._subjects.reserve(limit.key, identifier, -cost)
+            self._reserve(limit.key, identifier, -cost, held[2])
         return True
 
     def expire(self, wall_ms: int) -> None:

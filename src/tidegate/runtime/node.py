@@ -356,7 +356,7 @@ class Node:
             async with asyncio.timeout(flush_s):
                 if self.reserving is not None:
                     with suppress(DependencyError):
-                        await self.reserving.run_once()
+                        await self.reserving.run_once(is_last=True)
                 # Requests that wait for the origin are decided now, and flushed with the others.
                 if self.reads is not None:
                     await self.reads.close()

@@ -2,17 +2,19 @@
 
 Taking one is a message for credit under a writer of its own, then a claim that makes it last. It does not spend the
 credit of the node: the origin decides alone, so that every node can end it, and it stays when the node stops.
-If the origin does not answer, a reservation is decided and held in memory.
+If the origin does not answer, a reservation is decided and held in memory; when it answers again, it says whether it
+holds it as well.
 
 The end is one claim, which counts what was used in the same step. A node that gets no answer repeats it until there is
-one. If the origin does not know the reservation, the node that took it counts what was used itself.
+one. If the origin does not know the reservation, the node that took it counts what was used itself: not before all
+messages about it have arrived or are lost, because a late one could still have the origin count it.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Final
+from typing import Final, NamedTuple
 
 from tidegate.core.engine import Engine
 from tidegate.core.gate import Gate
@@ -44,10 +46,24 @@ RETRY_S: Final = 1.0
 # The `retry_after` of a refusal that counts do not explain: by then other nodes have given credit back, or are known
 # not to.
 RETRY_HELD_MS: Final = 100
+# So long after a message about a reservation got no answer, it is not on its way any more.
+LATE_S: Final = 10.0
+# Of those, how many are looked up in one turn.
+UNSURE_PER_TURN: Final = 100
 # Ends that wait for the origin, and their memory, by estimate. Further ones are counted in memory at once: if the
 # origin has not lost the reservation, it holds it for the rest of its life too.
 WAITING_MAX: Final = 10_000
 WAITING_BYTES_MAX: Final = 10_000_000
+
+
+class _End(NamedTuple):
+    """An end that the origin has not confirmed."""
+
+    items: list[Item]
+    """With what was used."""
+    at_ms: int
+    sure_s: float
+    """Time of the event loop until which an earlier message about it may arrive."""
 
 
 class Reserving:
@@ -72,9 +88,12 @@ class Reserving:
         self.calls: Final[Calls] = Calls(
             "origin_reserve", tuning, is_usable, carries="ends of reservations and resets"
         )
-        # Ends that got no answer: what was used, and when.
-        self._waiting: dict[str, tuple[list[Item], int]] = {}
+        # Ends that got no answer.
+        self._waiting: dict[str, _End] = {}
         self._waiting_bytes = 0
+        # Taken without an answer of the origin, which may hold them or not: what, until when, and how long messages may
+        # be late.
+        self._unsure: dict[str, tuple[list[Item], int, float]] = {}
 
     # -- taking
 
@@ -99,9 +118,11 @@ class Reserving:
                 await self._claim(items, name, at_ms, is_final=True, life_ms=1, amount=0)
             except DependencyError:
                 taken = self._take_here(items, name, life_ms, at_ms, DEGRADED)
-                if not taken.name:
+                if taken.name:
+                    self._unsure[name] = (items, taken.until_ms, loop.time() + LATE_S)
+                else:
                     # The origin may still hold it: report that nothing was used.
-                    self._wait(name, [(limit, who, 0) for limit, who, _ in items], at_ms)
+                    self._wait(name, [(limit, who, 0) for limit, who, _ in items], at_ms, 0.0)
                 return taken
             can_fit = all(replies[i].spare > replies[i].firm + replies[i].stuck for i in missing)
             if not can_fit or loop.time() >= deadline_s:
@@ -181,13 +202,14 @@ class Reserving:
         """
         at_ms = self._gate.now_ms()
         waiting = self._waiting.get(name)
-        if waiting is not None and are_same_counters(waiting[0], items):
+        if waiting is not None and are_same_counters(waiting.items, items):
             return Ending(True, True)
         with self._gate:
             is_ours = is_first or self._engine.reservations.holds(name, items)
             if is_ours:
                 self._engine.reservations.drop(name)
-                if not self._wait(name, items, at_ms):
+                unsure = self._unsure.pop(name, None)
+                if not self._wait(name, items, at_ms, 0.0 if unsure is None else unsure[2]):
                     self._engine.count_spent(items, at_ms, self._gate.clock_ms(), at_ms)
                     return Ending(True, False)
                 # Until the origin has counted it, it is counted here.
@@ -202,21 +224,31 @@ class Reserving:
         states = {reply.state for reply in replies}
         return Ending(states != {GONE}, ENDED not in states and ENDED_BEFORE in states)
 
-    def _wait(self, name: str, items: list[Item], at_ms: int) -> bool:
+    def _wait(self, name: str, items: list[Item], at_ms: int, sure_s: float) -> bool:
         """Keep an end until the origin has it; False if too many wait."""
         needed = reserved_bytes(items)
         if len(self._waiting) >= WAITING_MAX or self._waiting_bytes + needed > WAITING_BYTES_MAX:
             return False
-        self._waiting[name] = (items, at_ms)
+        self._waiting[name] = _End(items, at_ms, sure_s)
         self._waiting_bytes += needed
         return True
 
-    async def _finish(self, name: str) -> Ending:
-        """End one of ours. Only the first answer counts what the origin does not know."""
-        items, at_ms = self._waiting[name]
-        replies = await self._claim(items, name, at_ms, is_final=True, life_ms=ENDED_MS)
-        if self._waiting.pop(name, None) is None:
+    async def _finish(self, name: str, *, is_last: bool = False) -> Ending:
+        """End one of ours. Only the first answer counts what the origin does not know. `is_last`: the node stops."""
+        loop = asyncio.get_running_loop()
+        items, at_ms, sure_s = self._waiting[name]
+        try:
+            replies = await self._claim(items, name, at_ms, is_final=True, life_ms=ENDED_MS)
+        except DependencyError:
+            if name in self._waiting:
+                self._waiting[name] = _End(items, at_ms, loop.time() + LATE_S)
+            raise
+        if name not in self._waiting:
             return Ending(True, True)
+        is_gone = any(reply.state == GONE for reply in replies)
+        if is_gone and loop.time() < sure_s and not is_last:
+            return Ending(True, False)
+        del self._waiting[name]
         self._waiting_bytes -= reserved_bytes(items)
         lost = [item for item, reply in zip(items, replies, strict=True) if reply.state == GONE]
         self._learn(items, replies, at_ms)
@@ -273,12 +305,38 @@ class Reserving:
                 self._engine.resets.generation_of(limit.key, identifier) for limit, identifier, _ in items
             ]
 
-    async def run_once(self) -> int:
+    async def run_once(self, *, is_last: bool = False) -> int:
         """Try again what got no answer; how many still wait. Raises a `DependencyError`."""
+        now_ms = self._gate.now_ms()
+        for name in [name for name, (_, until_ms, _) in self._unsure.items() if until_ms <= now_ms]:
+            del self._unsure[name]
         for name in list(self._waiting):
             if name in self._waiting:
-                await self._finish(name)
+                await self._finish(name, is_last=is_last)
+        for name in list(self._unsure)[:UNSURE_PER_TURN]:
+            if name in self._unsure:
+                await self._look_up(name)
         return len(self._waiting)
+
+    async def _look_up(self, name: str) -> None:
+        """A reservation that was taken without an answer: any node may end it if the origin has it, and may have."""
+        items, until_ms, sure_s = self._unsure[name]
+        now_ms = self._gate.now_ms()
+        life_ms = max(1, until_ms - now_ms)
+        replies = await self._claim(items, name, now_ms, is_final=False, life_ms=life_ms)
+        with self._gate:
+            reservations = self._engine.reservations
+            if self._unsure.get(name) is None or not reservations.holds(name, items):
+                self._unsure.pop(name, None)
+            elif any(reply.state == ENDED_BEFORE for reply in replies):
+                del self._unsure[name]
+                reservations.drop(name)
+            elif all(reply.state == HELD for reply in replies):
+                del self._unsure[name]
+                reservations.drop(name)
+                reservations.add(name, items, until_ms, self._engine.has_credit)
+            elif asyncio.get_running_loop().time() >= sure_s:
+                del self._unsure[name]
 
     async def run(self) -> None:
         """The same every second, until cancelled."""

@@ -47,6 +47,13 @@ HARMLESS: Final = (
 
 # In one world in so many, counters are reset.
 RESETS_EVERY: Final = 3
+# In one world in so many, clients reserve.
+RESERVATIONS_EVERY: Final = 5
+RESERVATIONS_REST: Final = 2
+
+
+# The life of a reservation that outlives every simulation, if nothing ends it.
+LONG_LIFE_MS: Final = 1_000_000
 
 
 class Options(NamedTuple):
@@ -65,7 +72,7 @@ class Event(NamedTuple):
 
     at_ms: int
     kind: str
-    """A request (limit, batch, probe), a reset or a fault; see `simulation.py` for what each does."""
+    """A request (limit, batch, probe, spend, reserve), a reset or a fault; see `simulation.py` for what each does."""
     who: str
     """A node, a region, or empty for the ledger."""
     what: Mapping[str, Any]
@@ -189,7 +196,7 @@ def draw_plan(seed: int, options: Options = Options()) -> Plan:  # noqa: B008 - 
     requests, faults = _requests(random, plan), _faults(random, plan)
     if is_healthy:
         faults = [fault for fault in faults if fault.kind in HARMLESS]
-    events = [*requests, *faults, *_sprays(random, plan), *_resets(plan)]
+    events = [*requests, *faults, *_sprays(random, plan), *_resets(plan), *_reservations(plan)]
     # Sorted by time only: the sort is stable, so events of the same time stay in the order in which they were drawn.
     events.sort(key=lambda event: event.at_ms)
     return plan.with_events(tuple(events))
@@ -381,4 +388,38 @@ def _resets(plan: Plan) -> list[Event]:
         for _ in range(random.randrange(10, 40)):
             at_ms = random.randrange(reset_ms + 1, plan.trouble_ms + 1)
             events.append(Event(at_ms, "probe", random.choice(names), {"probe": probe, "cost": 1}))
+    return events
+
+
+def _reservations(plan: Plan) -> list[Event]:
+    """Clients that reserve, and others that spend from the same counters (`reservation_check.py`). Drawn apart, too."""
+    if plan.seed % RESERVATIONS_EVERY != RESERVATIONS_REST or "subjects_max" in plan.tuning:
+        return []
+    random = Random(f"reservations {plan.seed}")
+    events: list[Event] = []
+    for region in plan.regions:
+        names = [name for name, home in plan.nodes if home == region]
+        for counter in range(random.randrange(1, 4)):
+            for _ in range(random.randrange(4, 14)):
+                who = random.choice(names)
+                estimate = random.randrange(1, 9)
+                what: dict[str, Any] = {
+                    "counter": counter,
+                    "estimate": estimate,
+                    "life_ms": random.choice((300, 1_500, 6_000, LONG_LIFE_MS, LONG_LIFE_MS)),
+                    "hold_ms": random.choice((0, 100, 500, 3_000)),
+                    # What was used: as estimated, less, nothing, more; or the client never ends it.
+                    "actual": random.choice((estimate, estimate // 2, 0, 0, estimate + 3, None)),
+                    "ends_at": random.choice(
+                        ([who], [who, who], [random.choice(names), who], [random.choice(names)])
+                    ),
+                }
+                if what["actual"] is None:
+                    what["life_ms"] = min(what["life_ms"], 6_000)
+                events.append(Event(random.randrange(200, plan.trouble_ms), "reserve", who, what))
+            for _ in range(random.randrange(4, 20)):
+                what = {"counter": counter, "cost": random.choice((1, 1, 2, 5))}
+                events.append(
+                    Event(random.randrange(200, plan.trouble_ms), "spend", random.choice(names), what)
+                )
     return events

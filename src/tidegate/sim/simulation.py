@@ -20,6 +20,7 @@ from tidegate.sim.convergence_check import ConvergenceCheck
 from tidegate.sim.network import Link, Network
 from tidegate.sim.node_process import NodeProcess
 from tidegate.sim.plan import Event, Plan
+from tidegate.sim.reservation_check import ReservationCheck
 from tidegate.sim.reset_check import ResetCheck
 from tidegate.sim.truth_check import TruthCheck
 from tidegate.sim.virtual_stores import LedgerPort, OriginPort, VirtualLedger, VirtualOrigin
@@ -68,6 +69,7 @@ class Simulation:
         self.convergence = ConvergenceCheck(self)
         self.truth_check = self.auditor.truth_check = TruthCheck(self)
         self.resets = ResetCheck(self)
+        self.reservations = ReservationCheck(self)
         self.ledger.on_visible = self.truth_check.rows_visible
         self.fault_kinds = frozenset(event.kind for event in plan.events)
         # Loop time of the last fault of the ledger.
@@ -481,6 +483,8 @@ class Simulation:
                 return
             if event.kind in {"limit", "batch"}:
                 self._request(event)
+            elif event.kind in {"reserve", "spend"}:
+                self.reservations.start(event)
             else:
                 self.auditor.note(event.kind, event.who)
                 self.network.fired[event.kind.replace("_", " ")] += 1
@@ -489,6 +493,7 @@ class Simulation:
         await self._heal()
         if not self.auditor.violations:
             await self.resets.check()
+            await self.reservations.check()
             await self.convergence.check()
             self.truth_check.check_refusals()
 
@@ -572,6 +577,7 @@ class Simulation:
             "answers held to a single counter": self.truth_check.exact,
             "answers refused beside a single counter": self.truth_check.refused,
             "resets": self.resets.made,
+            "reservations": self.reservations.made,
             "cells": self.convergence.compared,
             "cells excused": self.convergence.excused,
             "cells over admitted": len(self.truth_check.over_admitted),
@@ -582,6 +588,7 @@ class Simulation:
 
     def _close(self) -> None:
         """Cancel all tasks that still run."""
+        self.reservations.close()
         for process in self.all_processes:
             process.is_running = False
             process.origin_link.is_dead = process.ledger_link.is_dead = True

@@ -351,7 +351,7 @@ class TruthCheck:
             ):
                 self._fail(7, f"{name}, retry after {decision.retry_after_ms} ms")
             is_expected = tuning.anticipation and self._has_grown(process, cell_id)
-            if self._is_exact(process) and not is_expected:
+            if self.is_exact(process) and not is_expected:
                 self.refused += 1
             others = [one for one in self._simulation.all_processes if one.region == process.region]
             is_shared = cell_id.key[2] >= tuning.ledger_duration_ms_min
@@ -360,6 +360,9 @@ class TruthCheck:
             follows = self.truth.total(cell_id._replace(sequence=cell_id.sequence + 1))
             if len(others) > 1 or process.evictions or follows or not (is_shared and is_now):
                 return
+            subject = process.engine.subjects.find(cell_id.key, cell_id.identifier)
+            if subject is not None and subject.credit is not None and subject.credit.waiting is not None:
+                return  # beside a batch of its own that waits for its other counters
             # It is the only node that ever held credit in its region: what it denied it expected of other regions.
         if not tuning.anticipation:
             self._fail(7, name)
@@ -541,9 +544,8 @@ class TruthCheck:
     ) -> None:
         """With credit: a region that works accepts what a single counter would accept (11)."""
         if decision.source == "degraded":
-            # Others learn of it later.
-            self._degraded_s[process.region] = self._simulation.loop.time()
-        if not self._is_exact(process):
+            self.note_degraded(process.region)
+        if not self.is_exact(process):
             return
         if self._has_aged_out(process, cell_id):
             return
@@ -580,7 +582,11 @@ class TruthCheck:
         now_ms = max(process.clock.now_ms(), self._simulation.clock.now_ms())
         return now_ms >= (cell_id.sequence + 2) * cell_id.key[2]
 
-    def _is_exact(self, process: NodeProcess) -> bool:
+    def note_degraded(self, region: str) -> None:
+        """A region has accepted something without an answer of its origin: others learn of it later."""
+        self._degraded_s[region] = self._simulation.loop.time()
+
+    def is_exact(self, process: NodeProcess) -> bool:
         """With credit: the region of a process works, and its clocks agree."""
         now_s = self._simulation.loop.time()
         if not self._tuning.credit or now_s - self._degraded_s.get(process.region, -1e9) < self._recovery_s():

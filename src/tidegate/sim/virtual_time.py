@@ -120,14 +120,31 @@ class VirtualLoop(asyncio.BaseEventLoop):
         owner = context.get(_OWNER) if context is not None else _OWNER.get()
         if owner is None:
             return super().call_at(when, callback, *args, context=context)
-        return super().call_at(when, self._run_timer, owner, callback, args, context=context)
+        timers: list[asyncio.TimerHandle] = []
+        timer = super().call_at(when, self._run_timer, owner, timers, callback, args, context=context)
+        timers.append(timer)
+        return timer
 
-    def _run_timer(self, owner: object, callback: Callable[..., object], args: tuple[Any, ...]) -> None:
+    def _run_timer(
+        self,
+        owner: object,
+        timers: list[asyncio.TimerHandle],
+        callback: Callable[..., object],
+        args: tuple[Any, ...],
+    ) -> None:
         held = self._held.get(owner)
         if held is None:
             callback(*args)
         else:
-            held.append(asyncio.Handle(callback, args, self, copy_context()))
+            arguments = (timers[0], callback, args)
+            held.append(asyncio.Handle(self._run_held, arguments, self, copy_context()))
+
+    def _run_held(
+        self, timer: asyncio.TimerHandle, callback: Callable[..., object], args: tuple[Any, ...]
+    ) -> None:
+        # What ran before it, after the pause, may have cancelled the timer.
+        if not timer.cancelled():
+            callback(*args)
 
     def create_task(
         self,
