@@ -152,44 +152,64 @@ class _Statement:
     """Some components of a call, as the arguments of a statement. `positions` says where they stand in the call, in
     the order of the answers."""
 
-    __slots__ = ("_arguments", "positions")
+    __slots__ = ("_arguments", "owns", "positions")
 
-    def __init__(self, components: Sequence[Component], positions: Sequence[int]) -> None:
+    def __init__(self, columns: _Columns, positions: Sequence[int]) -> None:
         found: dict[tuple[int, str, int], list[int]] = {}
-        for position in positions:
-            _, sequence, writer, _, expires_at_ms = components[position]
-            key = (sequence, writer, expires_at_ms)
-            if key in found:
-                found[key].append(position)
-            else:
-                found[key] = [position]
+        if columns.is_one_group:
+            found[columns.group(positions[0])] = list(positions)
+        else:
+            for position in positions:
+                found.setdefault(columns.group(position), []).append(position)
         self.positions = [position for together in found.values() for position in together]
+        self.owns = [columns.owns[position] for position in self.positions]
         groups: list[tuple[int, str, int, int, list[int]]] = []
         first = 0
-        for key, together in found.items():
-            groups.append((*key, first, [components[position].own for position in together]))
+        for group, together in found.items():
+            groups.append((*group, first, self.owns[first : first + len(together)]))
             first += len(together)
         self._arguments = {
-            "digests": b"".join([components[position].digest for position in self.positions]),
+            "digests": b"".join([columns.digests[position] for position in self.positions]),
             "groups": json.dumps(groups, separators=(",", ":")),
         }
 
-    def held(self, connection: sqlite3.Connection, after_ms: int) -> Iterator[tuple[int, int, int]]:
-        """(position in the call, total, the writer's component) of each cell, of what expires after `after_ms`."""
+    def held(self, connection: sqlite3.Connection, after_ms: int) -> tuple[list[int], list[int]]:
+        """The total and the writer's component of each cell, of what expires after `after_ms`."""
         row = connection.execute(HELD, self._arguments | {"after_ms": after_ms}).fetchone()
         numbers: list[int] = json.loads(row[0])
-        return zip(self.positions, numbers[::2], numbers[1::2], strict=True)
+        return numbers[::2], numbers[1::2]
 
     def merge(self, connection: sqlite3.Connection) -> None:
         connection.execute(MERGE, self._arguments)
 
 
-def _statements(components: Sequence[Component]) -> Iterator[_Statement]:
-    # In the order of the table: SQLite then goes from page to page, and finds most cells beside the last one.
-    digests = [component.digest for component in components]
-    positions = sorted(range(len(components)), key=digests.__getitem__)
-    for start in range(0, len(positions), STATEMENT_CELLS):
-        yield _Statement(components, positions[start : start + STATEMENT_CELLS])
+class _Columns:
+    """The components of a call by field: thousands of them are handled without a step of Python for each."""
+
+    __slots__ = ("_expiries", "_sequences", "_writers", "digests", "is_one_group", "owns")
+
+    def __init__(self, components: Sequence[Component]) -> None:
+        self.digests, self._sequences, self._writers, self.owns, self._expiries = zip(
+            *components, strict=True
+        )
+        # Most calls: one window of one length, of one node.
+        self.is_one_group = len({*self._sequences}) == len({*self._writers}) == len({*self._expiries}) == 1
+
+    def group(self, position: int) -> tuple[int, str, int]:
+        return self._sequences[position], self._writers[position], self._expiries[position]
+
+    def statements(self) -> Iterator[_Statement]:
+        # In the order of the table: SQLite then goes from page to page, and finds most cells beside the last one.
+        positions = sorted(range(len(self.digests)), key=self.digests.__getitem__)
+        for start in range(0, len(positions), STATEMENT_CELLS):
+            yield _Statement(self, positions[start : start + STATEMENT_CELLS])
+
+    def has_twins(self) -> bool:
+        """Whether a cell stands twice in the call."""
+        count = len(self.digests)
+        if len({*self.digests}) == count:
+            return False  # the usual case, for half the price
+        return len({*zip(self.digests, self._sequences, strict=True)}) < count
 
 
 def _rest(since_s: float) -> float:
@@ -198,33 +218,35 @@ def _rest(since_s: float) -> float:
     return time.thread_time()
 
 
-def _has_twins(components: Sequence[Component]) -> bool:
-    count = len(components)
-    if len({component.digest for component in components}) == count:
-        return False  # the usual case, for half the price
-    return len({(component.digest, component.sequence) for component in components}) < count
-
-
 def _merge(connection: sqlite3.Connection, components: Sequence[Component], now_ms: int) -> list[OriginReply]:
     """Totals after the merge, each writer's component before it."""
+    columns = _Columns(components)
     statements: list[_Statement] = []
     answers = [NOTHING] * len(components)
     worked_s = time.thread_time()
-    for statement in _statements(components):
+    for statement in columns.statements():
         if statements:
             worked_s = _rest(worked_s)
         statements.append(statement)
-        for position, total, held in statement.held(connection, now_ms):
-            own = components[position].own
-            answers[position] = OriginReply(total + own - held if own > held else total, held)
+        totals, held = statement.held(connection, now_ms)
+        if totals == held:  # no other node counts in these cells
+            totals = list(map(max, totals, statement.owns))
+        else:
+            totals = [
+                total + max(0, own - before)
+                for total, own, before in zip(totals, statement.owns, held, strict=True)
+            ]
+        for position, reply in zip(statement.positions, map(OriginReply, totals, held), strict=True):
+            answers[position] = reply
     for statement in statements:
         if len(statements) > 1:
             worked_s = _rest(worked_s)
         statement.merge(connection)
-    if _has_twins(components):
+    if columns.has_twins():
         # The total of a cell that stands twice in one call must be read again.
         for statement in statements:
-            for position, total, _ in statement.held(connection, BEFORE_ALL_MS):
+            totals, _ = statement.held(connection, BEFORE_ALL_MS)
+            for position, total in zip(statement.positions, totals, strict=True):
                 answers[position] = OriginReply(total, answers[position].component)
     return answers
 
@@ -268,9 +290,10 @@ class SQLiteOrigin:
         def work(connection: sqlite3.Connection) -> list[OriginReply]:
             connection.execute("BEGIN")  # all answers from one state of the file
             answers = [NOTHING] * len(wanted)
-            for each in _statements(wanted):
-                for position, total, held in each.held(connection, now_ms):
-                    answers[position] = OriginReply(total, held)
+            for each in _Columns(wanted).statements():
+                replies = map(OriginReply, *each.held(connection, now_ms))
+                for position, reply in zip(each.positions, replies, strict=True):
+                    answers[position] = reply
             connection.execute("COMMIT")
             return answers
 
