@@ -44,14 +44,16 @@ class Reads:
         self._on_work = on_work
         # (slot, sequence) of the subject -> its read in flight. The subject is compared, as slots are reused.
         self._in_flight: dict[tuple[int, int], tuple[Need, asyncio.Future[bool]]] = {}
-        self._waiting: list[tuple[Need, asyncio.Future[bool]]] = []
+        # What is sent at the end of this turn, and the answer to all of it.
+        self._waiting: list[Need] = []
+        self._next: asyncio.Future[bool] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def fetch(self, needs: Sequence[Need]) -> bool:
         """Read what is needed. True if everything was answered; False if the decision must be made without it."""
-        futures = [self._join(need) for need in needs]
         answered = True
-        for future in futures:
+        # In their order, each once: needs of one turn have one future.
+        for future in dict.fromkeys([self._join(need) for need in needs]):
             # Shielded: when this caller is cancelled, the read continues for the others and for the next request.
             answered = await asyncio.shield(future) and answered
         return answered
@@ -61,38 +63,41 @@ class Reads:
         in_flight = self._in_flight.get(key)
         if in_flight is not None and in_flight[0].subject is need.subject:
             return in_flight[1]
-        loop = asyncio.get_running_loop()
-        future: asyncio.Future[bool] = loop.create_future()
-        self._in_flight[key] = (need, future)
-        if not self._waiting:
+        if self._next is None:
+            loop = asyncio.get_running_loop()
+            self._next = loop.create_future()
             loop.call_soon(self._send)
-        self._waiting.append((need, future))
-        return future
+        self._in_flight[key] = (need, self._next)
+        self._waiting.append(need)
+        return self._next
 
     def _send(self) -> None:
         """Send everything that was requested in this turn of the event loop."""
-        batch, self._waiting = self._waiting, []
-        task = asyncio.get_running_loop().create_task(self._read(batch))
+        needs, self._waiting = self._waiting, []
+        future, self._next = self._next, None
+        assert future is not None
+        task = asyncio.get_running_loop().create_task(self._read(needs, future))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         # A task that is cancelled before its first step runs no line of `_read`: its callers must not wait forever.
-        task.add_done_callback(lambda _: self._finish(batch, answered=False))
+        task.add_done_callback(lambda _: self._finish(needs, future, answered=False))
 
-    async def _read(self, batch: list[tuple[Need, asyncio.Future[bool]]]) -> None:
+    async def _read(self, needs: list[Need], future: asyncio.Future[bool]) -> None:
         answered = False
         try:
-            answered = await self._ask([need for need, _ in batch])
+            answered = await self._ask(needs)
         finally:
-            self._finish(batch, answered=answered)
+            self._finish(needs, future, answered=answered)
 
-    def _finish(self, batch: list[tuple[Need, asyncio.Future[bool]]], *, answered: bool) -> None:
-        """Answer the callers that still wait."""
-        for need, future in batch:
+    def _finish(self, needs: list[Need], future: asyncio.Future[bool], *, answered: bool) -> None:
+        """Answer the callers, unless they were."""
+        if future.done():
+            return
+        for need in needs:
             key = (need.subject.slot, need.cells[0].sequence)
             if self._in_flight.get(key, (None, None))[1] is future:
                 del self._in_flight[key]
-            if not future.done():
-                future.set_result(answered)
+        future.set_result(answered)
 
     async def _ask(self, needs: list[Need]) -> bool:
         wanted: list[Component] = [component for need in needs for component in need.wanted]
