@@ -1,4 +1,4 @@
-"""The figures of the server: requests per second against a raw ASGI handler and Go, latency, memory, start.
+"""The figures of the server: CPU and rate against a raw ASGI handler, Go and Rust, latency, memory, start, cold starts.
 
 The server runs on one core, whatever loads or serves it (wrk, Redis, MariaDB, the open-loop generator) on another.
 Everything that is compared is measured in turns in the same run, every other round in reverse order. Two figures each,
@@ -39,6 +39,12 @@ SUBJECTS = 1_000_000
 START_TIMEOUT_S = 30.0
 WARM_S = 2.0
 STEADY_PER_S = 5_000
+COLD_BATCH = 100
+COLD_SUBJECTS = 5_000
+# Starts that are measured, and for each so many turns of wrk, the later half of which is warm.
+COLD_STARTS = 3
+COLD_SLICES = 8
+COLD_SLICE_S = 1.0
 PATH = "/v2/ratelimit.limit"
 MULTI_PATH = "/v2/ratelimit.multiLimit"
 CHECK_PATH = "/v1/check"
@@ -491,6 +497,53 @@ def memory_and_start(bench: Bench, out: Printer) -> None:
         out.figure(what, f"{full:.0f} MB", "≤ 600 MB", is_met=full <= 600)
 
 
+def cold(bench: Bench, out: Printer) -> None:
+    """Subjects that a server has not seen, and two workers that have seen none."""
+    server = bench.embedded
+    found: dict[str, list[float]] = {"new": [], "known": []}
+    for number in range(bench.rounds):
+        bodies = list(multi_bodies(f"new_{number}_", COLD_SUBJECTS, COLD_BATCH))
+        for costs in found.values():
+            before = server.cpu_s
+            server.send_all(MULTI_PATH, bodies)
+            costs.append((server.cpu_s - before) / COLD_SUBJECTS * 1e6)
+    out.figures()
+    new, known = median(found["new"]), median(found["known"])
+    shown = f"{new:.1f} µs ({min(found['new']):.1f} to {max(found['new']):.1f})"
+    what = f"CPU of a new subject in a batch of {COLD_BATCH}, with its row in the file"
+    out.figure(what, f"{shown}; known: {known:.1f} µs", "≤ 25 µs", is_met=new <= 25)
+    starts = [cold_start(bench, number) for number in range(min(COLD_STARTS, bench.rounds))]
+    reached = median(each.reached_s for each in starts)
+    shown = ", ".join(
+        f"{each.reached_s:.1f} s ({each.first:,.0f} to {each.warm:,.0f} requests/s)" for each in starts
+    )
+    out.figure("two cold workers on one core, 80 % of their warm rate", shown, "≤ 3 s", is_met=reached <= 3)
+
+
+class Start(NamedTuple):
+    """How the rate of workers rose after their start."""
+
+    first: float
+    warm: float
+    reached_s: float
+    """When it was 80 % of the warm rate; infinite if it never was."""
+
+
+def cold_start(bench: Bench, number: int) -> Start:
+    """Full load from the first second on, on a new file."""
+    data_dir = str(bench.directory / f"cold{number}")
+    key = make_key("--data-dir", data_dir)
+    with serve("cold", bench.cores, key, "--data-dir", data_dir, "--workers", "2") as server:
+        began = time.perf_counter()
+        slices: list[tuple[float, float]] = []
+        for _ in range(COLD_SLICES):
+            rate = server.load(PATH, bench.bodies, COLD_SLICE_S).rate
+            slices.append((time.perf_counter() - began, rate))
+    warm = median(rate for _, rate in slices[COLD_SLICES // 2 :])
+    reached_s = next((at_s for at_s, rate in slices if rate >= 0.8 * warm), float("inf"))
+    return Start(slices[0][1], warm, reached_s)
+
+
 class Bench:
     """The servers of one run."""
 
@@ -592,6 +645,7 @@ PARTS: Final[Mapping[str, Callable[[Bench, Printer], None]]] = {
     "shared": shared,
     "latency": latency,
     "memory": memory_and_start,
+    "cold": cold,
 }
 
 
