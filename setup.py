@@ -1,13 +1,16 @@
-"""Compiles src/tidegate/core with mypyc where that is possible, and builds plain Python where it is not.
+"""Compiles the core, and what a warm request of the server passes through, with mypyc where that is possible.
+
+Where it is not, it builds plain Python.
 
 Everything that can be data is in pyproject.toml. Rules of this file:
 
 - The sources are the same either way: a build without a C compiler, without mypy, or with TIDEGATE_PURE=1
   installs the modules as they are.
-- The core is compiled as one group, so that calls between its modules are C calls. All of it or none of it:
-  half a group cannot be imported.
+- All compiled modules are one group, so that calls between them are C calls. All of it or none of it: half a group
+  cannot be imported.
+- A compiled module imports nothing but the standard library and Tidegate: the environment of a build has nothing else.
 - An editable install is never compiled: the extension modules would lie beside the sources and hide every edit.
-- A type error in the core fails the build. Only what the machine lacks falls back to Python.
+- A type error in them fails the build. Only what the machine lacks falls back to Python.
 
 It also makes the readme: README.md has relative links, which work in the repository and not on PyPI.
 """
@@ -22,7 +25,18 @@ from typing import cast
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
 
-CORE = Path("src/tidegate/core")
+PACKAGE = Path("src/tidegate")
+CORE = PACKAGE / "core"
+# What a warm `limit` over HTTP passes through beside the core (docs/adr/0029-compiled-request-path.md).
+REQUEST_PATH = (
+    "server/api/plans.py",
+    "server/api/warm.py",
+    "server/catalog/view.py",
+    "server/http1/repeats.py",
+    "server/messages.py",
+    "server/schedule.py",
+    "telemetry/topk.py",
+)
 
 # setuptools also runs this file to ask for requirements and metadata, for an sdist and for an editable install.
 # Compiling then would triple the time of a build, or hide edits behind extension modules.
@@ -61,7 +75,8 @@ def core_extensions() -> list[Extension]:
     except ImportError:
         print("tidegate: not compiled (mypy is not installed)")
         return []
-    modules = sorted(str(path) for path in CORE.glob("*.py") if path.name not in NOT_COMPILED)
+    core = [path for path in CORE.glob("*.py") if path.name not in NOT_COMPILED]
+    modules = sorted(str(path) for path in [*core, *(PACKAGE / name for name in REQUEST_PATH)])
     # An empty config file: the settings of `make check` are for people, and must not change what is compiled.
     # Silent about what the core does not compile: the package's root imports adapters, whose drivers may be absent.
     options = ["--config-file=", "--strict", "--follow-imports=silent"]

@@ -5,7 +5,6 @@ import re
 import pytest
 
 from tidegate.ports import KeyRow, WorkspaceRow
-from tidegate.server.catalog import view as view_module
 from tidegate.server.catalog.keys import digest_of, hint_of, new_key
 from tidegate.server.catalog.view import Callers, CatalogView
 
@@ -65,12 +64,9 @@ def test_a_disabled_caller_is_found_and_not_remembered(view: CatalogView, what: 
     assert callers.recall(b"Bearer tg_k") is None
 
 
-def test_spellings_of_one_header_do_not_fill_the_memory(
-    view: CatalogView, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(view_module, "FOUND_MAX", 10)
+def test_spellings_of_one_header_do_not_fill_the_memory(view: CatalogView) -> None:
     add_key(view, "tg_k", 2)
-    callers = Callers(view)
+    callers = Callers(view, found_max=10)
     for spaces in range(100):
         assert callers.find(b"Bearer" + b" " * spaces + b"tg_k", b"tg_k") is not None
         assert len(callers._found) <= 10
@@ -88,9 +84,8 @@ def test_an_unknown_key_is_looked_up_once_until_any_key_changes(view: CatalogVie
     assert callers.find(b"Bearer tg_new", b"tg_new") is not None
 
 
-def test_sprayed_keys_do_not_fill_the_memory(view: CatalogView, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(view_module, "MISSING_MAX", 100)
-    callers = Callers(view)
+def test_sprayed_keys_do_not_fill_the_memory(view: CatalogView) -> None:
+    callers = Callers(view, missing_max=100)
     for number in range(1_000):
         callers.remember_missing(b"tg_%d" % number)
     known = [number for number in range(1_000) if callers.is_negative_cached(b"tg_%d" % number)]

@@ -173,7 +173,7 @@ async def test_a_client_that_does_not_read_is_rejected_within_the_same_bytes(
 ) -> None:
     """Sixteen connections fill the outbox; the last one is blocked by its own answer, and sends no HTTP after it."""
     scene = Scene()
-    scene.connection._transport = transport = Greedy()  # type: ignore[assignment] # as much of one as it needs
+    scene.connection._transport = transport = Greedy()
     transport.connection = scene.connection
     await scene.play(*before)
     for _ in range(15):
@@ -185,7 +185,7 @@ async def test_a_client_that_does_not_read_is_rejected_within_the_same_bytes(
 
 async def test_a_stream_behind_answers_that_are_not_read_begins_when_they_are() -> None:
     scene = Scene()
-    scene.connection._transport = transport = Greedy()  # type: ignore[assignment] # as much of one as it needs
+    scene.connection._transport = transport = Greedy()
     transport.connection = scene.connection
     for _ in range(15):
         scene.server.outbox.add(scene.connection)

@@ -30,7 +30,8 @@ from tidegate.server.catalog.view import Callers, CatalogView, NamespaceView, Wo
 from tidegate.server.http1.bounds import HttpConfig, Intake, Rejection
 from tidegate.server.http1.connection import FEED_BYTES, LINGER_S, HttpConnection
 from tidegate.server.http1.listener import HttpServer
-from tidegate.server.http1.reader import RequestHead, RequestReader
+from tidegate.server.http1.reader import RequestReader
+from tidegate.server.http1.repeats import RequestHead
 from tidegate.server.messages import Answer, Head, Route, Router, Stream
 from tidegate.server.process.config_load import load
 from tidegate.server.process.first_start import prepare

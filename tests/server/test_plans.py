@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from tidegate.core.header_fields import policy_name, policy_value
 from tidegate.core.model import DURATION_MS_MAX, LOCAL, Decision, make_limit
 from tidegate.ports import NamespaceRow
-from tidegate.server.api.operations import Plan, allowed_line, denied_line
+from tidegate.server.api.plans import Plan, allowed_line, denied_line
 from tidegate.server.catalog.overrides import Override
 from tidegate.server.catalog.view import NamespaceView
 

@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tidegate.server.http1.bounds import HttpConfig, Intake, Rejection
-from tidegate.server.http1.reader import RequestHead, RequestReader
+from tidegate.server.http1.reader import RequestReader
+from tidegate.server.http1.repeats import RequestHead
 from tidegate.server.messages import Answer, Head, Route, Router, Whole
 
 

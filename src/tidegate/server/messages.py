@@ -1,16 +1,15 @@
 """Requests, answers and the routing table, as every part of the server knows them.
 
 A request is a `Head`, the header fields that operations read, and the bytes of its body. An answer is (status, header
-lines, body). How they travel is known to `http1` and `asgi`, what they mean to `api`; this module knows neither.
+lines, body). How they travel is known to `http1` and `asgi`, what they mean to `api`; this module knows neither. It is
+compiled with the core where that is possible (setup.py).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, Iterable, Mapping
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple, Protocol, final
 from urllib.parse import unquote_to_bytes
-
-import msgspec
 
 __all__ = [
     "Answer",
@@ -41,17 +40,27 @@ class Whole(NamedTuple):
     """The address of the other end of the connection; empty for a socket that has none."""
 
 
-class Head(msgspec.Struct, frozen=True, gc=False):
+@final
+class Head:
     """The header fields that operations read. One head may stand for many requests with the same bytes."""
 
-    authorization: bytes | None = None
-    accept: bytes = b""
-    test_time: bytes | None = None
-    """X-Test-Time"""
-    metrics_off: bool = False
-    """X-Unkey-Metrics: disabled"""
-    whole: Whole | None = None
-    """Only for an operation that `reads_whole`."""
+    __slots__ = ("accept", "authorization", "metrics_off", "test_time", "whole")
+
+    def __init__(
+        self,
+        authorization: bytes | None = None,
+        accept: bytes = b"",
+        test_time: bytes | None = None,
+        metrics_off: bool = False,
+        whole: Whole | None = None,
+    ) -> None:
+        """`test_time` is X-Test-Time; `metrics_off`: X-Unkey-Metrics is `disabled`; `whole`: only for an operation
+        that `reads_whole`."""
+        self.authorization: Final[bytes | None] = authorization
+        self.accept: Final[bytes] = accept
+        self.test_time: Final[bytes | None] = test_time
+        self.metrics_off: Final[bool] = metrics_off
+        self.whole: Final[Whole | None] = whole
 
 
 class Subscriber(Protocol):
@@ -64,12 +73,17 @@ class Subscriber(Protocol):
         """There is no more to send."""
 
 
-class Stream(msgspec.Struct, frozen=True):
+@final
+class Stream:
     """An answer (200) whose body is sent part by part, until one side ends it. It is the last of its connection."""
 
-    lines: bytes
-    subscribe: Callable[[Subscriber], Callable[[], object]]
-    """Called once the head has been written. Returns a function that is called when the client has disconnected."""
+    __slots__ = ("lines", "subscribe")
+
+    def __init__(self, lines: bytes, subscribe: Callable[[Subscriber], Callable[[], object]]) -> None:
+        """`subscribe` is called once the head has been written. It returns a function that is called when the client has
+        disconnected."""
+        self.lines: Final[bytes] = lines
+        self.subscribe: Final[Callable[[Subscriber], Callable[[], object]]] = subscribe
 
 
 Handler = Callable[[Head, bytes], "Answer | Stream | Coroutine[Any, Any, Answer]"]
@@ -84,23 +98,34 @@ class Refuse(Protocol):
     ) -> Answer: ...
 
 
+@final
 class Operation:
     """The target of a path and a method, with its counters."""
 
-    __slots__ = ("handler", "is_probe", "name", "reads_whole", "statuses")
+    __slots__ = ("_others", "handler", "is_probe", "name", "ok", "reads_whole")
 
     def __init__(
         self, name: str, handler: Handler, *, reads_whole: bool = False, is_probe: bool = False
     ) -> None:
-        self.name = name
-        self.handler = handler
-        self.reads_whole = reads_whole
-        self.is_probe = is_probe
-        # Answers by status, written by the connections. Only this server chooses statuses, so they are few.
-        self.statuses: dict[int, int] = {}
+        self.name: Final[str] = name
+        # Replaced while requests are logged.
+        self.handler: Handler = handler
+        self.reads_whole: Final[bool] = reads_whole
+        self.is_probe: Final[bool] = is_probe
+        # Answers with 200, and all others by status. Only this server chooses statuses, so they are few.
+        self.ok: int = 0
+        self._others: dict[int, int] = {}
 
     def count(self, status: int) -> None:
-        self.statuses[status] = self.statuses.get(status, 0) + 1
+        if status == 200:
+            self.ok += 1
+        else:
+            self._others[status] = self._others.get(status, 0) + 1
+
+    @property
+    def statuses(self) -> dict[int, int]:
+        """Answers by status."""
+        return {200: self.ok, **self._others} if self.ok else dict(self._others)
 
 
 class Route(NamedTuple):

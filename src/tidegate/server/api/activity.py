@@ -19,11 +19,12 @@ import msgspec
 
 from tidegate.core.model import Decision, Limit
 from tidegate.runtime.inspection import Inspection
+from tidegate.server.api.plans import Counts, Skips
 from tidegate.server.api.recording import Followed, Recording
 from tidegate.server.catalog.overrides import Override
 from tidegate.telemetry.topk import SpaceSaving
 
-__all__ = ["Activity", "Counts", "Denial", "Name", "Recent", "Sample", "percentile"]
+__all__ = ["Activity", "Denial", "Name", "Recent", "Sample", "percentile"]
 
 # Operations that are recorded in full. One costs 2.4 µs (bench/RESULTS.md): less than a hundredth of a core.
 SAMPLED_PER_S: Final = 1_000
@@ -41,16 +42,6 @@ DENIALS_EACH_MAX: Final = 16
 
 Name = tuple[str, str, str]
 """(workspace id, name of the namespace, identifier)"""
-
-
-class Counts:
-    """Decisions in one namespace since the start. Written by the operations."""
-
-    __slots__ = ("allowed", "denied")
-
-    def __init__(self) -> None:
-        self.allowed = 0
-        self.denied = 0
 
 
 class Sample(NamedTuple):
@@ -139,7 +130,7 @@ class Activity:
         "hot",
         "latency",
         "recording",
-        "skip",
+        "skips",
     )
 
     def __init__(
@@ -152,8 +143,8 @@ class Activity:
         self._inspection = inspection
         self._time_ns = time_ns
         self._random = random
-        # Operations to leave out before the next that is recorded. Counted down by the operations.
-        self.skip = 0
+        # Counted down by the operations.
+        self.skips = Skips()
         # For how many the next one stands.
         self._weight = 1
         self._second = 0
@@ -170,6 +161,15 @@ class Activity:
         self._quotas: dict[tuple[str, int], int] = {}
         # The identifier that was denied last is at the end.
         self._denials: OrderedDict[Name, list[Denial]] = OrderedDict()
+
+    def decisions(self) -> dict[str, int]:
+        """Decisions since the start, by workspace id."""
+        found: dict[str, int] = {}
+        for (workspace, _), counts in self._counts.items():
+            # A namespace whose requests all asked not to be counted has none.
+            if total := counts.allowed + counts.denied:
+                found[workspace] = found.get(workspace, 0) + total
+        return found
 
     def counts(self, workspace: str, namespace: str) -> Counts:
         """Where decisions of this namespace are counted."""
@@ -190,7 +190,14 @@ class Activity:
         """The quota that a request for this namespace and duration had, if one is known."""
         return self._quotas.get((namespace_id, duration_ms))
 
-    # Operations. Each one counts down `skip`; one that finds 0 calls `begin`, and `end` when it has its answer.
+    # Operations. Each one begins with `take`; one that is recorded calls `end` when it has its answer.
+
+    def take(self) -> Sample | None:
+        """Whether to record this operation."""
+        if self.skips.left:
+            self.skips.left -= 1
+            return None
+        return self.begin()
 
     def begin(self) -> Sample:
         started_ns = self._time_ns()
@@ -204,7 +211,7 @@ class Activity:
             self._weight = 1
         else:
             # From 0 to 126 are left out, 63 on average. A fixed number could keep step with a pattern of the traffic.
-            self.skip = int(self._random() * (2 * SHARE - 1))
+            self.skips.left = int(self._random() * (2 * SHARE - 1))
             self._weight = SHARE
         return Sample(started_ns, weight)
 

@@ -94,8 +94,8 @@ class Admission:
         self.now_ms = now_ms
         self._limiter = limiter
         self._sync = sync
-        self._callers = Callers(sync.view)
-        self.recall = self._callers.recall
+        self.callers = Callers(sync.view)
+        self.recall = self.callers.recall
         self._lookups = TurnBudget(LOOKUP_COST_MAX)
 
     def handler(self, name: str, operation: Callable[[Call, bytes], Steps[None]]) -> Handler:
@@ -200,11 +200,11 @@ class Admission:
         key = credentials[7:].strip()
         if not credentials.startswith(b"Bearer ") or not key:
             raise Refusal(MALFORMED_AUTHORIZATION, "The Authorization header must read 'Bearer KEY'.")
-        caller = self._callers.find(credentials, key)
-        if caller is None and not self._callers.is_negative_cached(key):
+        caller = self.callers.find(credentials, key)
+        if caller is None and not self.callers.is_negative_cached(key):
             # Another process may have created it a moment ago.
             has_answered = yield from wait(self._sync.confirm)
-            caller = self._callers.find(credentials, key)
+            caller = self.callers.find(credentials, key)
             if caller is None and not self._sync.is_loaded:
                 raise Refusal(
                     SERVICE_UNAVAILABLE, "No key can be checked: the database has not answered yet."
@@ -214,7 +214,7 @@ class Admission:
                     SERVICE_UNAVAILABLE, "The key cannot be checked: the database does not answer. Try again."
                 )
             if caller is None:
-                self._callers.remember_missing(key)
+                self.callers.remember_missing(key)
         if caller is None:
             # RFC 9110, 15.5.2: a 401 names the scheme to use.
             raise Refusal(KEY_NOT_FOUND, "The key was not found.", headers=b"www-authenticate: Bearer\r\n")

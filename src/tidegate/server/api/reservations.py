@@ -20,7 +20,8 @@ from tidegate.runtime.async_limiter import AsyncLimiter
 from tidegate.runtime.reservation import Ending, Item, Taken, merged
 from tidegate.server.api.admission import Admission, Call, Steps, missing_permission, wait
 from tidegate.server.api.answers import answer
-from tidegate.server.api.operations import LimitOperations, MultiLimitItem, Plan, item_answer
+from tidegate.server.api.operations import LimitOperations, MultiLimitItem, item_answer
+from tidegate.server.api.plans import Plan
 from tidegate.server.api.problems import (
     INVALID_INPUT,
     RESERVATION_NOT_FOUND,
@@ -99,7 +100,10 @@ class ReservationOperations:
         plans: list[Plan] = []
         requests: list[Request] = []
         for item in wanted.limits:
-            plan = self._limits.plans.find(caller.workspace.id, namespaces[item.namespace], item)
+            namespace = namespaces[item.namespace]
+            plan = self._limits.plans.find(
+                caller.workspace.id, namespace, item.identifier, item.limit, item.duration
+            )
             plans.append(plan)
             requests.append(Request(plan.limit, item.identifier, 1 if item.cost is UNSET else item.cost))
         life_ms = wanted.life

@@ -35,6 +35,7 @@ __all__ = [
     "decode_delete_override",
     "decode_get_override",
     "decode_limit",
+    "decode_limit_plain",
     "decode_list_overrides",
     "decode_multi_limit",
     "decode_release",
@@ -500,15 +501,16 @@ def _bound_violations(
 _limit_decoder: Final = BodyDecoder[LimitBody](
     "/v2/ratelimit.limit", LimitBody, "LimitBody", quotes_of_limit, 14 + NAME_QUOTES_MAX
 )
-_decode_plain_limit: Final = msgspec.json.Decoder(LimitBody).decode
+decode_limit_plain: Final = msgspec.json.Decoder(LimitBody).decode
+"""As msgspec decodes: a property that comes twice is not noticed."""
 
 
 def decode_limit(data: bytes) -> LimitBody:
-    """`BodyDecoder` with its usual case first: this is the hot path."""
+    """`BodyDecoder` with its usual case first."""
     if len(data) > REPARSED_BYTES_MAX:
         return _limit_decoder(data)
     try:
-        body = _decode_plain_limit(data)
+        body = decode_limit_plain(data)
     except (msgspec.MsgspecError, ValueError) as error:
         raise _limit_decoder.doubt(data, str(error)) from None
     if data.count(b'"') != (12 if body.cost is UNSET else 14):

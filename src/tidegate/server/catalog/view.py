@@ -2,7 +2,8 @@
 
 `CatalogView` holds the rows of the catalog and answers look-ups; `Callers` finds the holder of a key in it. Neither
 does I/O: `sync` passes rows in, in any order and repeatedly, and the row with the higher version stays. Views
-are changed in place, so that a view which an operation holds is never stale.
+are changed in place, so that a view which an operation holds is never stale. Compiled with the core where that is
+possible (setup.py).
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterable
 from operator import attrgetter
-from typing import Final
+from typing import Final, final
 
 from tidegate.core.model import DURATION_MS_MAX, Limit, make_limit
 from tidegate.ports import CatalogChanges, KeyRow, NamespaceRow, OverrideRow, WorkspaceRow
@@ -31,6 +32,7 @@ FOUND_BYTES_MAX: Final = 256
 MISSING_MAX: Final = 10_000
 
 
+@final
 class NamespaceView:
     """One namespace and its overrides."""
 
@@ -100,6 +102,7 @@ class NamespaceView:
         return self._overrides.values()
 
 
+@final
 class WorkspaceView:
     """One workspace and its namespaces, found by id or by name."""
 
@@ -134,6 +137,7 @@ class WorkspaceView:
         return held
 
 
+@final
 class Caller:
     """The holder of a root key: its workspace, and what it may do."""
 
@@ -165,6 +169,7 @@ class Caller:
         return f"ratelimit.*.{action}" in self.grants or f"ratelimit.{namespace_id}.{action}" in self.grants
 
 
+@final
 class CatalogView:
     """All rows, by what requests look up."""
 
@@ -307,6 +312,7 @@ class CatalogView:
         )
 
 
+@final
 class Callers:
     """Finds the holder of a key, and remembers who was found and which keys do not exist until the catalog changes.
 
@@ -314,10 +320,14 @@ class Callers:
     of the digest changes with every bit of the key.
     """
 
-    __slots__ = ("_epoch", "_found", "_missing", "_missing_before", "_view")
+    __slots__ = ("_epoch", "_found", "_found_max", "_missing", "_missing_before", "_missing_max", "_view")
 
-    def __init__(self, view: CatalogView) -> None:
-        self._view = view
+    def __init__(
+        self, view: CatalogView, *, found_max: int = FOUND_MAX, missing_max: int = MISSING_MAX
+    ) -> None:
+        self._view: Final[CatalogView] = view
+        self._found_max: Final[int] = found_max
+        self._missing_max: Final[int] = missing_max
         # The state of the catalog that the rest belongs to.
         self._epoch = -1
         self._found: dict[bytes | None, Caller] = {}
@@ -344,7 +354,7 @@ class Callers:
             return None
         caller = Caller(row, workspace)
         if caller.is_enabled and workspace.is_enabled and len(credentials) <= FOUND_BYTES_MAX:
-            if self._epoch != self._view.epoch or len(self._found) >= FOUND_MAX:
+            if self._epoch != self._view.epoch or len(self._found) >= self._found_max:
                 self._start_over()
             self._found[credentials] = caller
         return caller
@@ -353,7 +363,7 @@ class Callers:
         """The database was asked for this key after the request came, and has none."""
         if self._epoch != self._view.epoch:
             self._start_over()
-        if len(self._missing) >= MISSING_MAX:
+        if len(self._missing) >= self._missing_max:
             self._missing_before = self._missing
             self._missing = set()
         self._missing.add(digest_of(key))

@@ -1,8 +1,7 @@
 """One HTTP/1.1 connection: puts requests in order, sends their answers, and keeps deadlines.
 
-A request whose head has the same bytes as an earlier one of this connection is not parsed again: between two messages
-the parser holds no state, so the same bytes give the same head. It is answered inside `data_received`, without a task.
-Everything else goes through the reader. Answers wait in the outbox for the end of the loop's turn.
+A request whose head came before is answered by `repeats`, without parsing it again. Everything else goes through the
+reader. Answers wait in the outbox for the end of the loop's turn.
 
 Laws: answers are sent in the order of the requests, also when an earlier one has to wait, and before the connection is
 closed. A client that sends or reads slowly loses its connection and does not fill memory. Nothing here knows about
@@ -36,10 +35,11 @@ import logging
 from collections import deque
 from collections.abc import Callable
 from enum import Enum
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Any, Final
 
 from tidegate.server.http1.bounds import Rejection
-from tidegate.server.http1.reader import HEADERS, REST, RequestHead, RequestReader
+from tidegate.server.http1.reader import HEADERS, REST, RequestReader
+from tidegate.server.http1.repeats import RepeatedHeads, RequestHead, length_line
 from tidegate.server.messages import Answer, Stream
 
 if TYPE_CHECKING:
@@ -53,25 +53,16 @@ logger = logging.getLogger(__name__)
 # whose length is known more is taken at once: nothing else can be in it.
 FEED_BYTES: Final = 8_192
 BODY_FEED_BYTES: Final = 65_536
-# Heads that one connection remembers. Usually they differ in Content-Length only.
-HEADS_MAX: Final = 32
-# Heads that all connections together remember: ten thousand connections could otherwise fill the memory.
-REMEMBERED_BYTES_MAX: Final = 33_554_432
 # A rejected client may still be sending, and would get a reset instead of the answer. What it sends is read and dropped
 # for this long and up to this much. A connection that is being closed has as long to take its last bytes.
 LINGER_S: Final = 10.0
 LINGER_BYTES: Final = 67_108_864
 # The status that is counted when a client goes before its answer. It is never sent.
 CLIENT_CLOSED: Final = 499
-# Content-Length lines up to here are ready-made; the answers of all warm requests are shorter.
-READY_LENGTHS: Final = 2_048
 
 CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
 CLOSE_LINE: Final = b"connection: close\r\n"
 KEEP_ALIVE_LINE: Final = b"connection: keep-alive\r\n"
-LENGTH_LINES: Final = tuple(
-    f"content-length: {length}\r\n\r\n".encode("ascii") for length in range(READY_LENGTHS)
-)
 
 
 class State(Enum):
@@ -105,11 +96,10 @@ class TransitionError(RuntimeError):
     """A fault of this module: a connection was to enter a state that the table does not allow."""
 
 
-class HttpConnection(asyncio.Protocol):
+class HttpConnection(RepeatedHeads, asyncio.Protocol):
     """Made by `HttpServer` for each accepted socket; used by the loop's thread only."""
 
     __slots__ = (
-        "_heads",
         "_has_streamed",
         "_held",
         "_is_behind",
@@ -118,8 +108,6 @@ class HttpConnection(asyncio.Protocol):
         "_is_paused",
         "_is_scheduled",
         "_is_spare",
-        "_last_bytes",
-        "_last_head",
         "_lingered_bytes",
         "_put_bytes",
         "_queue",
@@ -128,30 +116,18 @@ class HttpConnection(asyncio.Protocol):
         "_since",
         "_started",
         "_task",
-        "_transport",
-        "_unsent",
         "_unsubscribe",
-        "expires",
-        "scheduled",
         "state",
     )
 
     def __init__(self, server: HttpServer, *, is_spare: bool = False) -> None:
+        super().__init__(server.shared)
         self._server = server
         # All places are taken: this connection may only ask for probes.
         self._is_spare = is_spare
-        self._transport: asyncio.Transport = None  # type: ignore[assignment] # set by connection_made
         self._reader = RequestReader(server.intake, server.router, self)
         # Changed by _enter only.
         self.state = IDLE
-        self._heads: dict[bytes, RequestHead] = {}
-        # The head that came last, and its bytes.
-        self._last_bytes = b""
-        self._last_head: RequestHead | None = None
-        # What waits in the outbox, if anything does.
-        self._unsent: list[bytes] = []
-        self.expires = 0
-        self.scheduled = 0
         # The tick at which the request that is being received began, and that of the last transition.
         self._started = 0
         self._since = server.wheel.now
@@ -181,6 +157,7 @@ class HttpConnection(asyncio.Protocol):
         if state not in TRANSITIONS[self.state]:
             raise TransitionError(f"a connection cannot go from {self.state.name} to {state.name}")
         self.state = state
+        self._is_idle = state is IDLE
         self._since = self._server.wheel.now
 
     def idle_since(self) -> int | None:
@@ -192,46 +169,10 @@ class HttpConnection(asyncio.Protocol):
     # Callbacks of the transport.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        # uvloop's transports do not inherit from asyncio's.
-        self._transport = cast(asyncio.Transport, transport)
+        self._transport = transport
         self._transport.set_write_buffer_limits(high=self._server.write_bytes_max)
         self._server.connected(self)
         self._server.wheel.watch(self, min(self._server.header_ticks, self._server.idle_ticks))
-
-    def data_received(self, data: bytes) -> None:
-        if self.state is IDLE:
-            head = self._last_head
-            if head is not None and data.startswith(self._last_bytes):
-                end = len(self._last_bytes)
-            else:
-                end = data.find(b"\r\n\r\n") + 4
-                self._last_bytes = data[:end]
-                self._last_head = head = self._heads.get(self._last_bytes)
-            if head is not None and len(data) - end == head.content_length:
-                server = self._server
-                operation = head.operation
-                try:
-                    answer = operation.handler(head.fields, data[end:])
-                except Exception as error:  # noqa: BLE001 - logged in _failed; one request must not end the rest
-                    answer = self._failed(head, error)
-                if type(answer) is tuple and not server.is_draining:
-                    status, lines, body = answer
-                    begin = server.begins.get(status) or server.begin(status)
-                    length = len(body)
-                    end_line = LENGTH_LINES[length] if length < READY_LENGTHS else length_line(length)
-                    # _put, without a call.
-                    is_first = not self._unsent
-                    self._unsent += (begin, lines, end_line, body)
-                    if is_first:
-                        server.outbox.add(self)
-                    statuses = operation.statuses
-                    statuses[status] = statuses.get(status, 0) + 1
-                    self.expires = server.wheel.now + server.idle_ticks
-                else:
-                    self._respond(head, answer)
-                    self._settle()
-                return
-        self._take(data)
 
     def eof_received(self) -> bool:
         self._is_eof = True
@@ -279,7 +220,7 @@ class HttpConnection(asyncio.Protocol):
 
     # Bytes in.
 
-    def _take(self, data: bytes) -> None:
+    def take(self, data: bytes) -> None:
         if self.state in (LINGERING, STREAMING):
             self._lingered_bytes += len(data)
             if self._lingered_bytes > LINGER_BYTES:
@@ -310,20 +251,6 @@ class HttpConnection(asyncio.Protocol):
         elif was_idle and (known := self._reader.repeatable(data)) is not None:
             self._remember(*known)
         self._settle()
-
-    def _remember(self, data: bytes, head: RequestHead) -> None:
-        server = self._server
-        if len(self._heads) >= HEADS_MAX:
-            self._forget_heads()
-        if server.remembered_bytes + len(data) <= REMEMBERED_BYTES_MAX:
-            server.remembered_bytes += len(data)
-            self._heads[data] = head
-
-    def _forget_heads(self) -> None:
-        self._server.remembered_bytes -= sum(map(len, self._heads))
-        self._heads.clear()
-        self._last_bytes = b""
-        self._last_head = None
 
     # Callbacks of the reader.
 
@@ -385,14 +312,6 @@ class HttpConnection(asyncio.Protocol):
         if is_first:
             self._server.outbox.add(self)
 
-    def flush(self) -> None:
-        """Send what was put. Called by the outbox, and before anything that would prevent sending."""
-        if self._unsent:
-            data = b"".join(self._unsent)
-            self._unsent.clear()
-            if not self._transport.is_closing():
-                self._transport.write(data)
-
     def _close(self) -> None:
         self._enter(CLOSING)
         self.flush()
@@ -400,11 +319,15 @@ class HttpConnection(asyncio.Protocol):
         self._server.wheel.watch(self, self._server.wheel.ticks(LINGER_S))
         self._transport.close()
 
+    def respond(self, head: RequestHead, answer: Any) -> None:
+        self._respond(head, answer)
+        self._settle()
+
     def _serve(self, head: RequestHead, body: bytes) -> None:
         try:
             answer = head.operation.handler(head.fields, body)
         except Exception as error:  # noqa: BLE001 - logged in _failed; one request must not end the rest
-            answer = self._failed(head, error)
+            answer = self.failed(head, error)
         self._respond(head, answer)
 
     def _respond(self, head: RequestHead, answer: Any) -> None:
@@ -460,9 +383,7 @@ class HttpConnection(asyncio.Protocol):
         self._task = None
         if self.state is WAITING:
             self._enter(READING)
-        self._send(
-            head, self._failed(head, error) if task.cancelled() or error is not None else task.result()
-        )
+        self._send(head, self.failed(head, error) if task.cancelled() or error is not None else task.result())
         self._advance()
 
     def _advance(self) -> None:
@@ -489,10 +410,9 @@ class HttpConnection(asyncio.Protocol):
             lines += CLOSE_LINE
         elif head.is_http10:
             lines += KEEP_ALIVE_LINE
-        begin = server.begins.get(status) or server.begin(status)
-        self._put((begin, lines, length_line(len(body)), b"" if head.is_head else body))
+        self._put((server.begin(status), lines, length_line(len(body)), b"" if head.is_head else body))
 
-    def _failed(self, head: RequestHead, error: BaseException | None) -> Answer:
+    def failed(self, head: RequestHead, error: BaseException | None) -> Answer:
         """The answer to a request whose operation raised. The log has the reason; the client gets its id."""
         request_id = self._server.new_id()
         logger.error(
@@ -589,8 +509,3 @@ class HttpConnection(asyncio.Protocol):
         if self._is_paused and not self._transport.is_closing():
             self._is_paused = False
             self._transport.resume_reading()
-
-
-def length_line(length: int) -> bytes:
-    """The last line of a head, and the empty line after it."""
-    return LENGTH_LINES[length] if length < READY_LENGTHS else f"content-length: {length}\r\n\r\n".encode()

@@ -12,6 +12,7 @@ from typing import Final
 
 from tidegate.server.http1.bounds import HttpConfig, Intake
 from tidegate.server.http1.connection import HttpConnection
+from tidegate.server.http1.repeats import Shared
 from tidegate.server.listener import Listener
 from tidegate.server.messages import Refuse, Router
 
@@ -64,12 +65,11 @@ class HttpServer(Listener[HttpConnection]):
         self.idle_ticks = self.wheel.ticks(config.idle_timeout_s)
         self.intake = Intake(config)
         self.write_bytes_max = WRITE_BYTES_MAX
-        # Bytes of heads that connections remember. Written by the connections.
-        self.remembered_bytes = 0
         self._wall_time = wall_time
         # The first two lines of an answer by status, for the present second. Emptied by the tick, filled by `begin`.
-        self.begins: dict[int, bytes] = {}
+        self._begins: dict[int, bytes] = {}
         self._date_s = 0
+        self.shared = Shared(self.wheel, self.outbox, self.idle_ticks, self.begin)
 
     def new_connection(self, *, is_spare: bool) -> asyncio.Protocol:
         return HttpConnection(self, is_spare=is_spare)
@@ -78,13 +78,19 @@ class HttpServer(Listener[HttpConnection]):
         date_s = int(self._wall_time())
         if date_s != self._date_s:
             self._date_s = date_s
-            self.begins.clear()
+            self._begins.clear()
+            self.shared.begin_ok = b""
+
+    def announce_drain(self) -> None:
+        self.shared.is_draining = True
 
     def begin(self, status: int) -> bytes:
         """The first two lines of an answer: status and date."""
-        lines = self.begins.get(status)
+        lines = self._begins.get(status)
         if lines is None:
             date = formatdate(self._date_s, usegmt=True).encode("ascii")
             first = f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\n".encode("ascii")
-            lines = self.begins[status] = first + b"date: " + date + b"\r\n"
+            lines = self._begins[status] = first + b"date: " + date + b"\r\n"
+            if status == 200:
+                self.shared.begin_ok = lines
         return lines

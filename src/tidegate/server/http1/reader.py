@@ -10,12 +10,12 @@ import logging
 from typing import Final, NoReturn, Protocol
 
 import httptools
-import msgspec
 
 from tidegate.server.http1.bounds import Intake, Rejection
-from tidegate.server.messages import Head, Operation, Router, Whole
+from tidegate.server.http1.repeats import RequestHead
+from tidegate.server.messages import Head, Router, Whole
 
-__all__ = ["BODY", "HEADERS", "REST", "RequestHead", "RequestReader", "Sink"]
+__all__ = ["BODY", "HEADERS", "REST", "RequestReader", "Sink"]
 
 logger = logging.getLogger(__name__)
 
@@ -40,20 +40,6 @@ FIELD_OF: Final[dict[bytes, int]] = {
 }
 # The usual spelling needs no lower().
 FIELD_OF.update({name.title(): index for name, index in list(FIELD_OF.items())})
-
-
-class RequestHead(msgspec.Struct, frozen=True, gc=False):
-    """The head of a request as it was parsed. Nothing changes it: the same bytes may bring many requests."""
-
-    operation: Operation
-    fields: Head
-    content_length: int
-    """0 also for a body in chunks, whose length the head does not say."""
-    keep_alive: bool
-    is_http10: bool
-    """Its answers must say that the connection stays open."""
-    is_head: bool
-    """HEAD: the answer is sent without its body."""
 
 
 class Sink(Protocol):

@@ -267,7 +267,9 @@ class Service:
         )
         if self._config.origin is None:
             values["origin_file_bytes", ()] = _file_bytes(Path(self._config.data_dir) / ORIGIN_FILE)
-        for workspace_id, decisions in nlargest(TOP_MAX, self._limits.decisions.items(), key=itemgetter(1)):
+        for workspace_id, decisions in nlargest(
+            TOP_MAX, self._limits.activity.decisions().items(), key=itemgetter(1)
+        ):
             values["top_workspace_decisions", (workspace_id,)] = decisions
         for heavy in self._limits.top_denials.top(TOP_MAX):
             values["top_identifier_denials", heavy.key] = heavy.weight

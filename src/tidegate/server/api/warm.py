@@ -1,0 +1,155 @@
+"""A warm `limit`: what it needs is in memory, and one call answers it.
+
+Compiled with the core where that is possible (setup.py), and the same source without that. It knows neither msgspec nor
+connections: what it calls is given. The checks are those of `LimitOperations.limit`, which has the whole operation with
+its waits and refusals. A request that differs from the usual one in any way is left to it, before anything is counted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine
+from typing import TYPE_CHECKING, Any, Final, final
+
+from tidegate.core.model import Decision, Limit
+from tidegate.server.api.plans import Plan, Plans, Skips
+from tidegate.server.catalog.view import Callers
+from tidegate.server.messages import Answer, Head
+from tidegate.telemetry.topk import Thinning
+
+if TYPE_CHECKING:
+    from tidegate.server.api.activity import Activity, Sample
+    from tidegate.server.api.recording import Followed
+
+__all__ = ["WarmLimit"]
+
+# Two names of 512 characters of four bytes fit. A larger body is refused or rare.
+BODY_BYTES_MAX: Final = 5_120
+# Quotation marks of a body in which no property comes twice and no name holds one, without and with a cost.
+MARKS: Final = 12
+MARKS_WITH_COST: Final = 14
+
+
+@final
+class WarmLimit:
+    """One per server; used by the loop's thread only."""
+
+    __slots__ = (
+        "_activity",
+        "_attempt",
+        "_callers",
+        "_decode",
+        "_followed",
+        "_new_id",
+        "_now_ms",
+        "_plans",
+        "_record_denial",
+        "_skips",
+        "_thinning",
+        "_unset",
+        "_wait",
+    )
+
+    def __init__(
+        self,
+        decode: Callable[[bytes], Any],
+        unset: object,
+        callers: Callers,
+        plans: Plans,
+        new_id: Callable[[], str],
+        now_ms: Callable[[], int],
+        attempt: Callable[[Limit, str, int, int], Decision | None],
+        activity: Activity,
+        followed: dict[str, Followed],
+        thinning: Thinning,
+        record_denial: Callable[[Plan, str, Decision, int, int, int], None],
+        wait: Callable[[Head, str, Plan, str, int, Sample | None], Answer | Coroutine[Any, Any, Answer]],
+    ) -> None:
+        """`decode` gives a `LimitBody`, whose cost may be `unset`, or raises; `wait` continues when
+        memory cannot decide."""
+        self._decode: Final[Callable[[bytes], Any]] = decode
+        self._unset: Final[object] = unset
+        self._callers: Final[Callers] = callers
+        self._plans: Final[Plans] = plans
+        self._new_id: Final[Callable[[], str]] = new_id
+        self._now_ms: Final[Callable[[], int]] = now_ms
+        self._attempt: Final[Callable[[Limit, str, int, int], Decision | None]] = attempt
+        self._activity: Final[Activity] = activity
+        self._skips: Final[Skips] = activity.skips
+        self._followed: Final[dict[str, Followed]] = followed
+        self._thinning: Final[Thinning] = thinning
+        self._record_denial: Final[Callable[[Plan, str, Decision, int, int, int], None]] = record_denial
+        self._wait: Final[
+            Callable[[Head, str, Plan, str, int, Sample | None], Answer | Coroutine[Any, Any, Answer]]
+        ] = wait
+
+    def answer(self, head: Head, body: bytes) -> Answer | Coroutine[Any, Any, Answer] | None:
+        """The answer, at once or after a wait; None if this is not the usual request."""
+        caller = self._callers.recall(head.authorization)
+        if caller is None or caller.is_metered or len(body) > BODY_BYTES_MAX:
+            return None
+        try:
+            item = self._decode(body)
+        except Exception:  # noqa: BLE001 - the whole operation decodes again, and says what is wrong
+            return None
+        asked = item.cost
+        if asked is self._unset:
+            cost, marks = 1, MARKS
+        else:
+            cost, marks = int(asked), MARKS_WITH_COST
+        # A property that comes twice is refused: parsers differ in which one they use (`schema`).
+        if body.count(b'"') != marks:
+            return None
+        workspace = caller.workspace
+        namespace = workspace.namespaces.get(item.namespace)
+        if (
+            namespace is None
+            or namespace.is_deleted
+            or not (caller.can_limit or caller.may("limit", namespace.id))
+        ):
+            return None
+        identifier: str = item.identifier
+        plans = self._plans
+        if namespace.has_overrides and plans.cost(namespace, identifier):
+            return None
+        plan = plans.find(workspace.id, namespace, identifier, item.limit, item.duration)
+        skips = self._skips
+        sample: Sample | None = None
+        if skips.left:
+            skips.left -= 1
+        else:
+            sample = self._activity.begin()
+        now_ms = self._now_ms()
+        decision = self._attempt(plan.limit, identifier, cost, now_ms)
+        request_id = self._new_id()
+        if decision is None:
+            return self._wait(head, request_id, plan, identifier, cost, sample)
+        if not head.metrics_off:
+            self.record(plan, identifier, cost, decision, now_ms, sample)
+        return plan.answer(request_id, decision, now_ms, b"")
+
+    def record(
+        self, plan: Plan, identifier: str, cost: int, decision: Decision, now_ms: int, sample: Sample | None
+    ) -> None:
+        """Count a decision of `limit`, and keep what the console shows of it."""
+        if decision.exceeded:
+            self.count(plan, identifier, decision, cost, now_ms)
+        else:
+            plan.counts.allowed += 1
+        followed = self._followed.get(identifier)
+        if followed is None and sample is not None:
+            followed = self._activity.follow(identifier)
+        if followed is not None:
+            followed.add(plan.limit, cost, not decision.exceeded, now_ms)
+        if sample is not None:
+            self._activity.end(sample, (plan.limit.workspace, plan.namespace.name, identifier))
+
+    def count(self, plan: Plan, identifier: str, decision: Decision, cost: int, now_ms: int) -> None:
+        """Count one decision. What a limit in shadow mode would have denied counts as allowed."""
+        if decision.allowed:
+            plan.counts.allowed += 1
+        else:
+            plan.counts.denied += 1
+        if decision.exceeded:
+            weight = self._thinning.weight(now_ms // 1000)
+            if weight:
+                self._record_denial(plan, identifier, decision, cost, now_ms, weight)

@@ -1,0 +1,211 @@
+"""`WarmLimit` answers as the whole operation does, or leaves the request to it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.server.harness import MONTH_MS
+from tidegate.ports import KeyRow, OverrideRow
+from tidegate.server.api.admission import Call
+from tidegate.server.catalog.keys import digest_of, hint_of
+from tidegate.server.messages import Head
+from tidegate.server.process.config_load import load
+from tidegate.server.process.first_start import prepare
+from tidegate.server.process.service import Service
+
+USUAL = {"namespace": "known", "identifier": "user", "limit": 10, "duration": MONTH_MS, "cost": 0}
+
+
+class Scene:
+    """A service without sockets, with a namespace that has overrides and one that has none."""
+
+    def __init__(self, service: Service, key: str) -> None:
+        self.service = service
+        self.limits = service._limits
+        self.view = service._sync.view
+        self.head = Head(b"Bearer " + key.encode(), b"application/json")
+
+    async def whole(self, head: Head, body: bytes) -> tuple[int, bytes, bytes]:
+        call = Call("limit", head, "whole")
+        answer = self.limits._admission.run(call, self.limits.limit(call, body))
+        return answer if isinstance(answer, tuple) else await answer
+
+    def warm(self, head: Head, body: bytes) -> Any:
+        return self.limits._warm.answer(head, body)
+
+    def add_key(self, name: str, *permissions: str, expires_at_ms: int | None = None) -> Head:
+        workspace = next(iter(self.view.workspaces))
+        self.view.put_key(
+            KeyRow(
+                f"key_{name}",
+                workspace,
+                digest_of(name),
+                name,
+                hint_of(name),
+                permissions,
+                0,
+                expires_at_ms,
+                True,
+                None,
+            )
+        )
+        return Head(b"Bearer " + name.encode(), b"application/json")
+
+    def counted(self) -> tuple[dict[str, int], int]:
+        return self.limits.activity.decisions(), self.limits.activity.skips.left
+
+
+@contextlib.asynccontextmanager
+async def playing(folder: Path) -> AsyncIterator[Scene]:
+    config = load(arguments={"data_dir": str(folder)}).config
+    first = await prepare(config)
+    assert first is not None
+    service = Service(config)
+    await service.start()
+    try:
+        scene = Scene(service, first.key)
+        for namespace in ("known", "overridden"):
+            assert (await scene.whole(scene.head, body_of(namespace=namespace)))[0] == 200
+        workspace = next(iter(scene.view.workspaces.values()))
+        held = workspace.namespaces["overridden"].id
+        for number, identifier in enumerate(("user", "vip_*")):
+            scene.view.put_override(OverrideRow(f"rlor_{number}", held, identifier, 3, MONTH_MS, None, 9))
+        yield scene
+    finally:
+        await service.stop(5.0)
+
+
+def body_of(**fields: Any) -> bytes:
+    return json.dumps({**USUAL, **fields}, separators=(",", ":")).encode()
+
+
+def told(answer: tuple[int, bytes, bytes]) -> tuple[int, bytes, bytes]:
+    """An answer without what differs from call to call: its id, and the seconds to the end of the window."""
+    status, lines, body = answer
+    return status, re.sub(rb";t=\d+", b"", lines), re.sub(rb"req_[A-Za-z0-9]+", b"req_", body)
+
+
+ANSWERED = [
+    body_of(),
+    body_of(namespace="overridden"),
+    body_of(namespace="overridden", identifier="other"),
+    body_of(identifier="\u00e9\u4e2d"),
+    body_of(limit=2**63 - 1),
+    json.dumps({**USUAL}, indent=2).encode(),
+]
+LEFT = [
+    b"",
+    b"{",
+    b"[]",
+    body_of(limit=0),
+    body_of(limit="10"),
+    body_of(limit=10.0),
+    body_of(cost=-1),
+    body_of(more=1),
+    body_of(namespace="new"),
+    body_of(namespace=""),
+    body_of(identifier="x" * 513),
+    body_of(identifier='a "quoted" name'),
+    body_of()[:-1] + b',"cost":0}',
+    body_of()[:-1] + b',"identifier":"other"}',
+    body_of().ljust(6_000),
+    b"\xff" + body_of(),
+]
+
+
+@pytest.mark.parametrize("body", ANSWERED)
+async def test_a_usual_request_is_answered_as_by_the_whole_operation(tmp_path: Path, body: bytes) -> None:
+    async with playing(tmp_path) as scene:
+        first = await scene.whole(scene.head, body)  # reads what it needs into memory
+        assert told(scene.warm(scene.head, body)) == told(first)
+
+
+@pytest.mark.parametrize("body", LEFT)
+async def test_an_unusual_body_is_left_to_the_whole_operation_and_nothing_is_counted(
+    tmp_path: Path, body: bytes
+) -> None:
+    async with playing(tmp_path) as scene:
+        await scene.whole(scene.head, body_of())
+        before = scene.counted()
+        assert scene.warm(scene.head, body) is None
+        assert scene.counted() == before
+
+
+async def test_a_caller_who_is_unknown_or_must_be_checked_each_time_is_left_to_the_whole_operation(
+    tmp_path: Path,
+) -> None:
+    async with playing(tmp_path) as scene:
+        known = next(iter(scene.view.workspaces.values())).namespaces["known"].id
+        heads = {
+            "nobody": Head(None),
+            "unknown": Head(b"Bearer tg_unknown"),
+            "expired": scene.add_key("expired", "ratelimit.*.limit", expires_at_ms=1),
+            "expires": scene.add_key("expires", "ratelimit.*.limit", expires_at_ms=2**52),
+            "reader": scene.add_key("reader", "ratelimit.*.read_override"),
+            "other": scene.add_key("other", "ratelimit.rlns_other.limit"),
+            "all": scene.add_key("all", "ratelimit.*.limit"),
+            "this": scene.add_key("this", f"ratelimit.{known}.limit"),
+        }
+        statuses = {name: (await scene.whole(head, body_of()))[0] for name, head in heads.items()}
+        assert statuses == {
+            "nobody": 400,
+            "unknown": 401,
+            "expired": 403,
+            "expires": 200,
+            "reader": 403,
+            "other": 403,
+            "all": 200,
+            "this": 200,
+        }
+        answered = {name for name, head in heads.items() if scene.warm(head, body_of()) is not None}
+        assert answered == {"all", "this"}
+
+
+async def test_a_deleted_namespace_and_a_revoked_key_are_noticed_at_once(tmp_path: Path) -> None:
+    async with playing(tmp_path) as scene:
+        assert scene.warm(scene.head, body_of())[0] == 200
+        namespace = next(iter(scene.view.workspaces.values())).namespaces["known"]
+        row = namespace.row
+        scene.view.put_namespace(row._replace(deleted_at_ms=1, version=row.version + 1))
+        assert scene.warm(scene.head, body_of()) is None
+        scene.view.put_namespace(row._replace(version=row.version + 2))
+        assert scene.warm(scene.head, body_of())[0] == 200
+        for key in scene.view.keys_of(next(iter(scene.view.workspaces))):
+            scene.view.put_key(key._replace(revoked_at_ms=1, version=key.version + 1))
+        assert scene.warm(scene.head, body_of()) is None
+
+
+async def test_decisions_are_counted_unless_the_request_asks_not_to(tmp_path: Path) -> None:
+    async with playing(tmp_path) as scene:
+        (workspace,) = scene.view.workspaces
+        counts = scene.limits.activity.counts(workspace, "known")
+        before = counts.allowed, counts.denied
+        quiet = Head(scene.head.authorization, b"application/json", None, True)
+        assert [json.loads(scene.warm(quiet, body_of(cost=4))[2])["data"]["success"]] == [True]
+        assert (counts.allowed, counts.denied) == before
+        outcomes = [
+            json.loads(scene.warm(scene.head, body_of(cost=4))[2])["data"]["success"] for _ in range(3)
+        ]
+        assert outcomes == [True, False, False]
+        assert (counts.allowed - before[0], counts.denied - before[1]) == (1, 2)
+        (denied,) = scene.limits.top_denials.top(5)
+        assert (denied.key, denied.weight) == ((workspace, "known", "user"), 2)
+
+
+async def test_a_subject_that_is_not_in_memory_is_waited_for_and_counted_once(tmp_path: Path) -> None:
+    async with playing(tmp_path) as scene:
+        waiting = scene.warm(scene.head, body_of(identifier="cold", cost=4))
+        assert not isinstance(waiting, tuple)
+        _, _, first = await waiting
+        assert json.loads(first)["data"]["remaining"] == 6
+        assert (
+            json.loads(scene.warm(scene.head, body_of(identifier="cold", cost=1))[2])["data"]["remaining"]
+            == 5
+        )
