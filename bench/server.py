@@ -45,6 +45,7 @@ COLD_SUBJECTS = 5_000
 COLD_STARTS = 3
 COLD_SLICES = 8
 COLD_SLICE_S = 1.0
+COLD_WARM = 3
 PATH = "/v2/ratelimit.limit"
 MULTI_PATH = "/v2/ratelimit.multiLimit"
 CHECK_PATH = "/v1/check"
@@ -513,16 +514,24 @@ def cold(bench: Bench, out: Printer) -> None:
     what = f"CPU of a new subject in a batch of {COLD_BATCH}, with its row in the file"
     out.figure(what, f"{shown}; known: {known:.1f} µs", "≤ 25 µs", is_met=new <= 25)
     starts = [cold_start(bench, number) for number in range(min(COLD_STARTS, bench.rounds))]
+    what = "two cold workers on one core, 80 % of their warm rate"
+    # Each worker meets each subject once. Before most requests find theirs in memory there is no warm rate.
+    fewest = min(each.answered for each in starts)
+    if fewest < COLD_WARM * 2 * IDENTIFIERS:
+        out.row(what, f"not measured: {fewest:,} requests were too few to warm both workers", "≤ 3 s", "")
+        return
     reached = median(each.reached_s for each in starts)
     shown = ", ".join(
         f"{each.reached_s:.1f} s ({each.first:,.0f} to {each.warm:,.0f} requests/s)" for each in starts
     )
-    out.figure("two cold workers on one core, 80 % of their warm rate", shown, "≤ 3 s", is_met=reached <= 3)
+    out.figure(what, shown, "≤ 3 s", is_met=reached <= 3)
 
 
 class Start(NamedTuple):
     """How the rate of workers rose after their start."""
 
+    answered: int
+    """Requests before the warm half."""
     first: float
     warm: float
     reached_s: float
@@ -539,9 +548,11 @@ def cold_start(bench: Bench, number: int) -> Start:
         for _ in range(COLD_SLICES):
             rate = server.load(PATH, bench.bodies, COLD_SLICE_S).rate
             slices.append((time.perf_counter() - began, rate))
-    warm = median(rate for _, rate in slices[COLD_SLICES // 2 :])
+    half = COLD_SLICES // 2
+    answered = int(sum(rate for _, rate in slices[:half]) * COLD_SLICE_S)
+    warm = median(rate for _, rate in slices[half:])
     reached_s = next((at_s for at_s, rate in slices if rate >= 0.8 * warm), float("inf"))
-    return Start(slices[0][1], warm, reached_s)
+    return Start(answered, slices[0][1], warm, reached_s)
 
 
 class Bench:
