@@ -58,10 +58,10 @@ def recording(out: Printer) -> None:  # noqa: C901 - one small loop for each row
             pass
 
     def left_out(times: int) -> None:
-        activity.skip = times + 1
+        activity.skips.left = times + 1
         for _ in range(times):
-            if activity.skip:
-                activity.skip -= 1
+            if activity.skips.left:
+                activity.skips.left -= 1
                 sample = None
             else:
                 sample = activity.begin()
@@ -78,14 +78,14 @@ def recording(out: Printer) -> None:  # noqa: C901 - one small loop for each row
 
     def recorded(times: int) -> None:
         for number in range(times):
-            activity.skip = 0
+            activity.skips.left = 0
             activity.end(activity.begin(), keys[number % IDENTIFIERS])
 
     def as_it_is(times: int) -> None:
-        activity.skip = 0
+        activity.skips.left = 0
         for number in range(times):
-            if activity.skip:
-                activity.skip -= 1
+            if activity.skips.left:
+                activity.skips.left -= 1
                 sample = None
             else:
                 sample = activity.begin()

@@ -34,8 +34,8 @@ def made(clock: Clock, seed: int = 1) -> Activity:
 
 def observe(activity: Activity, key: Name) -> bool:
     """One operation, as `operations` does it; whether it was recorded."""
-    if activity.skip:
-        activity.skip -= 1
+    if activity.skips.left:
+        activity.skips.left -= 1
         return False
     activity.end(activity.begin(), key)
     return True

@@ -80,9 +80,8 @@ class Stream:
     __slots__ = ("lines", "subscribe")
 
     def __init__(self, lines: bytes, subscribe: Callable[[Subscriber], Callable[[], object]]) -> None:
-        """`subscribe` is called once the head has been written. It returns a function that is called when the client has
-        disconnected."""
         self.lines: Final[bytes] = lines
+        # Called once the head has been written. Returns a function that is called when the client has disconnected.
         self.subscribe: Final[Callable[[Subscriber], Callable[[], object]]] = subscribe
 
 
