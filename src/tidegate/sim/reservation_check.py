@@ -5,8 +5,8 @@ others spend from the same counter. A client is outside of the nodes: one that c
 
 - What is reserved and what is counted never exceeds the quota together, in a region that works (11). The excess of an
   end over its estimate may: it is spent.
-- After all faults are removed: each end is counted once, at whichever node it was made and however often; and what was
-  released or has outlived its life can be reserved again (8).
+- After all faults are removed: each end is counted once, to however many nodes it was sent; and what was released or
+  has outlived its life can be reserved again (8).
 
 Every counter belongs to one region, and its window does not end within a simulation.
 """
