@@ -34,11 +34,10 @@ def made(clock: Clock, seed: int = 1) -> Activity:
 
 def observe(activity: Activity, key: Name) -> bool:
     """One operation, as `operations` does it; whether it was recorded."""
-    if activity.skips.left:
-        activity.skips.left -= 1
-        return False
-    activity.end(activity.begin(), key)
-    return True
+    sample = activity.take()
+    if sample is not None:
+        activity.end(sample, key)
+    return sample is not None
 
 
 @given(st.integers(0, 2**45))
