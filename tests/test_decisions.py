@@ -18,9 +18,10 @@ def test_a_decision_has_a_status_and_five_parts_and_is_in_the_index(page: Path) 
     title, blank, status = text.split("\n")[:3]
     assert title.startswith(f"# {number}: ")
     assert blank == ""
-    replaced = re.fullmatch(r"Status: (?:accepted|replaced by (\d{4}))\.", status)
-    assert replaced is not None
-    assert replaced[1] is None or [other for other in PAGES if other.name.startswith(replaced[1])]
+    link = r"\[(\d{4})\]\((\1-[\w-]+\.md)\)"
+    later = re.fullmatch(rf"Status: (?:accepted|(?:accepted; changed|replaced) by {link})\.", status)
+    assert later is not None
+    assert later[2] is None or page.with_name(later[2]) in PAGES
     assert re.findall(r"^## (.*)$", text, re.MULTILINE) == [
         "Context",
         "Decision",
