@@ -26,6 +26,7 @@ from tidegate.core.credit import Credit
 from tidegate.core.credit_sync import CreditSync
 from tidegate.core.engine import Engine
 from tidegate.core.evaluation import FITS, UNLIKELY
+from tidegate.core.freshness import Freshness
 from tidegate.core.grants import CellPart, CellRecord, CreditRequest, SubjectRecord
 from tidegate.core.judge import Judge
 from tidegate.core.ledger_sync import LedgerSync, Publication
@@ -446,7 +447,7 @@ def memory_is_trusted_twice_as_long() -> None:
 
 @mutant
 def an_answer_for_a_subject_that_was_evicted_is_taken_as_known() -> None:
-    replace(Engine, "_after_read", lambda _original: lambda _self, _cell: ORIGIN)
+    replace(Freshness, "source_after_read", lambda _original: lambda _self, _cell: ORIGIN)
 
 
 @mutant
