@@ -232,10 +232,12 @@ class Auditor:
                 # A message that asks for credit names the cells of the request, which may be of another time.
                 self.fail(10, f"{process.node_id} replayed {cell_id}, which has aged out")
 
-    def replied(self, process: NodeProcess, components: Sequence[Component], merged: bool) -> None:
-        """A node received the origin's reply for these."""
+    def replied(
+        self, process: NodeProcess, components: Sequence[Component], merged: bool, asked_s: float
+    ) -> None:
+        """A node received the origin's reply for these, which it had asked for at that time of the event loop."""
         self.memory.look(process)
-        self.truth_check.replied(process, components, merged)
+        self.truth_check.replied(process, components, merged, asked_s)
 
     def merged(
         self,

@@ -19,7 +19,7 @@ from tidegate.core.windows import publish_threshold
 from tidegate.sim.auditor import WORKSPACE
 from tidegate.sim.plan import SubjectSpec
 from tidegate.sim.reset_check import PROBES_WORKSPACE
-from tidegate.sim.truth import CellId, key_of
+from tidegate.sim.truth import CellId, CellKey, key_of
 
 if TYPE_CHECKING:
     from tidegate.sim.node_process import NodeProcess
@@ -106,13 +106,15 @@ class ConvergenceCheck:
                     self._incomplete.add((region, digest, sequence))
 
     def record_end(self, process: NodeProcess) -> None:
-        """A process ended: record what the origin had already lost of its counts, because it cannot send them again."""
+        """A process ended: record what the origin had already lost, and what only this process could have sent again:
+        its own counts, and those of processes that ended before it."""
         if self._is_restored:
-            for (digest, sequence), count in process.acknowledged.items():
+            for digest, sequence in dict.fromkeys([*process.acknowledged, *self._cells_of(process)]):
                 held = self.held(process.region, digest, sequence)
                 left = max(held, self._known(process.region, digest, sequence))
                 alone = _known_to(process, self._id(digest, sequence)) - left
-                unreported = count - self._component(process, digest, sequence)
+                acknowledged = process.acknowledged.get((digest, sequence), 0)
+                unreported = acknowledged - self._component(process, digest, sequence)
                 self._miss(process.region, digest, sequence, max(alone, unreported))
             return
         for (digest, sequence), count in process.acknowledged.items():
@@ -149,6 +151,16 @@ class ConvergenceCheck:
             one for one in self._simulation.processes.values() if one.is_running and one.region == region
         ]
         return max((_known_to(process, cell_id) for process in running), default=0)
+
+    def _cells_of(self, process: NodeProcess) -> list[CellKey]:
+        """All cells in the memory of a process, except those of probes."""
+        subjects = process.engine.subjects
+        return [
+            (subject.digest_of(subjects.key_of(subject)), cell.sequence)
+            for subject in subjects.slots
+            if subject is not None and subjects.key_of(subject)[0] != PROBES_WORKSPACE
+            for cell in subject.cells()
+        ]
 
     def held(self, region: str, digest: bytes, sequence: int) -> int:
         return (

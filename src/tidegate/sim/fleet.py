@@ -59,7 +59,7 @@ class TrafficCounts:
     ) -> None:
         """Counted when it was sent."""
 
-    def on_reply(self, components: Sequence[Component], merged: bool) -> None:
+    def on_reply(self, components: Sequence[Component], merged: bool, asked_s: float) -> None:
         if not merged:
             self.reads += 1
             self.cells_read += len(components)

@@ -152,9 +152,9 @@ class NodeProcess:
             [after[i] for i in indexes],
         )
 
-    def on_reply(self, components: Sequence[Component], merged: bool) -> None:
+    def on_reply(self, components: Sequence[Component], merged: bool, asked_s: float) -> None:
         components = self._judged(components)
-        self._auditor.replied(self, components, merged)
+        self._auditor.replied(self, components, merged, asked_s)
         for one in components:
             place = (one.digest, one.sequence)
             if merged and one.own > self.acknowledged.get(place, 0):

@@ -133,11 +133,14 @@ class TruthCheck:
 
     # -- what is reported to it
 
-    def replied(self, process: NodeProcess, components: Sequence[Component], merged: bool) -> None:
-        """The process received an answer of the origin: it must know now what the origin held while it was asked."""
+    def replied(
+        self, process: NodeProcess, components: Sequence[Component], merged: bool, asked_s: float
+    ) -> None:
+        """The process received an answer of the origin: it must know now what the origin held while it was asked. That
+        may be long ago, if the process was paused meanwhile."""
         knowledge = self.knowledge(process)
         now_us = self._now_us()
-        asked_us = now_us - max(self._tuning.read_timeout_ms, self._tuning.replay_timeout_ms) * 1_000
+        asked_us = round(asked_s * 1e6)
         for one in components:
             cell = (one.digest, one.sequence)
             knowledge.replied_us[cell] = now_us

@@ -39,8 +39,8 @@ class Observer(Protocol):
     ) -> None:
         """The origin merged them: its values before and after."""
 
-    def on_reply(self, components: Sequence[Component], merged: bool) -> None:
-        """The node received the origin's reply for these."""
+    def on_reply(self, components: Sequence[Component], merged: bool, asked_s: float) -> None:
+        """The node received the origin's reply for these, which it had asked for at that time of the event loop."""
 
     def on_publish(self, rows: Sequence[LedgerRow]) -> None:
         """The node sends these to the ledger."""
@@ -92,8 +92,9 @@ class OriginPort:
             raise RegionMismatch(region, pulse.region)
 
     async def read(self, wanted: Sequence[Component], *, timeout_s: float) -> list[OriginReply]:
+        asked_s = asyncio.get_running_loop().time()
         answers = await self._link.call(lambda: self._memory.read_nowait(wanted), timeout_s)
-        self._observer.on_reply(wanted, False)
+        self._observer.on_reply(wanted, False, asked_s)
         return answers
 
     async def merge(self, components: Sequence[Component], *, timeout_s: float) -> list[OriginReply]:
@@ -105,8 +106,9 @@ class OriginPort:
             return answers
 
         self._observer.on_merge_sent(components)
+        asked_s = asyncio.get_running_loop().time()
         answers = await self._link.call(apply, timeout_s)
-        self._observer.on_reply(components, True)
+        self._observer.on_reply(components, True, asked_s)
         return answers
 
     async def exchange(self, requests: Sequence[CreditRequest], *, timeout_s: float) -> list[CreditReply]:
@@ -135,8 +137,9 @@ class OriginPort:
             return replies
 
         self._observer.on_merge_sent(components)
+        asked_s = asyncio.get_running_loop().time()
         replies = await self._link.call(apply, timeout_s)
-        self._observer.on_reply(asked, True)
+        self._observer.on_reply(asked, True, asked_s)
         return replies
 
     async def share(self, shares: Sequence[Share], *, timeout_s: float) -> list[ShareReply]:
