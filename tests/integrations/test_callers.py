@@ -166,7 +166,7 @@ def test_wrong_proxies_are_refused_by_name(options: dict[str, Any], field: str) 
 
 
 def test_hops_and_networks_together_are_refused() -> None:
-    with pytest.raises(ConfigurationError, match="give one of them"):
+    with pytest.raises(ConfigurationError, match="give only one of them"):
         Proxies(trusted_hops=1, trusted_networks=["10.0.0.0/8"])
 
 

@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from concurrent.futures import Future
-from typing import Any, cast
+from typing import cast
 
 import pytest
 
 from tests.runtime.credit_fleet import CreditFleet
 from tests.runtime.world import on_virtual_time, turns
-from tidegate.adapters.deadline import Deadline
-from tidegate.adapters.redis.link import Statistics, settle
-from tidegate.adapters.redis.wire import Reply, Wire
 from tidegate.adapters.running_time import RunningTimeout, result_within
-from tidegate.errors import DependencyTimeout
 from tidegate.sim.virtual_time import VirtualLoop
 
 
@@ -101,38 +97,6 @@ async def test_a_timeout_leaves_the_time_that_was_left_before_the_stall() -> Non
         await wait_in_vain()
     # The part of a step before the stall began is known to a step only.
     assert 5.249 <= loop.time() - began_s <= 5.301
-
-
-class SilentWire:
-    shown = "redis"
-
-    def silent_s(self) -> float:
-        return 0.0
-
-
-@on_virtual_time
-async def test_an_answer_that_is_read_right_after_a_stall_is_used() -> None:
-    loop = asyncio.get_running_loop()
-    answer: asyncio.Future[list[Reply]] = loop.create_future()
-    sent = [(cast("Wire", SilentWire()), answer)]
-    waiting = asyncio.create_task(settle(sent, Deadline.after(0.285, loop.time()), Statistics()))
-    await turns(3)
-    stall(2.0)
-    await turns(2)
-    answer.set_result([b"1"])
-    assert await waiting == [[b"1"]]
-
-
-@on_virtual_time
-async def test_an_answer_that_does_not_come_after_a_stall_is_not_waited_for() -> None:
-    loop = asyncio.get_running_loop()
-    sent: list[Any] = [(SilentWire(), loop.create_future())]
-    waiting = asyncio.create_task(settle(sent, Deadline.after(0.285, loop.time()), Statistics()))
-    await turns(3)
-    stall(2.0)
-    with pytest.raises(DependencyTimeout, match="no answer within"):
-        await waiting
-    assert loop.time() <= 2.286
 
 
 class Waited(Future[int]):

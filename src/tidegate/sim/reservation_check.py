@@ -165,9 +165,12 @@ class ReservationCheck:
         now_s = self._simulation.loop.time()
         used = cost + sum(each for by, each, is_known in counter.spent if is_known and by.is_running)
         for kept in counter.kept:
+            if not kept.is_shared:
+                # Taken in an outage: its end may reach the origin long after that (`LATE_S` of `reserving`).
+                continue
             if kept.ended_by:
                 used += min(kept.estimate, kept.actual)
-            elif kept.is_shared and now_s < kept.asked_s + kept.life_ms / 1000:
+            elif now_s < kept.asked_s + kept.life_ms / 1000:
                 used += min(kept.estimate, kept.actual) if kept.is_ending else kept.estimate
         if used > QUOTA:
             self._simulation.auditor.fail(

@@ -146,7 +146,7 @@ def _expire(
         if not future.done():
             statistics.timeouts += 1
             future.set_exception(DependencyTimeout(f"{wire.shown}: no answer within {timeout_s:g} s"))
-        if wire.silent_s() >= SILENCE_MAX_S:
+        if wire.is_silent(SILENCE_MAX_S):
             wire.abort()
 
 
@@ -198,7 +198,7 @@ class Link:
         """A connection that is worth sending on."""
         wire = self._wire
         if wire is not None and not wire.is_lost:
-            if wire.silent_s() < SILENCE_MAX_S:
+            if not wire.is_silent(SILENCE_MAX_S):
                 return wire
             wire.abort()
         if self._closed:

@@ -15,6 +15,7 @@ from typing import Final, cast
 import hiredis
 from hiredis import ReplyError
 
+from tidegate.adapters.running_time import STEP_S
 from tidegate.errors import DependencyUnavailable
 
 __all__ = ["Reply", "ReplyError", "Wire", "pack"]
@@ -51,6 +52,8 @@ class Wire(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._waiting: deque[_Exchange] = deque()
         self._received_at = 0.0
+        # When `is_silent` first found that nothing comes.
+        self._suspected_at: float | None = None
         self._aborted = False
         self.on_message: Callable[[bytes], None] | None = None
         """Called with each message of the channels that this connection has subscribed to."""
@@ -70,11 +73,18 @@ class Wire(asyncio.Protocol):
         transport.write(packed)
         return future
 
-    def silent_s(self) -> float:
-        """For how long an answer has been outstanding without any bytes; 0 when none is."""
-        if not self._waiting:
-            return 0.0
-        return self._loop.time() - max(self._waiting[0].sent_at, self._received_at)
+    def is_silent(self, longest_s: float) -> bool:
+        """Whether an answer has been outstanding for so long without any bytes.
+
+        It takes two looks, a step apart: a process that did not run has read nothing, and reads between the two.
+        """
+        now_s = self._loop.time()
+        if not self._waiting or now_s - max(self._waiting[0].sent_at, self._received_at) < longest_s:
+            self._suspected_at = None
+            return False
+        if self._suspected_at is None:
+            self._suspected_at = now_s
+        return now_s - self._suspected_at >= STEP_S
 
     def abort(self) -> None:
         """Close at once. Callers that wait get `DependencyUnavailable`."""
@@ -90,6 +100,7 @@ class Wire(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         reader, waiting = self._reader, self._waiting
         self._received_at = self._loop.time()
+        self._suspected_at = None
         reader.feed(data)
         try:
             while (reply := reader.gets()) is not False:
