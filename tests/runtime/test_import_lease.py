@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -9,7 +10,8 @@ from tests.runtime.world import EPOCH_MS, Member, Region, clock, on_virtual_time
 from tidegate import Limit
 from tidegate.adapters.memory import MemoryLedger
 from tidegate.core.model import LedgerRow
-from tidegate.core.sharing import ImportState
+from tidegate.core.sharing import ImportState, Share
+from tidegate.errors import DependencyTimeout
 
 THOUSAND = Limit("1000/minute", namespace="tests")
 HUNDRED = Limit("100/minute", namespace="tests")
@@ -34,6 +36,14 @@ async def fleet(count: int, **tuning: Any) -> tuple[MemoryLedger, Region, list[M
 
 def importers(nodes: list[Member]) -> list[Member]:
     return [node for node in nodes if node.limiter.statistics().is_importer]
+
+
+def epoch_of(node: Member) -> int:
+    """When the ledger last lost rows, as the node knows."""
+    assert node.limiter._parts.node is not None
+    lease = node.limiter._parts.node.import_lease
+    assert lease is not None
+    return lease.epoch
 
 
 def imports(node: Member) -> int:
@@ -285,6 +295,42 @@ async def test_what_was_below_the_threshold_is_published_when_another_region_pub
     await region.stop()
 
 
+@pytest.mark.parametrize("failing", ["origin", "ledger"])
+@on_virtual_time
+async def test_a_row_of_a_subject_that_no_node_has_in_memory_is_published_after_a_failure(
+    failing: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ledger, region, (first, second) = await fleet(2)
+    await first.accept("x", 5, HUNDRED)
+    await asyncio.sleep(2)
+    await first.limiter.stop()
+    await asyncio.sleep(2)
+    assert importers([second]) and not ledger.rows()
+    assert second.failing_ledger is not None
+    share = second.origin.share
+    failures = 0
+
+    async def share_or_fail(shares: Sequence[Share], **kwargs: Any) -> Any:
+        nonlocal failures
+        if failures == 0 and not any(one.counted for one in shares):
+            failures += 1
+            raise DependencyTimeout("the origin does not say who publishes")
+        return await share(shares, **kwargs)
+
+    if failing == "ledger":
+        second.failing_ledger.faults.fail("publish", times=1)
+    else:
+        monkeypatch.setattr(second.origin, "share", share_or_fail)
+    ledger.publish_nowait([row("x", 50)])
+    await asyncio.sleep(10)
+    assert failures or second.failing_ledger.faults.fired["publish"] == 1
+    assert {one.region: one.regional for one in ledger.rows() if one.identifier == "x"} == {
+        "ams": 50,
+        "fra": 5,
+    }
+    await region.stop()
+
+
 @on_virtual_time
 async def test_credit_is_recalled_when_an_import_leaves_less_room() -> None:
     ledger, region, nodes = await fleet(2)
@@ -411,6 +457,29 @@ async def test_a_ledger_that_lost_its_rows_gets_them_again() -> None:
     await asyncio.sleep(2)
     ledger.wipe()
     await asyncio.sleep(45)
+    assert [one.regional for one in ledger.rows() if one.identifier == "x"] == [30]
+    await region.stop()
+
+
+@on_virtual_time
+async def test_a_lost_row_that_the_origin_calls_published_is_published_again_after_it_did_not_answer() -> (
+    None
+):
+    ledger, region, (node,) = await fleet(1, import_interval_ms=500, publish_interval_ms=2_000)
+    await node.accept("x", 30, HUNDRED)
+    await asyncio.sleep(3)
+    assert [one.regional for one in ledger.rows() if one.identifier == "x"] == [30]
+    epoch = epoch_of(node)
+    ledger.wipe()
+    # The loss is found, and no node has asked yet who publishes what was lost. Other messages are answered.
+    node.faults.fail("share")
+    while epoch_of(node) == epoch:  # noqa: ASYNC110 - another's state
+        await asyncio.sleep(0.01)
+    for _ in range(4):
+        await node.seen("x", HUNDRED)
+        await asyncio.sleep(1)
+    node.faults.heal()
+    await asyncio.sleep(5)
     assert [one.regional for one in ledger.rows() if one.identifier == "x"] == [30]
     await region.stop()
 

@@ -80,6 +80,7 @@ FIRST_SEED: Final = {
     "evicted_foreign_counts_do_not_come_back": 34,
     "the_last_message_wins_at_the_origin": 7,
     "unreplayed_subjects_are_evicted_first": 13,
+    "what_is_due_is_forgotten_when_the_origin_does_not_say_who_publishes": 21387,
     "what_the_origin_does_not_know_is_not_counted": 37,
     "what_the_origin_does_not_know_yet_is_counted_at_once": 722,
 }
@@ -509,6 +510,14 @@ def foreign_counts_are_published() -> None:
 @mutant
 def a_failed_chunk_is_dropped() -> None:
     replace(LedgerSync, "fail_publish", lambda _original: lambda _self, *_args: None)
+
+
+@credit_mutant
+def what_is_due_is_forgotten_when_the_origin_does_not_say_who_publishes() -> None:
+    def fail_claim(self: LedgerSync, publication: Publication) -> None:
+        self.fail_publish(publication, 0, len(publication.rows))
+
+    replace(LedgerSync, "fail_claim", lambda _original: fail_claim)
 
 
 @mutant

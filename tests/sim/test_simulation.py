@@ -92,6 +92,7 @@ def test_four_hundred_seeds_keep_the_invariants_and_every_fault_happens() -> Non
         pytest.param(9001335, id="an origin that evicts, fails over and evicts again"),
         pytest.param(21947, id="a crash of the only node that knew what a wiped origin had held"),
         pytest.param(22302, id="an answer that waited for the end of a pause"),
+        pytest.param(21387, id="a lost row, and an origin that does not say in time who publishes it"),
     ],
 )
 def test_a_seed_that_once_failed_keeps_the_invariants(seed: int) -> None:

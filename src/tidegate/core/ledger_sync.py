@@ -208,6 +208,15 @@ class LedgerSync:
             publication.rows[index] = publication.rows[index]._replace(regional=total)
         return due != NOT_DUE
 
+    def fail_claim(self, publication: Publication) -> None:
+        """The origin has not said who publishes these rows: they stay due, until it does.
+
+        Its answers to other messages may call them published, as long as it does not know that the ledger lost them.
+        """
+        for cell, subject in zip(publication.cells, publication.subjects, strict=True):
+            if cell is not None and subject is not None:
+                self.pending.queue_due(subject, cell, DUE)
+
     def apply_published(
         self, publication: Publication, index: int, total: int, published: int, due: int, now_ms: int
     ) -> None:

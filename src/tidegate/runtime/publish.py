@@ -114,9 +114,7 @@ class PublishLoop:
         with self._gate:
             left = [(row, due) for row, due in rows if not self._sync.entrust(row, due)]
         for row, due in left:
-            key = (row.workspace, row.namespace, row.identifier, row.duration_ms, row.sequence)
-            if len(self._entrusted) < ENTRUSTED_MAX or key in self._entrusted:
-                self._entrusted[key] = row
+            if self._keep(row):
                 self._has_pressed_entrusted |= due == PRESSED
         self._pressure.set()
 
@@ -228,9 +226,9 @@ class PublishLoop:
                 kept.append(await self._claim(chunks[0]))
                 del chunks[0]
         except DependencyError:
-            self._give_back_all(chunks)
+            self._ask_again(chunks)
         except BaseException:
-            self._give_back_all(chunks or [Publication(found)])
+            self._ask_again(chunks or [Publication(found)])
             self._give_back_all(kept)
             raise
         return [chunk for chunk in kept if chunk.rows]
@@ -344,6 +342,26 @@ class PublishLoop:
             raise
         await self._send(publication, middle, end, done, chunks)
 
+    def _ask_again(self, chunks: list[Publication]) -> None:
+        """The origin has not said who publishes these."""
+        for chunk in chunks:
+            with self._gate:
+                self._sync.fail_claim(chunk)
+            self._keep_entrusted(chunk, 0, len(chunk.rows))
+
+    def _keep_entrusted(self, publication: Publication, start: int, end: int) -> None:
+        """Rows without a subject in memory wait here for the next turn."""
+        for i in range(start, end):
+            if publication.subjects[i] is None:
+                self._keep(publication.rows[i])
+
+    def _keep(self, row: LedgerRow) -> bool:
+        key = (row.workspace, row.namespace, row.identifier, row.duration_ms, row.sequence)
+        has_room = len(self._entrusted) < ENTRUSTED_MAX or key in self._entrusted
+        if has_room:
+            self._entrusted[key] = row
+        return has_room
+
     def _give_back_all(self, chunks: list[Publication]) -> None:
         for chunk in chunks:
             self._give_back(chunk, 0, len(chunk.rows))
@@ -352,6 +370,7 @@ class PublishLoop:
         if start < end:
             with self._gate:
                 self._sync.fail_publish(publication, start, end)
+            self._keep_entrusted(publication, start, end)
 
     async def run(self) -> None:
         """The loop, until cancelled: on the tick, which is short while cells are hot, and under pressure at most
