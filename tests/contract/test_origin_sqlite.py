@@ -82,6 +82,7 @@ class TestSQLiteOrigin(OriginContract):
         await first.close()
         with closing(sqlite3.connect(place.path)) as connection:
             connection.execute("ALTER TABLE origin_foreign DROP COLUMN learned_at_ms")
+            connection.execute("ALTER TABLE origin_lease DROP COLUMN lag_ms")
         second = place.node()
         await second.open(REGION, timeout_s=TIMEOUT_S)
         found = await second.usage(entry.digest, entry.sequence, timeout_s=TIMEOUT_S)
@@ -89,6 +90,7 @@ class TestSQLiteOrigin(OriginContract):
         await second.share([entry._replace(counted=31)], timeout_s=TIMEOUT_S)
         found = await second.usage(entry.digest, entry.sequence, timeout_s=TIMEOUT_S)
         assert found.regions == [("us", 31, 0)]
+        assert (await second.lease("a", life_ms=1_000, timeout_s=TIMEOUT_S)).state.lag_ms == -1
         await second.close()
 
     async def test_the_time_limit_is_kept_while_another_process_holds_the_lock(

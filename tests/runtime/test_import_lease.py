@@ -12,6 +12,7 @@ from tidegate.adapters.memory import MemoryLedger
 from tidegate.core.model import LedgerRow
 from tidegate.core.sharing import ImportState, Share
 from tidegate.errors import DependencyTimeout
+from tidegate.ports import Changes
 
 THOUSAND = Limit("1000/minute", namespace="tests")
 HUNDRED = Limit("100/minute", namespace="tests")
@@ -24,8 +25,10 @@ def row(identifier: str, regional: int, region: str = "ams") -> LedgerRow:
     )
 
 
-async def fleet(count: int, **tuning: Any) -> tuple[MemoryLedger, Region, list[Member]]:
-    ledger = MemoryLedger(clock=clock())
+async def fleet(
+    count: int, kind: type[MemoryLedger] = MemoryLedger, **tuning: Any
+) -> tuple[MemoryLedger, Region, list[Member]]:
+    ledger = kind(clock=clock())
     region = Region(ledger=ledger, credit=True, **tuning)
     nodes = [region.node() for _ in range(count)]
     for node in nodes:
@@ -360,6 +363,32 @@ async def test_a_denial_that_only_anticipation_caused_is_over_soon_after_other_r
     assert await nodes[0].limiter.wait(HUNDRED, "x", 12, timeout=30)
     assert asyncio.get_running_loop().time() - began_s <= 1.25
     assert len(nodes[0].origin.calls) - before < 20
+    await region.stop()
+
+
+class FarLedger(MemoryLedger):
+    """A ledger so far away that an import takes 300 ms."""
+
+    async def changes(self, cursor: str | None, *, now_ms: int, timeout_s: float) -> Changes:
+        await asyncio.sleep(0.15)
+        changes = await super().changes(cursor, now_ms=now_ms, timeout_s=timeout_s)
+        await asyncio.sleep(0.15)
+        return changes
+
+
+@pytest.mark.parametrize(("kind", "least_ms", "most_ms"), [(MemoryLedger, 125, 150), (FarLedger, 300, 500)])
+@on_virtual_time
+async def test_nodes_know_how_old_counts_of_other_regions_are_when_they_receive_them(
+    kind: type[MemoryLedger], least_ms: int, most_ms: int
+) -> None:
+    ledger, region, nodes = await fleet(2, kind=kind)
+    for count in range(10, 90, 10):
+        ledger.publish_nowait([row("x", count)])
+        await asyncio.sleep(0.3)
+    await asyncio.sleep(1)
+    for node in nodes:
+        lag_ms = node.limiter._parts.engine.global_view.import_lag_ms
+        assert least_ms <= lag_ms <= most_ms
     await region.stop()
 
 

@@ -459,9 +459,7 @@ class LedgerSync:
             return
         if grown > 0:
             is_first = grown == totals.foreign
-            self._note_growth(
-                ledger, grown, now_ms, self._tuning.import_hot_interval_ms // 2, is_first=is_first
-            )
+            self._note_growth(ledger, grown, now_ms, self._global_view.import_lag_ms, is_first=is_first)
         elif ledger.growth is not None:
             # Imports come this often while counts change, and answers from far away less often.
             busy_ms = self._tuning.import_busy_interval_ms
@@ -476,9 +474,12 @@ class LedgerSync:
         if totals.due != NOT_DUE:
             self.pending.queue_due(subject, cell, totals.due)
 
-    def apply_lease(self, age_ms: int, regions: int, now_ms: int) -> None:
-        """Another node imports for this region: how long ago it did, and how many regions are live."""
+    def apply_lease(self, age_ms: int, regions: int, lag_ms: int, now_ms: int) -> None:
+        """One node imports for this region: how long ago it did, how many regions are live, and how old their counts
+        are when they reach the origin, -1 if that is not known."""
         view = self._global_view
+        # Not less than half an import interval: until a node's own message brings them, they grow older at the origin.
+        view.import_lag_ms = max(lag_ms, self._tuning.import_hot_interval_ms // 2)
         if age_ms >= 0:
             view.imported_at_ms = max(view.imported_at_ms, now_ms - age_ms)
         # Growth is measured with what answers of the origin say, not with imports.

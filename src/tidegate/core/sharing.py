@@ -143,6 +143,8 @@ class ImportState(NamedTuple):
     """Live regions in the ledger."""
     epoch: int = 0
     """When the ledger last lost rows, or may have."""
+    lag_ms: int = -1
+    """How old counts of other regions are when they reach the origin; -1 if that is not known."""
     since_ms: int = -1
     """When the lease began under which this is known, as in `Lease`; -1 for none."""
 

@@ -245,6 +245,7 @@ class GlobalView:
         "anticipation_ms_max",
         "full_imports",
         "growth_since_ms",
+        "import_lag_ms",
         "imported_at_ms",
         "is_full_import_wanted",
         "next_import_ms",
@@ -264,6 +265,9 @@ class GlobalView:
         self.is_full_import_wanted: bool = False
         # How far ahead anticipation reaches: two import intervals, as long as they are at the moment.
         self.anticipation_ms_max: int = 2 * tuning.import_interval_ms
+        # How old counts of other regions are when an answer of the origin brings them, as the node that imports has
+        # measured it; half an import interval at least.
+        self.import_lag_ms: int = tuning.import_hot_interval_ms // 2
         # When the next import begins; in the past while one is under way.
         self.next_import_ms: int = 0
 

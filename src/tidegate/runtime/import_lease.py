@@ -177,7 +177,7 @@ class ImportLease:
             self._sync.can_publish = self._can_publish()
             if state.imported_at_ms >= 0:
                 age_ms = max(0, lease.time_ms - state.imported_at_ms)
-                self._sync.apply_lease(age_ms, state.regions, self._gate.now_ms())
+                self._sync.apply_lease(age_ms, state.regions, state.lag_ms, self._gate.now_ms())
             if state.epoch > self._epoch:
                 self._epoch = state.epoch
                 self._sweep.start_take_back()

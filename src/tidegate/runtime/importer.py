@@ -118,6 +118,8 @@ class ImportLoop:
         self.rows_last: int = 0
         self.rows_total: int = 0
         self.lag_ms: dict[str, int] = {}
+        # Of all regions together, as `_note_lag` measures it, smoothed; -1 before the first.
+        self._lag_ms = -1
         self.beats: list[RegionBeat] = []
         # When `beats` was read, by the clock of the event loop.
         self._beats_at_s = 0.0
@@ -148,7 +150,9 @@ class ImportLoop:
         try:
             more = True
             while more:
+                asked_s = loop.time()
                 changes = await self._changes(cursor, now_ms)
+                round_trip_s = loop.time() - asked_s
                 for start in range(0, len(changes.rows), SLICE_ROWS):
                     if is_shared:
                         await self._share(changes, start, now_ms)
@@ -158,6 +162,7 @@ class ImportLoop:
                 if not full:
                     # What a full read brings may be old because nothing has happened since: that is not a lag.
                     self.lag_ms.update(changes.lag_ms)
+                    self._note_lag(changes, round_trip_s)
                 cursor = changes.cursor
                 more = changes.more
                 lost = lost or changes.lost
@@ -191,6 +196,17 @@ class ImportLoop:
         self.rows_total += rows
         self._note_resets(full)
         return Imported(True, rows, full)
+
+    def _note_lag(self, changes: Changes, round_trip_s: float) -> None:
+        """How old counts of other regions are when they are here: since their rows were written, and the way to the
+        ledger and back, because the one of a row to the ledger takes about as long as its way from there."""
+        ages_ms = [lag_ms for region, lag_ms in changes.lag_ms.items() if region != self._region]
+        if not ages_ms:
+            return
+        found_ms = min(
+            sum(ages_ms) // len(ages_ms) + int(round_trip_s * 1000), 2 * self._tuning.import_hot_interval_ms
+        )
+        self._lag_ms = found_ms if self._lag_ms < 0 else (3 * self._lag_ms + found_ms) // 4
 
     def _note_answer(self) -> None:
         if self._is_down:
@@ -368,9 +384,10 @@ class ImportLoop:
             imported_at_ms=began_ms,
             full_at_ms=full_at_ms,
             regions=self._regions_live,
+            lag_ms=self._lag_ms,
         )
         with self._gate:
-            self._sync.apply_lease(0, self._regions_live, self._gate.now_ms())
+            self._sync.apply_lease(0, self._regions_live, self._lag_ms, self._gate.now_ms())
 
     async def _rest(self, began_s: float, jitter: float) -> None:
         """Wait for the next turn for the region: shorter while counts change, in any region."""

@@ -33,7 +33,7 @@ __all__ = [
 # A script holds up every other client of its server while it runs: 100 shares take it about a millisecond.
 SHARES_PER_COMMAND_MAX: Final = 100
 REPLY_NUMBERS: Final = 4
-LEASE_VALUES: Final = 10
+LEASE_VALUES: Final = 11
 FOREIGN: Final = b"!foreign:"
 # A hold, as records.lua packs it.
 HOLD: Final = struct.Struct("<7d")

@@ -31,8 +31,7 @@ from tidegate.adapters.sqlite.credit import (
 from tidegate.adapters.sqlite.reserving import RESERVING_SCHEMA, RESERVING_TABLES, answer_claims
 from tidegate.adapters.sqlite.resets import RESETS_NUMBER, RESETS_SCHEMA, RESETS_TABLES, answer_resets
 from tidegate.adapters.sqlite.sharing import (
-    ADD_LEARNED_AT,
-    HAS_LEARNED_AT,
+    ADDED_COLUMNS,
     SHARING_SCHEMA,
     SHARING_TABLES,
     answer_lease,
@@ -138,14 +137,24 @@ def _prepare(connection: sqlite3.Connection) -> None:
     known = connection.execute(
         f"SELECT count(*) FROM sqlite_master WHERE name IN ({','.join('?' * len(names))})", names
     ).fetchone()[0]
-    has_learned_at = connection.execute(HAS_LEARNED_AT).fetchone() is not None
-    if known == len(names) and has_learned_at:
+    if known == len(names) and not _missing_columns(connection):
         return  # the usual case takes no write lock
     with transaction(connection):
         for statement in SCHEMA:
             connection.execute(statement)
-        if connection.execute(HAS_LEARNED_AT).fetchone() is None:
-            connection.execute(ADD_LEARNED_AT)  # a file from before ages of regions were kept
+        for table, column in _missing_columns(connection):
+            connection.execute(f"ALTER TABLE {table} ADD COLUMN {column} INTEGER NOT NULL DEFAULT -1")
+
+
+def _missing_columns(connection: sqlite3.Connection) -> list[tuple[str, str]]:
+    """Columns that this file, of an earlier version, does not have."""
+    return [
+        (table, column)
+        for table, column in ADDED_COLUMNS
+        if not connection.execute(
+            "SELECT 1 FROM pragma_table_info(?) WHERE name = ?", (table, column)
+        ).fetchone()
+    ]
 
 
 class _Statement:

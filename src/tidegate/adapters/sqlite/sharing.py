@@ -13,8 +13,7 @@ from tidegate.core.grants import SubjectRecord
 from tidegate.core.sharing import ImportState, Lease, Mark, Share, take_lease
 
 __all__ = [
-    "ADD_LEARNED_AT",
-    "HAS_LEARNED_AT",
+    "ADDED_COLUMNS",
     "NUMBER_MAX",
     "SHARING_SCHEMA",
     "SHARING_TABLES",
@@ -51,13 +50,14 @@ SHARING_SCHEMA: Final = (
     CREATE TABLE IF NOT EXISTS origin_lease (
         only INTEGER PRIMARY KEY CHECK (only = 1), holder TEXT NOT NULL, since_ms INTEGER NOT NULL,
         until_ms INTEGER NOT NULL, lost_at_ms INTEGER NOT NULL, cursor TEXT NOT NULL, imported_at_ms INTEGER NOT NULL,
-        full_at_ms INTEGER NOT NULL, regions INTEGER NOT NULL, epoch INTEGER NOT NULL
+        full_at_ms INTEGER NOT NULL, regions INTEGER NOT NULL, epoch INTEGER NOT NULL,
+        lag_ms INTEGER NOT NULL DEFAULT -1
     )
     """,
 )
 
-HAS_LEARNED_AT: Final = "SELECT 1 FROM pragma_table_info('origin_foreign') WHERE name = 'learned_at_ms'"
-ADD_LEARNED_AT: Final = "ALTER TABLE origin_foreign ADD COLUMN learned_at_ms INTEGER NOT NULL DEFAULT -1"
+# Columns that files of earlier versions do not have: (table, column). All are INTEGER NOT NULL DEFAULT -1.
+ADDED_COLUMNS: Final = (("origin_foreign", "learned_at_ms"), ("origin_lease", "lag_ms"))
 FOREIGN: Final = """
     SELECT sequence, region, count, learned_at_ms FROM origin_foreign
      WHERE digest = ? AND sequence BETWEEN ? AND ? AND expires_at_ms > ?
@@ -144,7 +144,7 @@ def answer_lease(
 ) -> Lease:
     """Inside the caller's transaction."""
     row = connection.execute(
-        "SELECT holder, since_ms, until_ms, lost_at_ms, cursor, imported_at_ms, full_at_ms, regions, epoch "
+        "SELECT holder, since_ms, until_ms, lost_at_ms, cursor, imported_at_ms, full_at_ms, regions, epoch, lag_ms "
         "FROM origin_lease"
     ).fetchone()
     held = None
@@ -154,7 +154,7 @@ def answer_lease(
     lease = take_lease(held, node_id, life_ms, state, has_lost, now_ms)
     if lease != held:
         connection.execute(
-            "INSERT OR REPLACE INTO origin_lease VALUES (1, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-            (*lease[:3], lease.lost_at_ms, *lease.state[:5]),
+            "INSERT OR REPLACE INTO origin_lease VALUES (1, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            (*lease[:3], lease.lost_at_ms, *lease.state[:6]),
         )
     return lease

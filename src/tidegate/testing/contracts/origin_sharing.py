@@ -235,7 +235,7 @@ class SharingContract:
         )
         assert len({lease.holder for lease in leases}) == 1
         holder = int(leases[0].holder[1:])
-        state = ImportState('{"places":"\N{SNOWMAN}"}', 5, 4, 3, 2, leases[holder].since_ms)
+        state = ImportState('{"places":"\N{SNOWMAN}"}', 5, 4, 3, 2, 1, leases[holder].since_ms)
         renewed = await nodes[holder].lease(f"n{holder}", life_ms=60_000, state=state, timeout_s=TIMEOUT_S)
         assert (renewed.holder, renewed.since_ms) == (f"n{holder}", leases[holder].since_ms)
         other = (holder + 1) % 4
@@ -251,7 +251,7 @@ class SharingContract:
     async def test_a_lease_that_is_given_back_is_free_at_once(self, open_node: OpenNode) -> None:
         first, second = await open_node(), await open_node()
         taken = await first.lease("a", life_ms=60_000, timeout_s=TIMEOUT_S)
-        state = ImportState("here", 1, 1, 2, 0, taken.since_ms)
+        state = ImportState("here", 1, 1, 2, 0, 7, taken.since_ms)
         await first.lease("a", life_ms=0, state=state, timeout_s=TIMEOUT_S)
         # A node that does not hold it takes nothing from the one that does.
         assert (await second.lease("b", life_ms=60_000, timeout_s=TIMEOUT_S)).holder == "b"
@@ -264,7 +264,7 @@ class SharingContract:
     ) -> None:
         first, second = await open_node(), await open_node()
         taken = await first.lease("a", life_ms=LIFE_MS, timeout_s=TIMEOUT_S)
-        state = ImportState("here", 1, 1, 2, 0, taken.since_ms)
+        state = ImportState("here", 1, 1, 2, 0, 7, taken.since_ms)
         held = await first.lease("a", life_ms=LIFE_MS, state=state, timeout_s=TIMEOUT_S)
         await place.wait_until(held.until_ms, second)
         taken = await second.lease("b", life_ms=60_000, timeout_s=TIMEOUT_S)
@@ -278,7 +278,7 @@ class SharingContract:
     ) -> None:
         first, second = await open_node(), await open_node()
         held = await first.lease("a", life_ms=60_000, timeout_s=TIMEOUT_S)
-        state = ImportState("here", 1, 1, 2, 0, held.since_ms)
+        state = ImportState("here", 1, 1, 2, 0, 7, held.since_ms)
         held = await first.lease("a", life_ms=60_000, state=state, timeout_s=TIMEOUT_S)
         assert held.state == state
         place.wipe()
@@ -294,6 +294,6 @@ class SharingContract:
         await place.wait_until(held.time_ms + 1, node)
         # A question of before, which comes late or whose answer is lost.
         await node.lease("a", life_ms=60_000, timeout_s=TIMEOUT_S)
-        state = ImportState("here", 1, 1, 2, 0, held.since_ms)
+        state = ImportState("here", 1, 1, 2, 0, 7, held.since_ms)
         again = await node.lease("a", life_ms=60_000, state=state, timeout_s=TIMEOUT_S)
         assert (again.holder, again.state) == ("a", ImportState(since_ms=again.since_ms))
