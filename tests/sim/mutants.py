@@ -36,6 +36,7 @@ from tidegate.core.reservations import Claim, ClaimReply, Reservations
 from tidegate.core.sharing import ImportState, Lease, Mark
 from tidegate.core.subjects import Subjects
 from tidegate.core.sweep import Sweep
+from tidegate.core.table import Table
 from tidegate.core.views import GlobalView, Growth, OriginView
 from tidegate.ports import Changes
 from tidegate.runtime.async_limiter import AsyncLimiter
@@ -76,6 +77,8 @@ FIRST_SEED: Final = {
     "an_origin_that_refuses_counts_looks_healthy": 55,
     "anticipation_does_not_end_with_credit": 178,
     "anticipation_goes_on_after_growth_has_stopped": 12,
+    "denied_subjects_are_always_evicted_first": 28,
+    "denied_subjects_are_always_evicted_last": 34,
     "every_loss_merges_everything_again": 116,
     "evicted_foreign_counts_do_not_come_back": 34,
     "the_last_message_wins_at_the_origin": 7,
@@ -706,6 +709,39 @@ def unreplayed_subjects_are_evicted_first() -> None:
                     return subject
             found: Subject | None = original(self, now_ms, keep)
             return found
+
+        return victim
+
+    replace(Subjects, "_victim", make)
+
+
+@mutant
+def denied_subjects_are_always_evicted_last() -> None:
+    def victim_of(self: Subjects, table: Table, _now_ms: int, keep: Subject | None) -> Subject | None:
+        queues = (table.clean, table.blocked, table.pinned)
+        return next((one for queue in queues if (one := self._oldest(queue, keep)) is not None), None)
+
+    replace(Subjects, "_victim_of", lambda _original: victim_of)
+
+
+@mutant
+def denied_subjects_are_always_evicted_first() -> None:
+    def victim_of(self: Subjects, table: Table, _now_ms: int, keep: Subject | None) -> Subject | None:
+        queues = (table.blocked, table.clean, table.pinned)
+        return next((one for queue in queues if (one := self._oldest(queue, keep)) is not None), None)
+
+    replace(Subjects, "_victim_of", lambda _original: victim_of)
+
+
+@mutant
+def the_smallest_table_is_evicted_first() -> None:
+    def make(original: Any) -> Any:
+        def victim(self: Subjects, now_ms: int, keep: Subject | None) -> Subject | None:
+            for table in sorted(self.tables.values(), key=lambda one: one.count):
+                found: Subject | None = self._victim_of(table, now_ms, keep)
+                if found is not None:
+                    return found
+            return cast("Subject | None", original(self, now_ms, keep))
 
         return victim
 
