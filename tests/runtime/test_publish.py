@@ -223,6 +223,35 @@ async def test_stop_publishes_what_changed_last() -> None:
     assert len(published(ledger)) == 3
 
 
+@pytest.mark.parametrize("is_open", [True, False], ids=["fails", "was never open"])
+@on_virtual_time
+async def test_stop_says_what_it_could_not_publish(is_open: bool, caplog: pytest.LogCaptureFixture) -> None:
+    ledger, _, node = world()
+    assert node.failing_ledger is not None
+    if not is_open:
+        node.failing_ledger.faults.fail()
+    await node.limiter.start()
+    await asyncio.sleep(1)
+    node.failing_ledger.faults.fail()
+    await fill(node, 3)
+    await node.limiter.stop()
+    assert ledger.rows() == []
+    assert "stopped too early: 3 subjects that changed were not published" in caplog.messages
+
+
+@on_virtual_time
+async def test_stop_with_nothing_to_publish_is_not_too_early_without_a_ledger(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    _, _, node = world()
+    assert node.failing_ledger is not None
+    node.failing_ledger.faults.fail()
+    await node.limiter.start()
+    await asyncio.sleep(30)
+    await node.limiter.stop()
+    assert not any("stopped too early" in message for message in caplog.messages)
+
+
 @on_virtual_time
 async def test_an_origin_that_hangs_does_not_use_up_the_time_of_the_last_publish() -> None:
     ledger = MemoryLedger(clock=clock())

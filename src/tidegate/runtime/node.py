@@ -450,7 +450,13 @@ class Node:
                 return True
 
     async def _flush_ledger(self) -> bool:
-        return self.publish is None or not self._is_ledger_usable() or (await self.publish.run_once()).ok
+        """Publish what is left. A ledger that could not be opened gets nothing: False if something waits for it."""
+        if self.publish is None:
+            return True
+        if not self._is_ledger_usable():
+            pending = self._engine.pending
+            return not any(subject.table >= 0 for subject in [*pending.changed, *pending.due])
+        return (await self.publish.run_once()).ok
 
     # -- questions
 
