@@ -76,7 +76,7 @@ class Demo:
                 break
             self.text += data.decode(errors="replace")
         code = self.process.wait(TIMEOUT_S)
-        os.close(self._keyboard) if self._keyboard >= 0 else self.process.stdout.close()  # type: ignore[union-attr]
+        os.close(self._keyboard) if self._keyboard >= 0 else self.process.stdout.close()  # type: ignore[union-attr]  # a pipe
         return code
 
     def leftovers(self) -> list[str]:

@@ -165,7 +165,7 @@ async def test_two_holders_are_harmless() -> None:
     (holder,) = importers(nodes)
     region.store.drop_lease()
     other = next(node for node in nodes if node is not holder)
-    import_lease = other.limiter._parts.node.import_lease  # type: ignore[union-attr]
+    import_lease = other.limiter._parts.node.import_lease  # type: ignore[union-attr]  # it has a node with a lease
     assert import_lease is not None
     await import_lease.run_once()
     assert len(importers(nodes)) == 2  # until the first one asks again

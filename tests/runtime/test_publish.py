@@ -290,7 +290,7 @@ async def test_rows_that_were_published_are_freed_in_slices() -> None:
         is_published.set()
         return Published(True, rows, [len(rows)])
 
-    publisher(node).run_once = publish_many  # type: ignore[method-assign]
+    publisher(node).run_once = publish_many  # type: ignore[method-assign]  # a double of the method
     await node.limiter.start()
     await is_published.wait()
     left = [3 * FREED_ROWS]
