@@ -9,13 +9,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import signal
-import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from random import Random
 from typing import Any, Final, NamedTuple
 
+from tidegate.adapters import clock
 from tidegate.core.quota import format_count
 from tidegate.demo.fleet import HOST, REGIONS, Fleet
 from tidegate.demo.stores import EmbeddedDatabase, EmbeddedOrigins, MySQLDatabase, RedisOrigins
@@ -288,7 +288,7 @@ class Session:
         before_s = self._elapsed_s()
         while True:
             await asyncio.sleep(PICTURE_INTERVAL_S)
-            now_ms = time.time_ns() // 1_000_000
+            now_ms = clock.now_ms()
             views = await self.fleet.views(self._hot_limit, traffic.hot, now_ms)
             at_s = self._elapsed_s()
             counts = {name: (count.allowed, count.denied) for name, count in self._tally.by_node.items()}
@@ -359,7 +359,7 @@ class Session:
         self._say("Traffic has ended; waiting until all nodes agree. Ctrl-C ends at once.")
         began_s = loop.time()
         while not self._signalled.is_set() and loop.time() - began_s <= AGREE_TIMEOUT_S:
-            now_ms = time.time_ns() // 1_000_000
+            now_ms = clock.now_ms()
             self.report.hot_seen = await self.fleet.views(self._hot_limit, hot, now_ms)
             self.report.hot_accepted = self._tally.hot_accepted(hot, now_ms)
             if set(self.report.hot_seen.values()) == {self.report.hot_accepted}:
@@ -371,7 +371,7 @@ class Session:
 
     def _judged(self) -> str | None:
         """The newest round of which so much was accepted that at least one region has published."""
-        now_ms = time.time_ns() // 1_000_000
+        now_ms = clock.now_ms()
         for number in range(self._round, 0, -1):
             if self._tally.hot_accepted(f"hot-{number}", now_ms) > HOT.quota // 2 + len(self.fleet.regions):
                 return f"hot-{number}"

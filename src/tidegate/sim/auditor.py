@@ -12,14 +12,14 @@ from hashlib import blake2b
 from typing import TYPE_CHECKING, NamedTuple
 
 from tidegate.core.cells import Cell, Subject
-from tidegate.core.model import Component, Decision, LedgerRow, Limit, OriginReply, Tuning, subject_digest
+from tidegate.core.model import Component, Decision, LedgerRow, Limit, OriginReply, Tuning
 from tidegate.core.views import OriginView
 from tidegate.ports import Clock
 from tidegate.sim.answer_check import Item, batch_findings, single_findings, totals_of
 from tidegate.sim.memory_check import MemoryCheck
 from tidegate.sim.plan import SubjectSpec
 from tidegate.sim.reset_check import PROBES_WORKSPACE
-from tidegate.sim.truth import CellId, Truth, key_of
+from tidegate.sim.truth import CellId, Truth, digest_of, key_of
 
 if TYPE_CHECKING:
     from tidegate.sim.node_process import NodeProcess
@@ -100,12 +100,12 @@ class Auditor:
 
     def know_subject(self, key: tuple[str, str, int], identifier: str) -> None:
         """Requests for this subject will come."""
-        self._subjects[subject_digest(*key[:2], identifier, key[2])] = (key, identifier)
+        self._subjects[digest_of(key, identifier)] = (key, identifier)
 
     def know_probe(self, key: tuple[str, str, int], identifier: str) -> None:
         """A counter that is reset."""
         self.know_subject(key, identifier)
-        self.probes.add(subject_digest(*key[:2], identifier, key[2]))
+        self.probes.add(digest_of(key, identifier))
 
     def cell_of(self, digest: bytes, sequence: int) -> CellId:
         key, identifier = self._subjects[digest]
@@ -167,7 +167,7 @@ class Auditor:
     ) -> None:
         self.truth.accept(cell_id, process.node_id, cost, at_ms, self.now_us())
         if cost:
-            digest = subject_digest(*cell_id.key[:2], cell_id.identifier, cell_id.key[2])
+            digest = cell_id.digest
             process.accepted.append((self.now_us() / 1e6, digest, cell_id.sequence, cost))
         if cell is not None:
             known, counted, seen = self._cells.get(id(cell), (cell, 0, None))

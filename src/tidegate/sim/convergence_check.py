@@ -221,7 +221,7 @@ class ConvergenceCheck:
             duration_ms = cell_id.key[2]
             accepted = by_process[process.node_id].last if process.node_id in by_process else 0
             if accepted and now_ms + 1_000 < (cell_id.sequence + 3) * duration_ms:
-                digest = subject_digest(*cell_id.key[:2], cell_id.identifier, duration_ms)
+                digest = cell_id.digest
                 # What the origin acknowledged and lost later, in a failover without a trace, counts as delivered.
                 delivered = max(
                     self._component(process, digest, cell_id.sequence),
@@ -357,11 +357,7 @@ class ConvergenceCheck:
             if simulation.tuning.credit:
                 # A region publishes what its origin has. Nodes may remember more: of a node that ended, or of its row.
                 known = max(
-                    self.held(
-                        region,
-                        subject_digest(*cell_id.key[:2], cell_id.identifier, cell_id.key[2]),
-                        cell_id.sequence,
-                    ),
+                    self.held(region, cell_id.digest, cell_id.sequence),
                     published if published <= known else 0,
                 )
             should = bool(rows.keys() - {region}) or (limit and known >= publish_threshold(limit, regions))

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Mapping
+from functools import cache
 from typing import NamedTuple
 
 from tidegate.core.cells import Subject
-from tidegate.core.model import Limit
+from tidegate.core.model import Limit, subject_digest
 
-__all__ = ["CellId", "CellKey", "History", "Knowledge", "Truth", "key_of"]
+__all__ = ["CellId", "CellKey", "History", "Knowledge", "Truth", "digest_of", "key_of"]
 
 CellKey = tuple[bytes, int]
 """The digest of a subject, and a sequence: how an origin names a cell."""
@@ -31,6 +32,17 @@ class CellId(NamedTuple):
     key: tuple[str, str, int]
     identifier: str
     sequence: int
+
+    @property
+    def digest(self) -> bytes:
+        return digest_of(self.key, self.identifier)
+
+
+@cache
+def digest_of(key: tuple[str, str, int], identifier: str) -> bytes:
+    """The digest of a subject: simulations use a few subjects and ask for them all the time."""
+    workspace, namespace, duration_ms = key
+    return subject_digest(workspace, namespace, identifier, duration_ms)
 
 
 class History:

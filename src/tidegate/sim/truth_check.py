@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from tidegate.core.cells import Subject
 from tidegate.core.grants import CreditRequest, GrantRules
-from tidegate.core.model import Component, Decision, LedgerRow, Limit, subject_digest
+from tidegate.core.model import Component, Decision, LedgerRow, Limit
 from tidegate.core.windows import publish_threshold
 from tidegate.runtime.importer import LOSS_INTERVALS
 from tidegate.sim.answer_check import is_guess, used_at
@@ -165,7 +165,7 @@ class TruthCheck:
 
     def excess(self, cell_id: CellId, region: str) -> int:
         """How much more than was accepted a region may count."""
-        return self._simulation.convergence.excess(region, self._digest(cell_id), cell_id.sequence)
+        return self._simulation.convergence.excess(region, cell_id.digest, cell_id.sequence)
 
     def repeated(self, process: NodeProcess, request: CreditRequest) -> None:
         """A message arrives at the origin."""
@@ -222,9 +222,6 @@ class TruthCheck:
                 self._check_over_admission(process, limit, cell_id, at_ms)
             self._check_strict(process, cell_id, subject, limit)
 
-    def _digest(self, cell_id: CellId) -> bytes:
-        return subject_digest(*cell_id.key[:2], cell_id.identifier, cell_id.key[2])
-
     def _check_counts(
         self,
         process: NodeProcess,
@@ -243,7 +240,7 @@ class TruthCheck:
             return
         cell = subject.cell(cell_id.sequence)
         view = 0 if cell is None else cell.own + cell.others
-        digest = self._digest(cell_id)
+        digest = cell_id.digest
         own = self.truth.by_process(cell_id, process.node_id)
         must = own + knowledge.others((digest, cell_id.sequence))
         if view >= must:
@@ -276,7 +273,7 @@ class TruthCheck:
         """The origin has answered about the cell since its subject was evicted."""
         place = (process.node_id, cell_id.key, cell_id.identifier)
         known_subject, since_s = self._created_s.get(place, (None, 0.0))
-        replied_us = self.knowledge(process).replied_us.get((self._digest(cell_id), cell_id.sequence), -1)
+        replied_us = self.knowledge(process).replied_us.get((cell_id.digest, cell_id.sequence), -1)
         return known_subject is subject and replied_us >= since_s * 1e6
 
     def _check_foreign(
@@ -483,7 +480,7 @@ class TruthCheck:
         start_ms = cell_id.sequence * duration_ms
         if 0 <= process.clock.now_ms() - start_ms < self._tuning.rollover_grace_ms:
             return
-        digest = self._digest(cell_id)
+        digest = cell_id.digest
         fresh_ms = self._tuning.fresh_ms * (1 + DRIFT_PERCENT / 100) + ROUNDING_MS
         for name, sequence, times in (
             ("this", cell_id.sequence, 1),
@@ -572,7 +569,7 @@ class TruthCheck:
     def _delivered(self, cell_id: CellId, region: str) -> int:
         """What a region has accepted, without what nodes could not report before they ended: the origin did not take
         it, and nothing else knows of it."""
-        place = (self._digest(cell_id), cell_id.sequence)
+        place = (cell_id.digest, cell_id.sequence)
         lost = sum(
             max(0, self.truth.by_process(cell_id, one.node_id) - one.acknowledged.get(place, 0))
             for one in self._simulation.all_processes
@@ -682,7 +679,7 @@ class TruthCheck:
                 due = regional
                 if tuning.credit:
                     # A region publishes what its origin has.
-                    held = self.truth.held(process.region, (self._digest(cell_id), cell_id.sequence))
+                    held = self.truth.held(process.region, (cell_id.digest, cell_id.sequence))
                     due = min(regional, sum(history.last for history in held.values()))
                 if published < due:
                     self._fail(8, f"{process.node_id} had {due} of {cell_id}, the ledger {published}")
