@@ -19,8 +19,6 @@ from typing import Final, Generic, Protocol, TypeVar
 
 from tidegate.server.schedule import Outbox, Wheel
 
-__all__ = ["Connection", "Listener"]
-
 logger = logging.getLogger(__name__)
 
 # Deadlines are seconds long: a quarter of a second of delay is acceptable, and four wake-ups a second cost nothing.

@@ -11,20 +11,6 @@ from collections.abc import Callable, Coroutine, Iterable, Mapping
 from typing import Any, Final, NamedTuple, Protocol, final
 from urllib.parse import unquote_to_bytes
 
-__all__ = [
-    "Answer",
-    "Handler",
-    "Head",
-    "Operation",
-    "Refuse",
-    "Route",
-    "Router",
-    "Stream",
-    "Subscriber",
-    "Whole",
-    "path_of",
-]
-
 Answer = tuple[int, bytes, bytes]
 """(status, header lines each ended by CRLF, body). A plain tuple, because one is made for every request."""
 

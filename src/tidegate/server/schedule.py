@@ -16,8 +16,6 @@ from __future__ import annotations
 import asyncio
 from typing import Final, Protocol, final
 
-__all__ = ["Outbox", "Sender", "Timed", "Wheel"]
-
 # Connections whose answers wait for one another. More gain nothing: the clients are awake by then.
 WAITING_MAX: Final = 16
 

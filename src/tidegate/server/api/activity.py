@@ -24,8 +24,6 @@ from tidegate.server.api.recording import Followed, Recording
 from tidegate.server.catalog.overrides import Override
 from tidegate.telemetry.topk import SpaceSaving
 
-__all__ = ["Activity", "Denial", "Name", "Recent", "Sample", "percentile"]
-
 # Operations that are recorded in full. One costs 2.4 µs (bench/RESULTS.md): less than a hundredth of a core.
 SAMPLED_PER_S: Final = 1_000
 SHARE: Final = 64

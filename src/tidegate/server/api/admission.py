@@ -44,8 +44,6 @@ from tidegate.server.catalog.view import Caller, Callers, NamespaceView, Workspa
 from tidegate.server.messages import Answer, Handler, Head
 from tidegate.telemetry.logging import request_id as current_request
 
-__all__ = ["Admission", "Call", "Steps", "missing_permission", "wait"]
-
 logger = logging.getLogger(__name__)
 
 # What one workspace may spend on look-ups among patterns in one turn of the loop, in the units of

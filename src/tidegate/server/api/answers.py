@@ -10,8 +10,6 @@ from msgspec import UNSET, UnsetType
 from tidegate.server.api.admission import Call
 from tidegate.server.api.problems import JSON_LINE, Meta
 
-__all__ = ["Pagination", "answer"]
-
 ENCODE: Final = msgspec.json.Encoder().encode
 
 

@@ -18,8 +18,6 @@ from tidegate.server.api.problems import TOO_MANY_RESETS, Refusal
 from tidegate.server.api.schema import decode_reset, decode_usage
 from tidegate.server.messages import Route
 
-__all__ = ["CounterOperations", "ResetData", "UsageData"]
-
 logger: Final = logging.getLogger(__name__)
 
 

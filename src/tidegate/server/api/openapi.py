@@ -20,8 +20,6 @@ from tidegate.server.api.problems import Meta as AnswerMeta
 from tidegate.server.api.reservations import ReserveData, SettleData
 from tidegate.server.api.schema import SCHEMAS
 
-__all__ = ["document"]
-
 REFERENCE: Final = "#/components/schemas/"
 
 

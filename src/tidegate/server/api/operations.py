@@ -41,8 +41,6 @@ from tidegate.server.catalog.view import Caller, NamespaceView
 from tidegate.server.messages import Answer, Head, Route
 from tidegate.telemetry.topk import SpaceSaving, Thinning
 
-__all__ = ["LimitOperations", "MultiLimitItem", "item_answer"]
-
 # The most denied identifiers are known to within 1 % of all denials.
 TOP_CAPACITY: Final = 100
 # Up to this many denials in a second are all recorded; above it a sample, so that statistics cost less than answers.

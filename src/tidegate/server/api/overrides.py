@@ -32,8 +32,6 @@ from tidegate.server.catalog.sync import CatalogSync
 from tidegate.server.catalog.view import Caller, NamespaceView
 from tidegate.server.messages import Route
 
-__all__ = ["OverrideOperations"]
-
 TOO_MANY_PARTS: Final = FieldError(
     "/properties/identifier",
     f"'identifier' must have at most {PARTS_MAX} texts between two `*`",

@@ -28,8 +28,6 @@ from tidegate.server.messages import Answer, Head, Refuse, Route
 from tidegate.telemetry.metrics import Snapshot
 from tidegate.telemetry.prometheus import CONTENT_TYPE, render
 
-__all__ = ["ERRORS_PATH", "Pages", "ready_lines", "render_docs", "render_errors"]
-
 # The path of `error.type`: the page is also on this server, not only at the address in the type.
 ERRORS_PATH: Final = "/docs/errors"
 

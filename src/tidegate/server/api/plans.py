@@ -15,8 +15,6 @@ from tidegate.server.catalog.overrides import Override
 from tidegate.server.catalog.view import NamespaceView
 from tidegate.server.messages import Answer
 
-__all__ = ["Counts", "Plan", "Plans", "Skips", "allowed_line", "denied_line"]
-
 # Plans and matches that are kept, in two generations of this many: a client that sends random limits fills no memory.
 PLANS_MAX: Final = 16_384
 MATCHES_MAX: Final = 65_536

@@ -13,18 +13,6 @@ import msgspec
 
 from tidegate.server.messages import Answer, Refuse
 
-__all__ = [
-    "DOCUMENTATION",
-    "PROBLEMS",
-    "FieldError",
-    "Problem",
-    "Refusal",
-    "accepts_problem_json",
-    "error_answer",
-    "problems_by_suffix",
-    "refuser",
-]
-
 DOCUMENTATION: Final = "https://tidegate.dev/docs/errors/"
 
 JSON_LINE: Final = b"content-type: application/json\r\n"

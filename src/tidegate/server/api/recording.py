@@ -14,8 +14,6 @@ from typing import Final
 
 from tidegate.core.model import Limit
 
-__all__ = ["Followed", "Recorded", "RecordedRow", "Recording"]
-
 # Five minutes are replayed. 250 × 400 records of about 100 bytes are 10 MB at most; 400 are enough for five minutes of
 # an identifier that is allowed in every second and denied in every third.
 SPAN_MS: Final = 300_000

@@ -39,8 +39,6 @@ from tidegate.server.api.schema import (
 )
 from tidegate.server.messages import Route
 
-__all__ = ["ReservationOperations", "ReserveData", "SettleData"]
-
 PREFIX: Final = "rlrs_"
 # The writer of a hold: a node and a number. A name without the number would be the credit of a node.
 NAME: Final = re.compile(r"[^+]{1,128}\+[0-9]{1,19}")

@@ -20,32 +20,6 @@ from msgspec import UNSET, Meta, UnsetType
 from tidegate.core.model import DURATION_MS_MAX as OVERRIDE_DURATION_MS_MAX
 from tidegate.server.api.problems import INVALID_INPUT, FieldError, Refusal
 
-__all__ = [
-    "SCHEMAS",
-    "BodyDecoder",
-    "CounterBody",
-    "Doubt",
-    "LimitBody",
-    "ListOverridesBody",
-    "OverrideBody",
-    "ReleaseBody",
-    "ReserveBody",
-    "SetOverrideBody",
-    "SettleBody",
-    "decode_delete_override",
-    "decode_get_override",
-    "decode_limit",
-    "decode_limit_plain",
-    "decode_list_overrides",
-    "decode_multi_limit",
-    "decode_release",
-    "decode_reserve",
-    "decode_reset",
-    "decode_set_override",
-    "decode_settle",
-    "decode_usage",
-]
-
 INT64_MAX: Final = 2**63 - 1
 DURATION_MS_MIN: Final = 1_000
 DURATION_MS_MAX: Final = 2_592_000_000

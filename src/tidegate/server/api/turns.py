@@ -11,8 +11,6 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 
-__all__ = ["TurnBudget"]
-
 
 class TurnBudget:
     """Used by the loop's thread only."""

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from tidegate.server.api.activity import Activity, Sample
     from tidegate.server.api.recording import Followed
 
-__all__ = ["WarmLimit"]
-
 # Two names of 512 characters of four bytes fit. A larger body is refused or rare.
 BODY_BYTES_MAX: Final = 5_120
 # Quotation marks of a body in which no property comes twice and no name holds one, without and with a cost.

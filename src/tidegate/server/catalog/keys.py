@@ -22,23 +22,6 @@ from typing import Final
 
 from tidegate.errors import InvalidInput
 
-__all__ = [
-    "ACTIONS",
-    "ALL",
-    "CONSOLE_MANAGE",
-    "CONSOLE_READ",
-    "PERMISSIONS_MAX",
-    "PERMISSION_LENGTH_MAX",
-    "IdSource",
-    "checked_permissions",
-    "digest_of",
-    "hint_of",
-    "namespace_id",
-    "new_key",
-    "override_urn",
-    "why_without_effect",
-]
-
 ALPHABET: Final = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 PREFIX: Final = "tg_"
 KEY_LENGTH: Final = 32

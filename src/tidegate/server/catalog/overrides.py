@@ -14,17 +14,6 @@ from collections.abc import Iterable, Iterator
 from operator import attrgetter
 from typing import Final, NamedTuple
 
-__all__ = [
-    "PARTS_MAX",
-    "SCANNED_MAX",
-    "Override",
-    "OverrideMatcher",
-    "is_indexed",
-    "matches",
-    "parts_of",
-    "specificity",
-]
-
 # Patterns of one namespace that cannot be indexed. A look-up among so many takes half a millisecond if their texts are
 # short, and 5 ms if a client chooses the longest texts that almost match: see `OverrideMatcher.cost`.
 SCANNED_MAX: Final = 500

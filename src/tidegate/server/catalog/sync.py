@@ -30,8 +30,6 @@ from tidegate.server.catalog.keys import IdSource, namespace_id
 from tidegate.server.catalog.overrides import SCANNED_MAX, is_indexed
 from tidegate.server.catalog.view import CatalogView, NamespaceView, WorkspaceView
 
-__all__ = ["CatalogFull", "CatalogSync", "SnapshotFile"]
-
 logger = logging.getLogger(__name__)
 
 # A change must be visible everywhere within 2 s: this, and a round trip.

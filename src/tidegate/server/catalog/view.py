@@ -18,8 +18,6 @@ from tidegate.ports import CatalogChanges, KeyRow, NamespaceRow, OverrideRow, Wo
 from tidegate.server.catalog.keys import digest_of
 from tidegate.server.catalog.overrides import Override, OverrideMatcher
 
-__all__ = ["Caller", "Callers", "CatalogView", "NamespaceView", "WorkspaceView"]
-
 # The namespace in which calls of the API itself are counted. Namespaces of callers are counted by their ids, which
 # begin with rlns_, so that none of them can ever be this one.
 QUOTA_NAMESPACE: Final = "tidegate.api"

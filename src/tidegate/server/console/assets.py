@@ -10,8 +10,6 @@ from __future__ import annotations
 from importlib.resources import files
 from typing import Final, NamedTuple
 
-__all__ = ["JSON_LINES", "Asset", "load_assets"]
-
 POLICY: Final = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; base-uri 'none'; "
     "form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'; trusted-types 'none'"

@@ -38,8 +38,6 @@ from tidegate.server.catalog.overrides import Override
 from tidegate.server.catalog.sync import CatalogSync
 from tidegate.server.catalog.view import Caller, NamespaceView
 
-__all__ = ["CatalogViews", "key_state"]
-
 ROWS_MAX: Final = 200
 # Rows looked at between two turns of the event loop.
 SLICE: Final = 2_000

@@ -12,8 +12,6 @@ from typing import Any, Final
 from tidegate import __version__
 from tidegate.server.api.activity import percentile
 
-__all__ = ["Report", "document", "merge_identifier", "point"]
-
 Report = Mapping[str, Any]
 
 ROWS_MAX: Final = 25

@@ -11,8 +11,6 @@ from tidegate.core.quota import format_duration, format_quota
 from tidegate.core.windows import carried
 from tidegate.server.api.activity import Denial
 
-__all__ = ["clock_time", "explain"]
-
 SOURCES = {
     "local": "from the memory of this node",
     "origin": "after asking the shared counter of the region (the origin)",

@@ -18,8 +18,6 @@ from tidegate.server.console.documents import Report, document, merge_identifier
 from tidegate.server.console.local import Ask
 from tidegate.server.messages import Subscriber
 
-__all__ = ["STREAMS_MAX", "STREAMS_PER_KEY_MAX", "Hub", "TooManyViewers", "Viewer", "event"]
-
 logger = logging.getLogger(__name__)
 
 INTERVAL_S: Final = 1.0

@@ -26,8 +26,6 @@ from tidegate.server.catalog.overrides import matches
 from tidegate.server.catalog.view import CatalogView, NamespaceView
 from tidegate.server.console.explain import explain
 
-__all__ = ["Ask", "LocalNode", "Question"]
-
 # Rows of a list in one report. With the longest names a report is then below 500 kB; usually it has 10.
 ROWS_MAX: Final = 25
 NAMESPACES_MAX: Final = 50

@@ -53,8 +53,6 @@ from tidegate.server.console.sessions import MARKER, Sessions, is_from_elsewhere
 from tidegate.server.console.what_if import WhatIfQuestions
 from tidegate.server.messages import Answer, Handler, Head, Route, Stream, Subscriber
 
-__all__ = ["Console"]
-
 EVENT_LINES: Final = (
     b"content-type: text/event-stream\r\ncache-control: no-store\r\nx-accel-buffering: no\r\n"
 )

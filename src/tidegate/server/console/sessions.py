@@ -26,8 +26,6 @@ from urllib.parse import urlsplit
 from tidegate.server.catalog.keys import CONSOLE_READ
 from tidegate.server.catalog.view import Caller, CatalogView
 
-__all__ = ["MARKER", "SESSION_S", "Sessions", "is_from_elsewhere", "load_secret"]
-
 logger = logging.getLogger(__name__)
 
 SECRET_FILE: Final = "console.secret"  # noqa: S105 - the name of a file

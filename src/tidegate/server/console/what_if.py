@@ -18,8 +18,6 @@ from tidegate.server.console.local import Ask
 from tidegate.telemetry.decisions import DecisionRecord
 from tidegate.telemetry.what_if import Run, WhatIf, replay_runs
 
-__all__ = ["WhatIfQuestions"]
-
 CALLERS_MAX: Final = 50
 
 

@@ -10,8 +10,6 @@ from typing import Annotated, Final, NamedTuple
 import msgspec
 from msgspec import Meta
 
-__all__ = ["HttpConfig", "Intake", "Rejection"]
-
 # Bodies that are being received take at most this much memory together, or eight times the largest body.
 BUFFERED_BYTES_MIN: Final = 67_108_864
 # Bodies up to this size are accepted even then: a few clients with large bodies must not exclude all others. The bound

@@ -16,8 +16,6 @@ from tidegate.server.http1.repeats import Shared
 from tidegate.server.listener import Listener
 from tidegate.server.messages import Refuse, Router
 
-__all__ = ["HttpServer", "bind"]
-
 # Answers that a client has not read yet. Above this, nothing more is read from that client. Also what one connection
 # may answer in one turn of the loop.
 WRITE_BYTES_MAX: Final = 65_536

@@ -15,8 +15,6 @@ from tidegate.core._native import mypyc_attr
 from tidegate.server.messages import Head, Operation
 from tidegate.server.schedule import Outbox, Wheel
 
-__all__ = ["LENGTH_LINES", "READY_LENGTHS", "RepeatedHeads", "RequestHead", "Shared", "length_line"]
-
 # Heads that one connection remembers. Usually they differ in Content-Length only.
 HEADS_MAX: Final = 32
 # Heads that all connections together remember: ten thousand connections could otherwise fill the memory.

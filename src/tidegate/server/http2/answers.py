@@ -22,8 +22,6 @@ from tidegate.server.http2.stream import Stream
 if TYPE_CHECKING:
     from tidegate.server.http2.listener import Http2Server
 
-__all__ = ["ConnectionAnswers"]
-
 logger = logging.getLogger(__name__)
 
 

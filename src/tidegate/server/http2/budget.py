@@ -10,8 +10,6 @@ from __future__ import annotations
 
 from typing import Final
 
-__all__ = ["BUDGET_MAX", "Budget"]
-
 BUDGET_MAX: Final = 1_000
 BUDGET_PER_TICK: Final = 25
 BUDGET_PER_CALL: Final = 4

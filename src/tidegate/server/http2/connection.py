@@ -27,8 +27,6 @@ from tidegate.server.http2.stream import Stream
 if TYPE_CHECKING:
     from tidegate.server.http2.listener import Http2Server
 
-__all__ = ["Http2Connection"]
-
 # Bytes of one header block, compressed, and its CONTINUATION frames, however small. No client comes near.
 BLOCK_BYTES_MAX: Final = 16_384
 CONTINUATIONS_MAX: Final = 32

@@ -11,42 +11,6 @@ from enum import IntEnum
 from struct import Struct
 from typing import Final
 
-__all__ = [
-    "ACK",
-    "CONTINUATION",
-    "DATA",
-    "DEFAULT_WINDOW",
-    "END_HEADERS",
-    "END_STREAM",
-    "FRAME_BYTES_MAX",
-    "FRAME_HEADER",
-    "FRAME_HEADER_BYTES",
-    "GOAWAY",
-    "HEADERS",
-    "PADDED",
-    "PING",
-    "PREFACE",
-    "PRIORITY",
-    "PRIORITY_FLAG",
-    "PUSH_PROMISE",
-    "RST_STREAM",
-    "SETTINGS",
-    "STREAM_ID_MAX",
-    "WINDOW_MAX",
-    "WINDOW_UPDATE",
-    "ConnectionFault",
-    "ErrorCode",
-    "Setting",
-    "StreamFault",
-    "frame",
-    "goaway_frame",
-    "parse_settings",
-    "reset_frame",
-    "settings_frame",
-    "unpadded",
-    "window_frame",
-]
-
 PREFACE: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 
 DATA: Final = 0

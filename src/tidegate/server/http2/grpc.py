@@ -15,21 +15,6 @@ from urllib.parse import quote
 
 from tidegate.server.http2.frames import DATA, END_HEADERS, END_STREAM, FRAME_HEADER, HEADERS, frame
 
-__all__ = [
-    "ANSWER_BYTES_EXTRA",
-    "PREFIX_BYTES",
-    "TABLE_SIZE_ZERO",
-    "GrpcError",
-    "Method",
-    "Status",
-    "UnaryHandler",
-    "answer_head",
-    "answer_start",
-    "answer_trailers",
-    "plain_answer",
-    "status_answer",
-]
-
 PREFIX_BYTES: Final = 5
 ANSWER_BYTES_EXTRA: Final = PREFIX_BYTES
 # A dynamic table size update to 0 (RFC 7541 section 6.3).

@@ -18,8 +18,6 @@ from hpack.table import HeaderTable
 from tidegate.server.http2.frames import ConnectionFault, ErrorCode
 from tidegate.server.http2.grpc import GrpcError, Method, Status
 
-__all__ = ["HEADER_LIST_BYTES_MAX", "HeaderReader", "MalformedRequest", "RequestHead", "check_trailers"]
-
 # Names and values of one request, 32 bytes extra per field (RFC 9113 section 6.5.2): a gRPC call needs about 500.
 HEADER_LIST_BYTES_MAX: Final = 16_384
 # Blocks remembered for a connection. Clients alternate between a few, e.g. because their deadlines differ.

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from tidegate.server.http2.connection import Http2Connection
     from tidegate.server.http2.listener import Http2Server
 
-__all__ = ["CLOSED_MAX", "LINGERING", "NEW", "OPEN", "PREFACED", "ConnectionLifecycle"]
-
 logger = logging.getLogger(__name__)
 
 # Streams whose end is remembered.

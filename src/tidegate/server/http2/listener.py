@@ -15,8 +15,6 @@ from tidegate.server.http2.grpc import PREFIX_BYTES, Method
 from tidegate.server.http2.headers import HEADER_LIST_BYTES_MAX
 from tidegate.server.listener import Listener
 
-__all__ = ["Http2Options", "Http2Server", "Http2Statistics"]
-
 # After a GOAWAY the peer may still be sending, and would meet a reset before it has read why.
 LINGER_S: Final = 2.0
 

@@ -19,8 +19,6 @@ from tidegate.server.http2.grpc import (
 )
 from tidegate.server.http2.stream import Stream
 
-__all__ = ["Sender"]
-
 
 class Sender:
     """The outgoing half of one connection. It knows frames and windows, and no transport."""

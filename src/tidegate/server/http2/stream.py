@@ -10,8 +10,6 @@ import asyncio
 
 from tidegate.server.http2.headers import RequestHead
 
-__all__ = ["Stream"]
-
 
 class Stream:
     """The state of one open stream. Written by its connection only."""

@@ -26,26 +26,6 @@ from tidegate.core.model import REGION_EXPECTED
 from tidegate.errors import ConfigurationError
 from tidegate.server.http1.bounds import HttpConfig
 
-__all__ = [
-    "SETTINGS",
-    "CheckSection",
-    "ConfigFaults",
-    "ConsoleConfig",
-    "DecisionsConfig",
-    "Fault",
-    "HttpConfig",
-    "Loaded",
-    "LogConfig",
-    "OtelConfig",
-    "RlsConfig",
-    "ServerConfig",
-    "Setting",
-    "TlsConfig",
-    "catalog_url",
-    "split_listen",
-    "sqlite_url",
-]
-
 ORIGIN_SCHEMES: Final = REDIS_SCHEMES | {"sqlite", "memory"}
 # Several processes share the ledger, so that one in the memory of a process is not accepted.
 LEDGER_SCHEMES: Final = MYSQL_SCHEMES | POSTGRES_SCHEMES | {"sqlite"}

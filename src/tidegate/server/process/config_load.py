@@ -24,29 +24,21 @@ from tidegate.server.process.config import (
     LEDGER_SCHEMES,
     ORIGIN_SCHEMES,
     SETTINGS,
-    CheckSection,
     ConfigFaults,
-    ConsoleConfig,
-    DecisionsConfig,
     Fault,
-    HttpConfig,
     Loaded,
-    LogConfig,
-    OtelConfig,
-    RlsConfig,
     ServerConfig,
     Setting,
-    TlsConfig,
     split_listen,
 )
 from tidegate.server.process.decision_log import read_hash_key
-
-__all__ = ["check_files", "load", "load_values"]
 
 # Variables that are not settings of the server.
 OTHER_VARIABLES: Final = frozenset(
     {"TIDEGATE_CONFIG", "TIDEGATE_URL", "TIDEGATE_KEY", "TIDEGATE_DEBUG", "TIDEGATE_PURE"}
 )
+BY_PATH: Final = {setting.path: setting for setting in SETTINGS}
+SECTIONS: Final = {path.rpartition(".")[0] for path in BY_PATH} - {""}
 # The settings that name a listener.
 LISTENERS: Final = ("listen", "rls.address", "check.address")
 # Kubernetes sets these in every pod if there is a Service called tidegate.
@@ -67,46 +59,38 @@ class _Reading:
         self.values[path] = value
         self.sources[path] = source
 
+    def put_named(self, path: str, value: object, source: str) -> None:
+        """The same from a source that may name what is not a setting."""
+        if path in BY_PATH:
+            self.put(path, value, source)
+            return
+        step = f"correct or remove it{_did_you_mean(path, BY_PATH)}"
+        # The value of an unknown name may be a password: `redis_password = "…"`.
+        shown = mask(f"{path}={value!r}").partition("=")[2]
+        self.faults.append(Fault(path, shown, source, "a setting that exists", step))
+
     def read_file(self, file: Path) -> None:
         source = f"file {file}"
         try:
             document = tomllib.loads(file.read_text(encoding="utf-8"))
         except OSError as error:
+            given, expected = "--config or TIDEGATE_CONFIG", f"a file ({error.strerror})"
             step = "give a readable file, or leave --config and TIDEGATE_CONFIG out"
-            self.faults.append(
-                Fault(
-                    "config",
-                    repr(str(file)),
-                    "--config or TIDEGATE_CONFIG",
-                    f"a file ({error.strerror})",
-                    step,
-                )
-            )
+            self.faults.append(Fault("config", repr(str(file)), given, expected, step))
             return
         except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-            self.faults.append(
-                Fault("config", repr(str(file)), source, f"TOML ({error})", "correct that line")
-            )
+            step = "correct that line"
+            self.faults.append(Fault("config", repr(str(file)), source, f"TOML ({error})", step))
             return
-        known = {setting.path: setting for setting in SETTINGS}
-        sections = {path.rpartition(".")[0] for path in known} - {""}
         for key, value in document.items():
-            if key in sections:
-                if not isinstance(value, dict):
-                    step = f"write it as a table: [{key}]"
-                    self.faults.append(Fault(key, mask(repr(value)), source, "a table", step))
-                    continue
-                entries = {f"{key}.{name}": inner for name, inner in value.items()}
+            if key not in SECTIONS:
+                self.put_named(key, value, source)
+            elif isinstance(value, dict):
+                for name, inner in value.items():
+                    self.put_named(f"{key}.{name}", inner, source)
             else:
-                entries = {key: value}
-            for path, found in entries.items():
-                if path in known:
-                    self.put(path, found, source)
-                else:
-                    step = f"correct or remove it{_did_you_mean(path, known)}"
-                    # The value of an unknown name may be a password: `redis_password = "…"`.
-                    shown = mask(f"{path}={found!r}").partition("=")[2]
-                    self.faults.append(Fault(path, shown, source, "a setting that exists", step))
+                step = f"write it as a table: [{key}]"
+                self.faults.append(Fault(key, mask(repr(value)), source, "a table", step))
 
     def read_environment(self, environ: Mapping[str, str]) -> None:
         by_env = {setting.env: setting for setting in SETTINGS}
@@ -123,17 +107,6 @@ class _Reading:
                 self.warnings.append(
                     f"{name} is not a setting and has no effect{_did_you_mean(name, by_env)}"
                 )
-
-    def read_arguments(self, arguments: Mapping[str, object]) -> None:
-        known = {setting.path: setting for setting in SETTINGS}
-        for path, value in arguments.items():
-            source = f"argument {path}"
-            if path in known:
-                self.put(path, value, source)
-            else:
-                step = f"correct or remove it{_did_you_mean(path, known)}"
-                shown = mask(f"{path}={value!r}").partition("=")[2]
-                self.faults.append(Fault(path, shown, source, "a setting that exists", step))
 
     def _read_secret_file(self, setting: Setting, name: str, environ: Mapping[str, str]) -> None:
         source = f"environment {name}"
@@ -204,26 +177,25 @@ class _Reading:
 
     def check_together(self, converted: Mapping[str, Any]) -> None:
         """Checks of several values together. A value that is a fault by itself is not checked again."""
-        by_path = {setting.path: setting for setting in SETTINGS}
         ledger, region = converted.get("ledger"), converted.get("region", "")
         if ledger is not None and region is None:
             because = f"required, since a ledger is set by {self.sources['ledger']}"
             step = "name this node's region with --region, TIDEGATE_REGION or region = in the file; it has no default"
-            self._fault(by_path["region"], None, f"{by_path['region'].expected} ({because})", step)
+            self._fault(BY_PATH["region"], None, f"{BY_PATH['region'].expected} ({because})", step)
         for one, other in (("tls.cert", "tls.key"), ("tls.key", "tls.cert")):
             if converted.get(one) and other in converted and converted[other] is None:
                 step = f"give {other} too, or remove {one}"
                 self._fault(
-                    by_path[other], None, f"a PEM file, since {one} is set by {self.sources[one]}", step
+                    BY_PATH[other], None, f"a PEM file, since {one} is set by {self.sources[one]}", step
                 )
         if "rls.config" in converted and converted["rls.config"] is None:
             for path in ("rls.address", "check.address", "check.config"):
                 if converted.get(path) is not None:
                     expected = (
-                        f"{by_path['rls.config'].expected}, since {path} is set by {self.sources[path]}"
+                        f"{BY_PATH['rls.config'].expected}, since {path} is set by {self.sources[path]}"
                     )
                     step = "name the rules with --rls-config, TIDEGATE_RLS_CONFIG or config = in [rls]"
-                    self._fault(by_path["rls.config"], None, expected, step)
+                    self._fault(BY_PATH["rls.config"], None, expected, step)
                     break
         listeners: dict[str, str] = {}
         for path in LISTENERS:
@@ -232,12 +204,12 @@ class _Reading:
                 continue
             if address in listeners:
                 expected = f"an address of its own, since {listeners[address]} has this one"
-                self._fault(by_path[path], address, expected, "choose another port")
+                self._fault(BY_PATH[path], address, expected, "choose another port")
             listeners[address] = path
         origin, workers = converted.get("origin"), converted.get("workers", 1)
         if origin is not None and origin.startswith("memory:") and workers > 1:
             step = "leave origin unset (a SQLite file in data_dir), or give a Redis URL, or run one worker"
-            self._fault(by_path["origin"], origin, f"an origin that {workers} workers can share", step)
+            self._fault(BY_PATH["origin"], origin, f"an origin that {workers} workers can share", step)
 
 
 def _did_you_mean(name: str, known: Mapping[str, object]) -> str:
@@ -259,7 +231,8 @@ def load(
     Raises `ConfigFaults` with everything that is wrong.
     """
     reading = _read(file, environ, flags)
-    reading.read_arguments(arguments or {})
+    for path, value in (arguments or {}).items():
+        reading.put_named(path, value, f"argument {path}")
     converted = reading.convert()
     reading.check_together(converted)
     if reading.faults:
@@ -268,20 +241,12 @@ def load(
     for path, value in converted.items():
         section, _, name = path.rpartition(".")
         (tree.setdefault(section, {}) if section else tree)[name] = value
-    sections = {
-        "http": HttpConfig,
-        "tls": TlsConfig,
-        "rls": RlsConfig,
-        "check": CheckSection,
-        "console": ConsoleConfig,
-        "log": LogConfig,
-        "decisions": DecisionsConfig,
-        "otel": OtelConfig,
-    }
-    built = {name: sections[name](**value) if name in sections else value for name, value in tree.items()}
-    if built["test_mode"]:
+    for field in msgspec.structs.fields(ServerConfig):
+        if isinstance(field.default, msgspec.Struct):
+            tree[field.name] = type(field.default)(**tree[field.name])
+    if tree["test_mode"]:
         reading.warnings.append("test_mode is on: every caller of the API can choose the time of a request")
-    return Loaded(ServerConfig(**built), reading.sources, tuple(reading.warnings))
+    return Loaded(ServerConfig(**tree), reading.sources, tuple(reading.warnings))
 
 
 def check_files(loaded: Loaded) -> None:
@@ -296,18 +261,19 @@ def _gateway_faults(loaded: Loaded) -> list[Fault]:
     if rls.config is None:
         return []
     try:
-        from tidegate.server.process import gateways
+        from tidegate.server.rls.check_operation import read_check_config
+        from tidegate.server.rls.rules_file import load_rules
     except ModuleNotFoundError as error:
         raise MissingExtra("rls", "rls.config") from error
     faults = []
     try:
-        gateways.load_rules(Path(rls.config))
+        load_rules(Path(rls.config))
     except ConfigurationError as error:
         step = "correct the rules; `tidegate rules check` checks them"
         source = loaded.sources["rls.config"]
         faults.append(Fault("rls.config", repr(rls.config), source, f"rules without errors ({error})", step))
     try:
-        gateways.read_check_config(check.config)
+        read_check_config(check.config)
     except ConfigurationError as error:
         source = loaded.sources["check.config"]
         expected = f"a file with valid policies ({error})"
@@ -377,8 +343,7 @@ def _read(
         reading.read_file(file)
     if environ is not None:
         reading.read_environment(environ)
-    by_path = {setting.path: setting for setting in SETTINGS}
     for path, value in (flags or {}).items():
         if value is not None:
-            reading.put(path, value, f"flag {by_path[path].flag}")
+            reading.put(path, value, f"flag {BY_PATH[path].flag}")
     return reading

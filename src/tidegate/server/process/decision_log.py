@@ -23,8 +23,6 @@ from tidegate.errors import ConfigurationError
 from tidegate.runtime.async_limiter import AsyncLimiter
 from tidegate.telemetry.decisions import DecisionRecord, Sampling
 
-__all__ = ["DecisionLog", "RecordingLimiter", "read_hash_key"]
-
 logger = logging.getLogger(__name__)
 
 WRITE_INTERVAL_S: Final = 0.5

@@ -24,8 +24,6 @@ from tidegate.ports import Catalog, KeyRow, WorkspaceRow
 from tidegate.server.catalog.keys import ALL, IdSource, digest_of, hint_of, new_key
 from tidegate.server.process.config import ServerConfig
 
-__all__ = ["FirstKey", "announce", "create_key", "make_directory", "make_private_directory", "prepare"]
-
 TIMEOUT_S: Final = 30.0
 # In the data directory from before a first key is created until it has been shown. Holds the ids of such keys.
 NOT_SHOWN_FILE: Final = "first-key-not-shown"

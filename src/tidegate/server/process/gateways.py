@@ -20,12 +20,9 @@ from tidegate.server.process.config import ServerConfig
 from tidegate.server.process.sockets import Sockets
 from tidegate.server.rls.check_operation import CheckOperation, read_check_config
 from tidegate.server.rls.metrics import rls_values
-from tidegate.server.rls.rules_file import load_rules
 from tidegate.server.rls.rules_watch import RulesWatch
 from tidegate.server.rls.serve import RlsServer
 from tidegate.telemetry.metrics import Key
-
-__all__ = ["Gateways", "load_rules", "read_check_config"]
 
 logger = logging.getLogger(__name__)
 

@@ -18,8 +18,6 @@ import tidegate
 from tidegate.errors import MissingExtra
 from tidegate.server.process.config import ServerConfig
 
-__all__ = ["OtelExport", "start_export"]
-
 # A stop waits this long for the last export.
 STOP_TIMEOUT_S: Final = 2.0
 

@@ -14,8 +14,6 @@ from typing import Any, Final
 
 from tidegate.server.messages import Answer, Handler, Head, Operation, Router, Stream
 
-__all__ = ["RequestLog"]
-
 logger = logging.getLogger(__name__)
 
 # Every answer of the API begins with it.

@@ -62,8 +62,6 @@ if TYPE_CHECKING:
     from tidegate.server.process.gateways import Gateways
     from tidegate.telemetry.otel_metrics import OtelMetrics
 
-__all__ = ["Service", "run", "run_service"]
-
 logger = logging.getLogger(__name__)
 
 SNAPSHOT_FILE: Final = "catalog.snapshot"

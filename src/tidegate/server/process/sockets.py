@@ -9,8 +9,6 @@ from tidegate.errors import ConfigurationError
 from tidegate.server.http1.listener import bind
 from tidegate.server.process.config import SETTINGS, ServerConfig, split_listen
 
-__all__ = ["Sockets", "bind_sockets", "close_sockets", "ports_of"]
-
 Sockets = dict[str, socket.socket]
 """By the setting that names their address: `listen`, `rls.address`, `check.address`."""
 

@@ -28,8 +28,6 @@ from tidegate.telemetry.logging import JSONFormatter, set_level
 from tidegate.telemetry.metrics import Snapshot
 from tidegate.telemetry.totals import Totals
 
-__all__ = ["Supervisor"]
-
 logger = logging.getLogger(__name__)
 
 # Metrics are collected this often even without a scrape, so that a crash does not lose what a worker counted.

@@ -29,8 +29,6 @@ from tidegate.server.process.sockets import Sockets, bind_sockets
 from tidegate.telemetry.logging import configure, set_level
 from tidegate.telemetry.metrics import Snapshot
 
-__all__ = ["CANNOT_START", "Line", "ToSupervisor", "ToWorker", "main"]
-
 # By name: when it runs as a program this module is called __main__.
 logger = logging.getLogger("tidegate.server.process.worker")
 

@@ -22,21 +22,6 @@ from tidegate.errors import ConfigurationError
 from tidegate.server.rls.messages import DESCRIPTORS_MAX, ENTRIES_MAX, UINT32_MAX, Descriptor
 from tidegate.server.rls.service import Outcome
 
-__all__ = [
-    "BadCheck",
-    "CheckAnswer",
-    "CheckConfig",
-    "CheckQuestion",
-    "CheckRequest",
-    "Policy",
-    "Source",
-    "answer_check",
-    "ask_check",
-    "bad_check",
-    "client_address",
-    "parse_check_config",
-]
-
 # Parameters of a query: a domain, a policy, a cost and the descriptors.
 QUERY_FIELDS_MAX: Final = DESCRIPTORS_MAX + 16
 # A longer value cannot be a name; its counter would be a digest anyway.

@@ -27,8 +27,6 @@ from tidegate.server.rls.check import (
 )
 from tidegate.server.rls.service import Outcome, RateLimitService
 
-__all__ = ["CHECK_PATH", "CheckOperation", "check_request", "read_check_config"]
-
 CHECK_PATH: Final = "/v1/check"
 # Envoy asks with the method of the client's own request. HEAD comes with GET.
 METHODS: Final = ("GET", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")

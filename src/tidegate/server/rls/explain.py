@@ -6,8 +6,6 @@ from dataclasses import dataclass
 
 from tidegate.server.rls.rules import Level, Rule, RuleSet, Step
 
-__all__ = ["ExplainedStep", "Explanation", "explain"]
-
 _KEYS_SHOWN_MAX = 10
 
 

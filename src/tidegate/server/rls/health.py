@@ -9,8 +9,6 @@ from tidegate.server.http2.grpc import GrpcError, Method, Status
 from tidegate.server.rls.messages import ServingStatus, parse_health_request, serving_response
 from tidegate.server.rls.protobuf import DecodeError
 
-__all__ = ["HEALTH_PATH", "health_method"]
-
 HEALTH_PATH: Final = "/grpc.health.v1.Health/Check"
 
 

@@ -18,24 +18,6 @@ from tidegate.server.rls.protobuf import (
     varint,
 )
 
-__all__ = [
-    "DESCRIPTORS_MAX",
-    "ENTRIES_MAX",
-    "UINT32_MAX",
-    "Code",
-    "Descriptor",
-    "InlineLimit",
-    "RateLimitRequest",
-    "ServingStatus",
-    "current_limit",
-    "header_to_add",
-    "parse_health_request",
-    "parse_request",
-    "response_start",
-    "serving_response",
-    "status",
-]
-
 UINT32_MAX: Final = 0xFFFF_FFFF
 # As many as the HTTP API takes in one call; proxies send one to five.
 DESCRIPTORS_MAX: Final = 100

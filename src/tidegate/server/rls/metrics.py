@@ -11,8 +11,6 @@ from tidegate.server.rls.serve import RlsStatistics
 from tidegate.server.rls.service import RuleStatistics
 from tidegate.telemetry.metrics import Key, metric
 
-__all__ = ["rls_values"]
-
 STATUS_NAMES: Final = {status.value: status.name for status in Status}
 
 

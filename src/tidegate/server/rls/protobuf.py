@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from typing import Final
 
-__all__ = ["DecodeError", "length_delimited", "read_tag", "read_varint", "skip_field", "varint"]
-
 # Nesting of groups in unknown fields. No message that we know of has any.
 GROUPS_MAX: Final = 64
 # Field number (29 bits) and wire type.

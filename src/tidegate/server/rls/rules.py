@@ -21,20 +21,6 @@ from tidegate.core.header_fields import policy_name, policy_value
 from tidegate.core.model import NAME_LENGTH_MAX, Limit, make_limit
 from tidegate.server.rls.messages import UINT32_MAX, current_limit, header_to_add
 
-__all__ = [
-    "UNITS",
-    "UNIT_NAMES",
-    "WORKSPACE",
-    "Applied",
-    "Branch",
-    "Detail",
-    "Level",
-    "Rule",
-    "RuleSet",
-    "Step",
-    "inline_rule",
-]
-
 # Counters of the rate limit service: no workspace of the HTTP API has this id.
 WORKSPACE: Final = "rls"
 

@@ -18,8 +18,6 @@ from tidegate.errors import ConfigurationError
 from tidegate.server.rls.messages import ENTRIES_MAX, UINT32_MAX
 from tidegate.server.rls.rules import UNITS, Branch, Detail, Level, Rule, RuleSet, Step
 
-__all__ = ["RuleFault", "RulesError", "load_rules", "parse_rules", "rule_files"]
-
 FILE_BYTES_MAX: Final = 4_194_304
 # Levels of descriptors nest twice each (a list in a mapping): deeper than ENTRIES_MAX no descriptor reaches.
 NESTING_MAX: Final = 2 * ENTRIES_MAX + 8

@@ -17,8 +17,6 @@ from typing import Final
 from tidegate.server.rls.rules import RuleSet
 from tidegate.server.rls.rules_file import RulesError, load_rules, rule_files
 
-__all__ = ["POLL_S", "RulesWatch"]
-
 logger = logging.getLogger(__name__)
 
 # How soon a change applies. Looking costs one stat per file.

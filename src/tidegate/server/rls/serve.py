@@ -14,8 +14,6 @@ from tidegate.server.rls.health import health_method
 from tidegate.server.rls.rules_watch import POLL_S, RulesWatch
 from tidegate.server.rls.service import PATH, SERVICE, BatchLimiter, RateLimitService, ServiceStatistics
 
-__all__ = ["RlsServer", "RlsStatistics"]
-
 logger = logging.getLogger(__name__)
 
 

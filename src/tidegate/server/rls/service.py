@@ -30,16 +30,6 @@ from tidegate.server.rls.messages import (
 from tidegate.server.rls.protobuf import DecodeError, varint
 from tidegate.server.rls.rules import Applied, Detail, Rule, RuleSet, identifier_of, inline_rule
 
-__all__ = [
-    "PATH",
-    "PLANS_MAX",
-    "SERVICE",
-    "BatchLimiter",
-    "RateLimitService",
-    "RuleStatistics",
-    "ServiceStatistics",
-]
-
 SERVICE: Final = "envoy.service.ratelimit.v3.RateLimitService"
 PATH: Final = f"/{SERVICE}/ShouldRateLimit"
 
