@@ -1,7 +1,7 @@
-"""What all tests share: the fixtures with real servers, the hypothesis profiles, and a check of what is under test.
+"""Shared by all tests: the fixtures with real servers, the hypothesis profiles, and a check of the build under test.
 
-CI=true makes property tests repeatable: the same examples in every run, so that a failed build can be repeated. On a
-desk they search further each time. Deadlines are off everywhere, because a busy machine is not a bug.
+With CI=true, property tests use the same examples in every run, so that a failed build can be repeated. Otherwise each
+run tries new ones. Deadlines are off everywhere, because a busy machine is not a bug.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ import tidegate
 if TYPE_CHECKING:
     from tests.running_server import RunningServer
 
-# A checkout of the library alone has no servers to offer. Looked for, not imported: pytest rewrites it on import.
+# A copy without the test tools has no server fixtures. `find_spec`, not an import: pytest must import the plugin itself
+# to rewrite its assertions.
 pytest_plugins = ["tests.disks"]
 if find_spec("tidegate.testing.fixtures"):
     pytest_plugins.append("tidegate.testing.fixtures")
@@ -42,13 +43,13 @@ def pytest_configure(config: pytest.Config) -> None:
         )
 
 
-# No test takes longer than this, even on a machine with too much to do. One that does hangs: its process prints the
-# traceback of every thread and ends, and with it the run.
+# No test takes longer than this, even on a busy machine. A test that does is hanging: its process prints the traceback
+# of every thread and exits, which ends the run.
 HANGS_AFTER_S = 300
 
 
 def watch_for_a_hang(config: pytest.Config) -> None:
-    stderr = config.stash[fault_handler_stderr_fd_key]  # not captured: that would be lost with the process
+    stderr = config.stash[fault_handler_stderr_fd_key]  # captured output would be lost with the process
     faulthandler.dump_traceback_later(HANGS_AFTER_S, exit=True, file=stderr)
 
 
@@ -63,12 +64,12 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
 
 @pytest.hookimpl(trylast=True)
 def pytest_exception_interact(node: pytest.Item | pytest.Collector) -> None:
-    # pytest stops watching when a test has failed, and a test that failed is the one whose teardown hangs.
+    # pytest cancels the timer when a test fails, but the teardown of a failed test may hang.
     watch_for_a_hang(node.config)
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-    # At once and not only at the end, which a run that is stopped does not reach. Workers only report.
+    # Printed at once, because a run that is stopped prints no summary. Workers only report to the main process.
     if report.failed and "PYTEST_XDIST_WORKER" not in os.environ:
         print(f"\nFAILED {report.nodeid}\n{report.longreprtext}", flush=True)  # noqa: T201 - the output of a test run
 

@@ -1,6 +1,6 @@
-"""Time that begins at noon: no window of a minute, an hour or a day ends in the middle of a test by chance.
+"""Time that begins at noon, so that no window of a minute, an hour or a day ends in the middle of a test by chance.
 
-For tests that cannot have a clock of their own: example applications, and programs in processes of their own.
+For tests that cannot pass a clock: example applications, and programs in separate processes.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ READERS = (
 
 @contextmanager
 def begins_now() -> Iterator[None]:
-    """For limiters that are made meanwhile this moment is noon, and time goes on from there."""
+    """For limiters that are created in this block, time starts at noon and runs from there."""
     shift_ns = DAY_NS // 2 + DAY_NS - time.time_ns() % DAY_NS
 
     def time_ns() -> int:

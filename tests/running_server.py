@@ -1,11 +1,10 @@
-"""A database server that runs already, as the tests want one: `TIDEGATE_TEST_LEDGER=mysql://root@127.0.0.1:4000/test`.
+"""A database server that is already running, for tests: `TIDEGATE_TEST_LEDGER=mysql://root@127.0.0.1:4000/test`.
 
-For engines that no test starts by itself, such as TiDB. Tests work in databases of their own, with random names, beside
-the one in the URL, and drop them. The user needs the rights to create and drop databases; the command line client of
-the engine's protocol (`mariadb` or `psql`) must be installed. Where SQL cannot create a database as it should be, such
-as a sharded keyspace of Vitess, `TIDEGATE_TEST_LEDGER_DATABASES=one,two` names those that the tests may use and empty.
-Tests that kill or freeze a server cut off the network
-instead: clients reach the server through a proxy.
+For engines that no test starts by itself, such as TiDB. Tests create databases with random names beside the one in the
+URL, and drop them. The user needs the rights to create and drop databases; the command line client of the engine's
+protocol (`mariadb` or `psql`) must be installed. If SQL cannot create a suitable database, such as a sharded keyspace
+of Vitess, `TIDEGATE_TEST_LEDGER_DATABASES=one,two` names those that the tests may use and empty. Tests that kill or
+freeze a server cut off the network instead: clients reach the server through a proxy.
 """
 
 from __future__ import annotations
@@ -108,10 +107,10 @@ class RunningServer:
             self._free.append(name)
         self._databases.discard(name)
 
-    # ---- as if it failed
+    # ---- simulated failures
 
     def kill(self) -> None:
-        """Cut all connections and refuse new ones."""
+        """Close all connections and refuse new ones."""
         self._proxy.apply(Faults(refuse=True))
         self._proxy.reset_connections()
 

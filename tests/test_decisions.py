@@ -1,4 +1,4 @@
-"""The pages about decisions have one form, and the index lists them all."""
+"""The architecture decision records have one form, and the index lists them all."""
 
 from __future__ import annotations
 

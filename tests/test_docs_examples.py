@@ -1,6 +1,6 @@
-"""Every code block of README and docs is checked by what it is.
+"""Every code block of README and docs is checked according to its language.
 
-Python runs, the blocks of a page one after the other. One that cannot, because it needs a server, begins with
+Python runs, the blocks of a page one after the other. A block that cannot run, because it needs a server, begins with
 ```python no-run: and the reason; it is only compiled. ```python sdk and ```js sdk run in tests/server/test_sdk_docs.py,
 the configurations of gateways in tests/server/rls. Shell commands are parsed, and each `tidegate` command must exist
 with its options. JSON, TOML and YAML are parsed.
@@ -36,7 +36,7 @@ BLOCK = re.compile(
 )
 # The marks of blocks that other tests run.
 RUN_ELSEWHERE = {("python", "sdk"), ("js", "sdk")}
-# A page shows what a minute allows; the minute must not end in between.
+# A page shows what a minute allows, so the minute must not end while its examples run.
 AT_NOON = "import tests.midday; noon = tests.midday.begins_now(); noon.__enter__()\n"
 GATEWAYS = {"nginx", "haproxy", "caddy", "lua"}
 
@@ -101,7 +101,7 @@ def test_the_examples_of_a_page_run_one_after_the_other(page: str, tmp_path: Pat
 
 
 def shell_lines(block: Block) -> Iterator[str]:
-    """The commands of a block, each on one line, without comments; of a console session only what was typed."""
+    """The commands of a block, each on one line, without comments; of a console session, only the input."""
     for line in block.code.replace("\\\n", " ").splitlines():
         if block.language == "console":
             if not line.startswith("$ "):

@@ -42,7 +42,7 @@ def test_every_page_is_in_the_navigation_once() -> None:
     shown = pages_in(site()["nav"])
     assert len(set(shown)) == len(shown)
     written = {path.relative_to(ROOT / "docs").as_posix() for path in (ROOT / "docs").rglob("*.md")}
-    # Listed on a page of their own: the index has the decisions, the index of the runbooks its pages.
+    # These are listed on another page: the index lists the decisions, the index of the runbooks lists the runbooks.
     patterns = site()["not_in_nav"].split()
     listed = {
         name for name in written - set(shown) if any(fnmatch(f"/{name}", pattern) for pattern in patterns)
@@ -84,7 +84,7 @@ def test_code_is_left_alone_and_its_mark_is_shown() -> None:
     )
 
 
-def test_what_a_browser_would_load_from_elsewhere_is_found(tmp_path: Path) -> None:
+def test_files_that_a_browser_would_load_from_other_hosts_are_found(tmp_path: Path) -> None:
     (tmp_path / "good.html").write_text(
         '<a href="https://x.y"><img src="a.svg"><script src="assets/b.js"></script>'
     )
@@ -140,7 +140,7 @@ def test_readme_and_the_page_have_the_same_comparison() -> None:
 
 
 def test_install_lines_work_until_there_is_a_release() -> None:
-    """What is not on PyPI is installed from a clone. With the first release this test goes, and the lines change."""
+    """Until the first release, Tidegate is installed from a clone. Then remove this test and change the lines."""
     assert re.search(r"^## [0-9]", (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), re.MULTILINE) is None
     pages = [ROOT / "README.md", *(ROOT / "examples").glob("*.md"), *(ROOT / "docs").rglob("*.md")]
     lines = [

@@ -1,4 +1,4 @@
-"""What `import tidegate` promises: complete, sorted, importable, and nothing but Python needed."""
+"""The public names of `tidegate`: complete, sorted, and importable without any dependency."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ import pytest
 import tidegate
 from tidegate.testing import AllowingLimiter
 
-# What the extras bring, by the names under which they are imported.
+# The packages of the extras, by the names under which they are imported.
 OPTIONAL = {
     "aiohttp",
     "asgiref",
@@ -44,7 +44,7 @@ OPTIONAL = {
     "starlette",
     "uvloop",
 }
-# Parts that a library user does not pay for before asking.
+# Parts that are not imported before they are used.
 LAZY = {
     "tidegate.server",
     "tidegate.cli",
@@ -118,7 +118,7 @@ PUBLIC_CLASSES = sorted(
 
 
 @pytest.mark.parametrize("name", PUBLIC_CLASSES)
-def test_every_public_class_and_method_says_what_it_is(name: str) -> None:
+def test_every_public_class_and_method_has_a_docstring(name: str) -> None:
     cls = getattr(tidegate, name)
     assert ast.get_docstring(class_source(cls)), name
     documented = documented_names(cls)
@@ -155,7 +155,7 @@ SIGNATURES = {
 
 
 def bare(signature: inspect.Signature) -> str:
-    """Names, kinds and defaults: what a compiled function can say too."""
+    """Names, kinds and defaults, which a compiled function has too."""
     plain = [each.replace(annotation=inspect.Parameter.empty) for each in signature.parameters.values()]
     return str(signature.replace(parameters=plain, return_annotation=inspect.Signature.empty))
 
@@ -217,7 +217,7 @@ def test_every_module_can_be_imported_and_exports_what_it_has(name: str) -> None
     try:
         module = importlib.import_module(name)
     except ModuleNotFoundError as error:
-        # Not installed here is fine, misspelled or missing of our own is not.
+        # A package that is not installed is fine; a missing or misspelled module of Tidegate is not.
         if (error.name or "").partition(".")[0] not in OPTIONAL:
             raise
         pytest.skip(f"not checked on {error.name}, modules that need it: not installed")

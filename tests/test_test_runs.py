@@ -1,4 +1,4 @@
-"""`scripts/test` with programs that only say that they ran: what runs, how it ends, and what is left of it."""
+"""`scripts/test` with programs that only print that they ran: what runs, the exit code, and what is left running."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 from tidegate.testing.servers.process import wait_until
 
 ROOT = Path(__file__).parents[1]
-# Stands for each Python. FAIL is a part of the arguments of the run that fails, HANG of the one that does not end.
+# Replaces each Python. FAIL is a part of the arguments of the run that fails, HANG of the one that does not end.
 PYTHON = """#!/bin/bash
 case "$*" in
     *version_info*) echo 3.11 ;;
@@ -43,7 +43,7 @@ TITLES = [
 
 @pytest.fixture
 def tree(tmp_path: Path) -> Path:
-    """A copy of the script, beside programs that stand for all that it runs."""
+    """A copy of the script, next to programs that replace everything it runs."""
     programs = {"scripts/pythons": PYTHONS, ".venv/bin/python": PYTHON, ".venvs/3.12/bin/python": PYTHON}
     for name, text in programs.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
@@ -98,7 +98,7 @@ def test_a_build_that_fails_or_is_not_the_expected_one_fails(tree: Path) -> None
     assert "scripts/test: wanted compiled=1, found: 0 installed" in lines
 
 
-def test_nothing_runs_on_when_it_is_stopped(tree: Path) -> None:
+def test_nothing_is_left_running_when_it_is_stopped(tree: Path) -> None:
     file = tree / "hanging"
     with start(tree, HANG="0 tests/package", HANGING=str(file)) as process:
         assert process.stdout is not None

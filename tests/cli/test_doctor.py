@@ -301,7 +301,7 @@ def test_without_a_region_the_doctor_does_not_claim_the_origin(
     assert statuses(document)["origin"] == ["ok"]
     assert statuses(document)["region"] == ["warn"], "a server would call itself default here"
     assert "'default'" in findings(document)["region"][0]["detail"]
-    # Had that claimed it, this would be a mismatch.
+    # If that had claimed it, this would be a mismatch.
     assert statuses(invoke_json("doctor", "--region", "fra", "--origin", fresh_redis.url))["region"] == ["ok"]
 
 

@@ -314,7 +314,7 @@ def test_keys_are_stored_in_the_shared_database_with_ledger(
     url = request.getfixturevalue(url_of)
     without = invoke("keys", "create", "--ledger", url)
     assert without.exit_code == 2
-    # It can be pasted, but for a password.
+    # It can be pasted, except for a password.
     shown = re.escape(url).replace(":secret@", r":\*+@")
     assert re.search(rf"tidegate migrate --ledger {shown}\n", without.stderr)
     invoke_json("migrate", "--ledger", url)

@@ -123,7 +123,7 @@ def test_ledger_shows_the_window_of_a_counter_that_was_reset(
     invoke("migrate", "--ledger", url)
     before = row("alice", "fra", 70, 0)
     reset_at_ms = time.time_ns() // 1_000_000 - 90_000
-    # The window that runs now may be the one after that of the reset.
+    # The current window may already be the one after the reset.
     after = before._replace(sequence=cell_name(before.sequence, reset_at_ms, HOUR_MS), regional=3)
     publish(url, [before, after])
     shown = invoke_json("ledger", "--ledger", url)["hottest"]
@@ -196,7 +196,7 @@ def test_cleanup_purges_what_was_deleted_or_revoked_long_ago(
 
 
 def mark_deleted(url: str, key_id: str, *, days: int) -> None:
-    """Revoke a key, and set and delete an override of the same name, so many days ago."""
+    """Revoke a key, and set and delete an override of the same name, as if `days` ago."""
     moment_ms = time.time_ns() // 1_000_000 - days * 24 * HOUR_MS
 
     async def work() -> None:
@@ -205,7 +205,7 @@ def mark_deleted(url: str, key_id: str, *, days: int) -> None:
         keys = (await catalog.changes(0, timeout_s=10)).keys
         for held in [row for row in keys if row.id == key_id]:
             await catalog.put_key(held._replace(revoked_at_ms=moment_ms), timeout_s=10)
-        # The last word on keys is about one that lives.
+        # The newest change must be of a key that is not revoked: it is what the catalog keeps.
         alive = [row for row in keys if row.id != key_id and row.revoked_at_ms is None]
         await catalog.put_key(alive[0], timeout_s=10)
         await catalog.set_override(

@@ -105,7 +105,7 @@ class Terminal:
         self.seen = ""
 
     def until(self, pattern: str) -> None:
-        """Read until what came since the last call matches."""
+        """Read until the output since the last call matches."""
         deadline = time.monotonic() + TIMEOUT_S
         while re.search(pattern, self.seen, re.DOTALL) is None:
             ready, _, _ = select.select([self.fd], [], [], max(0.0, deadline - time.monotonic()))

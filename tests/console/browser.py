@@ -1,6 +1,6 @@
-"""A real browser at the console: Chromium of the system, driven by Playwright; and axe-core, which checks what people
-with a screen reader or without a mouse can use. Where one of them cannot be had, its tests are skipped, and the summary
-of the run says what was not checked.
+"""The console in a real browser: the Chromium of the system, driven by Playwright, and axe-core, which checks whether
+the page works with a screen reader or without a mouse. If one of them is not available, its tests are skipped, and the
+summary of the run says what was not checked.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ T = TypeVar("T")
 
 CHROMIUM = ("chromium", "chromium-browser", "google-chrome")
 PACKAGES = Path(__file__).parent / "npm"
-# Notes what the policy of the page has stopped, and what a script in a name would do.
+# Records what the content security policy of the page blocks.
 WATCH = """
 window.violations = [];
 addEventListener("securitypolicyviolation", (event) => {
@@ -40,7 +40,7 @@ addEventListener("securitypolicyviolation", (event) => {
 
 
 def aside(work: Callable[[], T]) -> T:
-    """Run this in another thread: Playwright keeps an event loop in ours, and the harness wants one of its own."""
+    """Run this in another thread: Playwright runs an event loop in this one, and the harness needs its own."""
     with ThreadPoolExecutor(1) as pool:
         return pool.submit(work).result()
 
@@ -89,7 +89,7 @@ def install_axe(folder: Path) -> str:
 
 
 class ConsolePage:
-    """One page, and everything that must not happen on it."""
+    """One page, and a record of everything that must not happen on it."""
 
     def __init__(self, page: Page, server: TidegateServer) -> None:
         self.page = page
@@ -123,14 +123,14 @@ class ConsolePage:
         self.page.locator("svg.window").first.wait_for()
 
     def until(self, expression: str, timeout_s: float = TIMEOUT_S) -> None:
-        """Poll an expression. Playwright's own way to do so evaluates text in the page, which the policy forbids."""
+        """Poll an expression. Playwright's own function evaluates text in the page, which the policy forbids."""
         deadline = time.monotonic() + timeout_s
         while not self.page.evaluate(expression):
             assert time.monotonic() < deadline, f"not within {timeout_s} s: {expression}"
             self.page.wait_for_timeout(50)
 
     def check(self) -> None:
-        """No error, nothing that the policy stopped, nothing loaded from elsewhere."""
+        """There was no error, nothing that the policy blocked, and nothing loaded from another host."""
         assert self.errors == []
         assert self.page.evaluate("violations") == []
         elsewhere = [url for url in self.requests if not url.startswith(self.server.url + "/")]
@@ -142,7 +142,7 @@ class ConsolePage:
         return found
 
     def axe(self, source: str) -> list[str]:
-        """What axe-core calls serious or worse."""
+        """The violations that axe-core rates serious or worse."""
         self.page.evaluate(source)
         found: Any = self.page.evaluate("axe.run(document, { resultTypes: ['violations'] })")
         return [
@@ -172,7 +172,7 @@ class Traffic:
         while not self._stopped.is_set():
             number += 1
             namespace, limit = chance.choice([("email.send", 30), ("login", 10), ("search", 200)])
-            # The attacker comes and goes.
+            # The attacker sends in bursts.
             identifier = (
                 "attacker" if number % 900 > 500 and chance.random() < 0.6 else chance.choice(callers)
             )

@@ -1,4 +1,4 @@
-"""Who may look, from where, and what its browser learns about it."""
+"""Who may use the console, from which sites, and what a browser can learn from it."""
 
 from __future__ import annotations
 
@@ -154,7 +154,7 @@ def test_another_site_can_change_nothing_with_the_cookie(
 
 @pytest.mark.parametrize("path", CHANGES)
 def test_a_form_cannot_change_anything_with_the_cookie(visitor: Visitor, path: str) -> None:
-    """A form cannot send the header, and with it a browser would have to ask us first."""
+    """A form cannot send the header, and for a script that sends it the browser asks the server first (preflight)."""
     form = {"Content-Type": "text/plain"}
     assert visitor.ask("POST", path, {}, form).status == 403
     asked = visitor.ask("OPTIONS", path, None, {"Access-Control-Request-Method": "POST"})
@@ -179,7 +179,7 @@ def test_another_site_cannot_read_or_open_streams(
     assert visitor.ask("GET", path, None, headers).status == 403
 
 
-def test_signing_out_takes_the_cookie_away(visitor: Visitor) -> None:
+def test_signing_out_removes_the_cookie(visitor: Visitor) -> None:
     reply = visitor.ask("DELETE", "session")
     assert reply.status == 200
     assert "Max-Age=0" in reply.headers["set-cookie"]
@@ -266,7 +266,7 @@ def test_a_key_can_give_no_more_than_it_has(server: TidegateServer, workspace: W
         assert manager.post("keys.create", {"permissions": permission}).status == 403, permission
 
 
-def test_a_session_sees_and_touches_one_workspace_only(server: TidegateServer, visitor: Visitor) -> None:
+def test_a_session_sees_and_changes_only_its_own_workspace(server: TidegateServer, visitor: Visitor) -> None:
     other = server.workspace()
     for _ in range(3):
         other.limit(namespace="theirs", identifier="their user", limit=1)
@@ -286,7 +286,7 @@ def test_a_session_sees_and_touches_one_workspace_only(server: TidegateServer, v
     assert other.limit(namespace="theirs", identifier="another").status == 200
 
 
-def test_the_console_is_off_where_it_was_turned_off(workspace: Workspace) -> None:
+def test_the_console_can_be_turned_off(workspace: Workspace) -> None:
     with TidegateServer("--console-enabled", "off") as server:
         assert server.get("/console").status == 404
         assert "console" not in server.get("/").json["links"]
@@ -299,4 +299,4 @@ def test_a_session_outlives_a_restart() -> None:
         visitor = Visitor(server, workspace.key.secret)
         assert server.stop() == 0
         server.start()
-        eventually(lambda: visitor.get("session").status == 200, "the session is still good")
+        eventually(lambda: visitor.get("session").status == 200, "the session is still valid")

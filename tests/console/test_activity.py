@@ -33,7 +33,7 @@ def made(clock: Clock, seed: int = 1) -> Activity:
 
 
 def observe(activity: Activity, key: Name) -> bool:
-    """One operation, as `operations` does it; whether it was recorded."""
+    """Record one operation as `operations` does. Returns whether it was recorded."""
     sample = activity.take()
     if sample is not None:
         activity.end(sample, key)
@@ -201,7 +201,7 @@ def test_namespaces_that_are_counted_separately_are_bounded(monkeypatch: pytest.
 
 
 def test_a_sample_is_fair_to_callers_that_take_turns() -> None:
-    """Two callers in strict turn, far above what is recorded in full: each gets half of the weight."""
+    """Two callers alternate, at far more requests than are recorded in full: each gets half of the weight."""
     clock = Clock()
     activity = made(clock)
     turns = count()

@@ -28,7 +28,7 @@ VIEWS = ("Live", "Identifiers", "Fleet", "What if", "Overrides", "Namespaces", "
 Scheme = Literal["light", "dark"]
 DESKTOP = (1280, 900)
 PHONE = (375, 812)
-# Where pictures for the documentation go (`make screenshots`); otherwise they are made and thrown away.
+# The directory for screenshots of the documentation (`make screenshots`); by default they are thrown away.
 PICTURES = os.environ.get("TIDEGATE_SCREENSHOTS")
 HOSTILE = (
     "<script>window.pwned = true</script>",
@@ -49,7 +49,7 @@ class Fleet(NamedTuple):
 
 @pytest.fixture(scope="module")
 def fleet(request: pytest.FixtureRequest) -> Iterator[Fleet]:
-    find_chromium()  # before anything is started that would not be needed
+    find_chromium()  # checked first, so that nothing is started in vain
     request.getfixturevalue("redis_server")
     mariadb_server: MySQLFamilyServer = request.getfixturevalue("mariadb_server")
     mariadb_server.recover()
@@ -68,7 +68,7 @@ def fleet(request: pytest.FixtureRequest) -> Iterator[Fleet]:
 
 @pytest.fixture(scope="module")
 def browser(fleet: Fleet) -> Iterator[Browser]:
-    # After the fleet: while Playwright is there, this thread has an event loop.
+    # After the fleet, because this thread has an event loop while Playwright runs.
     with chromium() as browser:
         yield browser
 
@@ -426,7 +426,7 @@ def test_pictures_can_be_made(
     try:
         desk = ConsolePage(context.new_page(), fleet.fra)
         desk.sign_in(fleet.workspace.key.secret)
-        points = 5 if PICTURES is None else 75  # for the documentation, a curve worth looking at
+        points = 5 if PICTURES is None else 75  # enough history for a useful curve in the documentation
         desk.until(
             "[...document.querySelectorAll('.line.allowed')].map((each) => each.getAttribute('points')).join(' ')"
             f".split(' ').length > {points}",

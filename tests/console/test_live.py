@@ -1,4 +1,4 @@
-"""What is shown, and what it may cost."""
+"""What the live view shows, and the bounds on what it costs."""
 
 from __future__ import annotations
 
@@ -227,7 +227,7 @@ def test_streams_are_bounded_for_each_key_and_in_all(server: TidegateServer) -> 
 def test_a_viewer_that_does_not_read_costs_a_bounded_number_of_bytes(
     server: TidegateServer, workspace: Workspace
 ) -> None:
-    """Names as long as they may be, and a client that never reads: others are served, and the server does not grow."""
+    """The longest names, and a client that never reads: others are served, and the server's memory does not grow."""
     visitor = Visitor(server, workspace.key.secret)
     for number in range(25):
         for _ in range(2):
@@ -259,7 +259,7 @@ def test_a_viewer_that_does_not_read_costs_a_bounded_number_of_bytes(
         ("identifier", {str(number): "x" for number in range(20)}),
     ],
 )
-def test_an_invalid_question_is_refused_with_the_reason(
+def test_an_invalid_query_is_refused_with_the_reason(
     visitor: Visitor, workspace: Workspace, path: str, parameters: dict[str, str]
 ) -> None:
     workspace.limit()
@@ -279,7 +279,7 @@ def test_streams_end_when_the_server_stops() -> None:
         assert "Traceback" not in server.log
 
 
-def test_the_index_leads_people_to_the_console_and_machines_to_json(server: TidegateServer) -> None:
+def test_the_index_is_a_page_for_browsers_and_json_for_other_clients(server: TidegateServer) -> None:
     page = server.request("GET", "/", headers={"Accept": "text/html,*/*"})
     assert page.headers["content-type"].startswith("text/html")
     assert b'href="console"' in page.body and b'href="docs"' in page.body

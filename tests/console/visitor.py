@@ -1,4 +1,4 @@
-"""A person at the console, without a browser: a key, a cookie, and a stream of events."""
+"""A user of the console without a browser: a key, a cookie, and a stream of events."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ class CreditOrigin(Protocol):
 
 
 class RealWorld(World):
-    """One subject, a node for each of the origins, which all lead to the same place."""
+    """One subject, and one node for each origin; all origins use the same store."""
 
     def __init__(
         self,
@@ -56,7 +56,7 @@ class RealWorld(World):
         if writer is not None:
             self.nodes[0].writer = writer
         self.loop = asyncio.get_running_loop()
-        # Early in the window that runs now: the origin keeps its cells, and none rolls over during the test.
+        # Early in the current window, so that the origin keeps the cells and none rolls over during the test.
         window_ms = time.time_ns() // 1_000_000 // duration_ms * duration_ms
         self.start_us = (window_ms + duration_ms // 4) * 1_000 - time.monotonic_ns() // 1_000
         self.tasks: set[asyncio.Task[None]] = set()
@@ -123,7 +123,7 @@ class RealWorld(World):
                 await self.settled.wait()
 
     async def exhaust(self) -> None:
-        """Every node asks until the window itself refuses it: what others hold comes back sooner or later."""
+        """Every node asks until the window itself is full: credit that others hold comes back sooner or later."""
         async with asyncio.timeout(20):
             for node in self.nodes:
                 while True:

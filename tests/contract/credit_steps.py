@@ -1,4 +1,5 @@
-"""Messages about one subject that nodes might send, and some that no node would. All origins must answer them alike."""
+"""Messages about one subject that nodes might send, and some that no node sends. All origins must give the same
+answers."""
 
 from __future__ import annotations
 
@@ -8,7 +9,7 @@ from secrets import token_bytes
 from tidegate.core.grants import CellPart, CreditReply, CreditRequest, Hold, Run, SubjectRecord
 from tidegate.core.sharing import Share
 
-# After any wall clock that a test may meet: Redis expires keys by its own.
+# Later than the wall clock of any test run, because Redis expires keys by its own clock.
 START_MS = 4_000_000_000_000
 
 
@@ -28,7 +29,7 @@ WRITERS = ("a", "b", "b~7", "b~12", "c")
 
 
 class Steps:
-    """A sequence of messages that nodes might send, and some that none would."""
+    """A random sequence of such messages."""
 
     def __init__(self, random: Random) -> None:
         self.random = random
@@ -77,7 +78,7 @@ class Steps:
         )
 
     def next_share(self) -> tuple[int, Share]:
-        """What an importer or a publisher might say of one of its cells."""
+        """What an importer or a publisher might report about one of its cells."""
         random = self.random
         self.now_ms += random.choice((0, 0, 1, 2, 99, 100, 250, 1_999, 2_000))
         return self.now_ms, Share(
@@ -91,7 +92,7 @@ class Steps:
         )
 
     def drop_aged(self, record: SubjectRecord) -> None:
-        """Origins whose time is the test's forget cells that have aged out."""
+        """Drop aged cells, as origins do that use the time of the test."""
         for sequence in [q for q in record.cells if (q + 3) * self.duration_ms <= self.now_ms]:
             del record.cells[sequence]
 
@@ -103,7 +104,7 @@ class Steps:
         known = own + random.choice((0, 0, 0, self.size // 10))
         acked, sent = sorted(random.choice((0, own // 2, own, own + 1)) for _ in range(2))
         published = random.choice((0, 0, own // 3, own))
-        # Of this record when the test has said which it is, of one before, of one that is to come, of none.
+        # The id of this record, if the test knows it; of an earlier one; of a later one; or none.
         id_ = random.choice((0, 7, self.ids.get(sequence, 0), self.ids.get(sequence, 0), self.now_ms + 1))
         return CellPart(
             sequence, own, known, random.choice((0, 0, self.size // 9)), acked, sent, published, known, id_

@@ -1,4 +1,4 @@
-"""The database servers that ledgers are tested on, as the contract suite wants them."""
+"""The database servers that ledgers are tested on, in the form that the contract suite needs."""
 
 from __future__ import annotations
 
@@ -58,15 +58,15 @@ class MySQLPlace(ServerLedgerPlace):
         connection = MySQLConnection(self.url)
         lock = "UPDATE ratelimit_publishes SET published_at = published_at + 1 WHERE region = ?"
         async with connection.session(timeout_s=TIMEOUT_S) as session, session.transaction():
-            # Much work done: the server prefers to give up the transaction that has done less.
+            # Much work, because the server aborts the transaction that has done less.
             await session.script(
                 "INSERT INTO ratelimit_regions (region, beat_at) VALUES "
                 + ",".join(f"('{number}', 0)" for number in range(500))
             )
             await session.execute(lock, (first.encode(),))
 
-            async def close_the_circle() -> None:
+            async def complete_the_deadlock() -> None:
                 await session.execute(lock, (then.encode(),))
 
-            yield close_the_circle
+            yield complete_the_deadlock
         await connection.close()

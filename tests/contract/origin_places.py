@@ -1,4 +1,4 @@
-"""The stores that origins are tested on, as the contract suite wants them."""
+"""The stores that origins are tested on, in the form that the contract suite needs."""
 
 from __future__ import annotations
 

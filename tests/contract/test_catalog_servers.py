@@ -28,7 +28,7 @@ class ServerCatalogContract(CatalogContract):
     ) -> None:
         place.server.freeze()
         try:
-            # Both end while the server is frozen, and it stays frozen until this test ends that.
+            # Both calls end while the server is frozen: only this test thaws it.
             with pytest.raises(DependencyError):
                 await catalog.version(timeout_s=0.3)
             row = WorkspaceRow(workspace_id, "", True, None, None)

@@ -24,7 +24,7 @@ from tidegate.errors import ConfigurationError
 
 ROOT = Path(__file__).parents[2]
 
-# A process of its own with one node: asks until the window is full, and prints how much it was allowed.
+# A process with one node: it asks until the window is full, and prints how much it was allowed.
 PROCESS = """
 import asyncio, sys
 from tests.contract.credit_nodes import RealWorld

@@ -51,7 +51,7 @@ class Dialect:
         self.is_postgres = name == "postgres"
         self.connect: Connect = PostgresConnection if self.is_postgres else MySQLConnection
         self.one = "$1" if self.is_postgres else "?"
-        # Not SLEEP on MariaDB and MySQL: that one ends by itself when its client has gone.
+        # Not SLEEP on MariaDB and MySQL: it ends by itself when its client disconnects.
         self.endless = "SELECT pg_sleep(60)" if self.is_postgres else "SELECT BENCHMARK(1e12, SHA2('x', 256))"
         self.thread = "SELECT pg_backend_pid()" if self.is_postgres else "SELECT CONNECTION_ID()"
 

@@ -57,10 +57,10 @@ class PostgresPlace(ServerLedgerPlace):
         async with connection.session(timeout_s=TIMEOUT_S) as session, session.transaction():
             await session.execute(lock, (first.encode(),))
 
-            async def close_the_circle() -> None:
+            async def complete_the_deadlock() -> None:
                 await session.execute(lock, (then.encode(),))
 
-            yield close_the_circle
+            yield complete_the_deadlock
         await connection.close()
 
 

@@ -1,7 +1,7 @@
 """A server that takes connections and never answers: a caller that gives up leaves nothing behind.
 
-What is left behind would be a socket that the server must keep, and a warning of Python's when it is collected. The
-listener here is the kernel's alone: connections wait in its backlog, and are never read.
+Otherwise the server would have to keep the socket, and Python would warn when it collects it. No program accepts from
+this listener: connections wait in the kernel's backlog and are never read.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tidegate.adapters.mysql.connection import MySQLConnection
 from tidegate.adapters.postgres.connection import PostgresConnection
 from tidegate.errors import DependencyTimeout
 
-# Turns of the event loop until a connection to this machine is made and its greeting is waited for; twice that.
+# Twice the number of turns of the event loop until a local connection is made and its greeting is awaited.
 TURNS = 30
 
 Connect = Callable[[], Lane[Any, Any]]
@@ -44,7 +44,7 @@ def connect(request: pytest.FixtureRequest, listener: socket.socket) -> Connect:
 
 @pytest.fixture(autouse=True)
 def complaints() -> Iterator[list[str]]:
-    """What Python says of sockets and transports that were never closed."""
+    """The warnings of Python about sockets and transports that were never closed."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", ResourceWarning)
         found: list[str] = []
@@ -101,7 +101,7 @@ def test_a_caller_cancelled_at_any_moment_leaves_no_connection(
         await lane.close()
 
     asyncio.run(work())
-    assert hung_up(listener) > TURNS // 2, "most of them had got so far"
+    assert hung_up(listener) > TURNS // 2, "most of them had connected before they were cancelled"
 
 
 def test_an_event_loop_that_ends_at_any_moment_leaves_no_connection(

@@ -1,14 +1,14 @@
-"""One subject, many nodes, one origin: a world of discrete events in which the rules of credit are tried.
+"""One subject, many nodes, one origin: a simulation with discrete events that tests the rules of credit.
 
-Time is virtual and in microseconds; chance is seeded. Nodes and the origin run the real rules (`Credit`, `grant`); the
-world adds what the engine and the drivers do around them: cells, one message in flight, timeouts, paced replays. The
-judge knows every accepted request of all nodes at once, which no node does:
+Time is virtual and in microseconds; randomness is seeded. Nodes and the origin run the real rules (`Credit`, `grant`);
+the world adds what the engine and the drivers do around them: cells, one message in flight, timeouts, paced replays.
+The judge knows every accepted request of all nodes, and counts two kinds of errors:
 
 - over: accepted although a single counter, asked in the order in which the nodes decided, would have refused;
-- falsely denied: denied although a single counter had room, counting what the origin has granted to requests whose
-  answer is on its way.
+- falsely denied: denied although a single counter would have allowed it, including what the origin has granted to
+  requests whose answer is in flight.
 
-`Broken` names a rule to break: a check that finds none of them would prove nothing.
+`Broken` names a rule to break: the checks must notice each of them.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class Arrival(NamedTuple):
 
 @dataclass(frozen=True)
 class Faults:
-    """What goes wrong on the way. Shares of messages and of answers."""
+    """Network faults, as shares of messages and of answers."""
 
     lost: float = 0.0
     doubled: float = 0.0
@@ -89,7 +89,7 @@ class Denial(NamedTuple):
     quota: int
     verdict: int
     retry_ms: int
-    """Of one that others' unspent credit caused; 0 for the others."""
+    """For a denial that unspent credit of other nodes caused; 0 for all others."""
     was_false: bool
 
 
@@ -111,7 +111,7 @@ class Judge:
         return self.cells.get(sequence, 0) + carried(before, elapsed_ms, self.duration_ms)
 
     def accept(self, at_ms: int, decided_ms: int, cost: int, quota: int) -> None:
-        """Accepted: judged when it was decided, in its own cell, and in the one that runs by then."""
+        """Judge an accepted request at the time of its decision, in its own cell and in the current one."""
         sequence = at_ms // self.duration_ms
         end_ms = (sequence + 1) * self.duration_ms - 1
         effective = self.effective(min(max(at_ms, decided_ms), end_ms)) + cost
@@ -242,7 +242,7 @@ class Node:
     # -- messages
 
     def kick(self, at_us: int) -> None:
-        """Send what is due, or set a timer for what may rest."""
+        """Send what is due, or set a timer for what may wait."""
         credit = self.credit
         if self.timer and credit.waiting is not None:
             return
@@ -294,7 +294,7 @@ class Node:
         kept = []
         for waiter in credit.waiting or ():
             if at_us - waiter.since_ms >= self.world.wait_max_us:
-                # `on_outage="deny"`: a world in which nodes decide by themselves would prove nothing.
+                # `on_outage="deny"`: if nodes decided by themselves, the test would prove nothing.
                 self.world.deny(
                     at_us,
                     self,
@@ -338,7 +338,7 @@ class Node:
         self.kick(at_us)
 
     def is_due(self, clock_ms: int, pace_ms: int) -> bool:
-        """Whether a message should leave now. A report that no request waits for rests for `pace_ms`."""
+        """Whether to send a message now. A report that no request waits for is delayed by `pace_ms`."""
         credit = self.credit
         if credit.in_flight:
             return False
@@ -551,7 +551,7 @@ class World:
         self.by_writer[self.nodes[index].writer] = self.nodes[index]
 
     def wipe(self, *, holds_only: bool = False) -> int:
-        """The origin forgets. How much credit was out.
+        """The origin loses everything. Returns how much credit nodes held.
 
         Nodes notice within a second, as a pulse does, and report all their cells again.
         """
@@ -626,7 +626,7 @@ def poisson(
 
 
 def phases(nodes: int, quota: int, duration_ms: int, seconds: float, seed: object) -> list[Arrival]:
-    """Light traffic on all nodes, a burst on one, quick traffic on some, perhaps silence; again and again."""
+    """Light traffic on all nodes, a burst on one, fast traffic on some, perhaps a pause; repeated."""
     random = Random(f"phases {seed}")
     found: list[Arrival] = []
     per_s = quota * 1_000 / duration_ms

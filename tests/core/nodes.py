@@ -109,7 +109,7 @@ class Node:
         return answer
 
     def need(self, limit: Limit, identifier: str, cost: int, now_ms: int) -> Need:
-        """What must be read before a decision."""
+        """What has to be read before a decision."""
         answer = self.engine.decide(limit, identifier, cost, now_ms)
         assert isinstance(answer, Need), answer
         return answer
@@ -142,7 +142,7 @@ class Node:
         return DEGRADED if origin is None else ORIGIN
 
     def replay(self, origin: DictOrigin, now_ms: int, cells_max: int = 250) -> int:
-        """Send everything that is dirty; how many components went."""
+        """Send everything that is dirty. Returns the number of components that were sent."""
         sent = 0
         while (replay := self.origin_sync.plan_replay(now_ms, cells_max)) is not None:
             sent += len(replay.components)
@@ -154,7 +154,7 @@ class Node:
             pass
 
     def plan_publish(self, now_ms: int, *, pressed_only: bool = False) -> Publication | None:
-        """All rows that are due, sorted; None when there are none."""
+        """All rows that are due, sorted, or None."""
         found: list[Found] = []
         waiting = self.ledger_sync.subjects_waiting(pressed_only=pressed_only)
         self.ledger_sync.collect_publish(found, now_ms, waiting, pressed_only=pressed_only)
@@ -162,7 +162,7 @@ class Node:
         return Publication(found) if found else None
 
     def publish(self, ledger: DictLedger, now_ms: int, *, pressed_only: bool = False) -> list[LedgerRow]:
-        """One turn of publishing; the rows that went."""
+        """One turn of publishing. Returns the rows that were sent."""
         publication = self.plan_publish(now_ms, pressed_only=pressed_only)
         if publication is None:
             return []

@@ -16,7 +16,7 @@ def carried(previous: int, elapsed_ms: int, duration_ms: int) -> int:
 
 
 def effective(history: Mapping[int, int], cost: int, now_ms: int, duration_ms: int) -> int:
-    """All that counts at `now_ms`, with `cost` on top."""
+    """Everything that counts at `now_ms`, plus `cost`."""
     sequence, elapsed_ms = divmod(now_ms, duration_ms)
     before = carried(history.get(sequence - 1, 0), elapsed_ms, duration_ms)
     return history.get(sequence, 0) + before + cost
@@ -31,7 +31,7 @@ def retry_after_ms(
 ) -> int | None:
     """The wait until `cost` fits if no other request comes; None if it never does.
 
-    Cell by cell, the first instant is solved for: the current cell is fixed, and the previous one must weigh less
+    Solves for the first instant, cell by cell: the current cell is fixed, and the weighted previous cell must be less
     than what is free plus one.
     """
     if cost > limit:

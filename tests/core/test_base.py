@@ -1,7 +1,7 @@
-"""What an origin restores after it lost counts: a world of writers, lost messages, evictions, wipes and older copies.
+"""What an origin restores after it lost counts: writers, lost messages, evictions, wipes and older copies.
 
 The judge knows what each writer accepted. The origin may never count more than that. It may count less only by what no
-running node knew, and by what was in flight when counts were lost. The simulator holds whole nodes to the same.
+running node knew, and by what was in flight when counts were lost. The simulator checks the same for whole nodes.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Node:
         self.forget()
 
     def forget(self) -> None:
-        """The subject is evicted: it comes back under the name of another life."""
+        """The subject is evicted, and comes back under another writer name."""
         self.own = self.others = 0
         self.view = OriginView()
 
@@ -91,7 +91,7 @@ class World:
 
 
 def test_a_wipe_loses_nothing_that_a_survivor_knew_of_a_node_that_left() -> None:
-    """Issue: one node accepts 50 of 100 and stops, the origin restarts empty, and two others knew of the 50."""
+    """One node accepts 50 of 100 and stops, the origin restarts empty, and two others know of the 50."""
     world = World("gone", "b", "c")
     world.accept("gone", 50)
     for name in ("gone", "b", "c"):
@@ -120,7 +120,7 @@ def test_what_survivors_count_after_a_wipe_is_not_hidden_by_what_they_knew_befor
 
 
 def test_the_regions_row_of_the_ledger_is_a_lower_bound_that_is_raised_once() -> None:
-    """Issue: all nodes start again with an empty origin, while the ledger holds 60."""
+    """All nodes start again with an empty origin, while the ledger holds 60."""
     world = World("a", "b", "c")
     for node in world.nodes.values():
         node.others = 60

@@ -1,4 +1,4 @@
-"""Batches: one instant, one step, all or nothing; and the order of items decides nothing."""
+"""Batches: one instant, one step, all or nothing; the order of items does not matter."""
 
 from __future__ import annotations
 
@@ -313,7 +313,7 @@ def test_an_item_that_only_the_rest_of_its_batch_makes_unlikely_has_a_retry_time
     for grown, at_ms in ((10, 600_000), (50, 601_000)):
         row = LedgerRow("default", "default", "a", 60_000, 10, "iad", grown, 720_000)
         node.ledger_sync.apply_import([row], at_ms)
-    # 50 are known and 40 more are probable: the look fits on its own, but not with the 11 behind it.
+    # 50 are known and 40 more are probable: the item of cost 0 fits on its own, but not with the 11 after it.
     decisions = node.limit_many([Request(limit, "a", 0), Request(limit, "a", 11)], 602_000)
     assert [bool(decision) for decision in decisions] == [False, False]
     assert all(decision.retry_after_ms for decision in decisions)

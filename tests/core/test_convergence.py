@@ -1,7 +1,7 @@
 """Several nodes and regions, random schedules, and every fault of the shared parts; then all links work again.
 
-After that every node of every region holds the truth: what was accepted, no more and no less. The origins and the
-ledger are dictionaries that merge with max; the runtime's loops and the simulator carry the very same plans.
+After that, every node of every region holds exactly what was accepted. The origins and the ledger are dictionaries that
+merge with max; the loops of the runtime and the simulator execute the same plans.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ def test_nodes_of_a_region_agree_within_a_round_trip() -> None:
     for i, node in enumerate(nodes):
         node.limit(LIMIT, "a", 10 + i, START_MS, origin)
         node.replay(origin, START_MS)
-    # One more unit each: the answer to that replay is the whole truth.
+    # One more unit each: the answer to that replay contains all counts.
     for node in nodes:
         node.limit(LIMIT, "a", 1, START_MS + 10, origin)
     for node in nodes:

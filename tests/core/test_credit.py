@@ -179,8 +179,8 @@ def test_the_credit_of_a_crashed_node_is_available_again_when_it_expires(seed: i
     world.crash(victim)
     stranded = world.origin.record.holds[f"node{victim}"].spare
     assert stranded > unreported
-    # While that counts, a request for all that is left is refused, and says when to come back: first when the node
-    # must have answered, then, at last, when its credit ends.
+    # While that credit counts, a request for all that is left is denied with a retry time: first the time by which the
+    # node must have answered, and finally the end of its credit.
     again_us = world.last_us + 100 * MS
     retries: list[int] = []
     while len(retries) < 3:
@@ -219,8 +219,8 @@ def test_nodes_that_crash_join_and_leave_never_let_more_pass_than_they_reported(
             else:
                 world.leave(victim)
                 world.run_until(world.last_us + 20 * MS)
-                world.crash(victim)  # it has reported and given back: only its place is filled again
-    # A crash loses what was not reported: so much may be accepted twice, and no more.
+                world.crash(victim)  # it has reported and given back; a new node replaces it
+    # A crash loses what was not reported: that much may be accepted twice, and no more.
     assert world.judge.over_units <= lost
     check_quiet(world, 7 * S)
 
@@ -397,7 +397,7 @@ def check_in_flight(broken: Broken) -> None:
     world = World(nodes=2, quota=100, broken=broken, latency_us=(100, 100))
     world.play([Arrival(MS + i, 0) for i in range(20)])
     world.play([Arrival(50 * MS, 1)])
-    at_us = 3 * S + 60 * MS  # the burst has faded, and its credit lives on
+    at_us = 3 * S + 60 * MS  # the burst is over, and its credit is still valid
     world.run_until(at_us)
     assert world.nodes[0].credit.spare > 20
     world.play([Arrival(at_us, 0)])  # the message leaves, and is answered in 200 µs
@@ -423,7 +423,7 @@ def check_quota_raised(broken: Broken) -> None:
 
 
 def check_clock(broken: Broken) -> None:
-    """One clock is late: what its node adds to the old cell weighs in full in the new one."""
+    """One clock is late: what its node adds to the old cell counts in full in the new one."""
     world = World(nodes=2, quota=100, duration_ms=1_000, broken=broken, offsets_us=(0, -50 * MS))
     world.play([Arrival(S + 5 * MS, 0, 60)])
     world.play([Arrival(S + 15 * MS, 1, 60)], 100 * MS)

@@ -35,7 +35,7 @@ def fill(node: Node, history: dict[int, int], duration_ms: int, order: list[int]
 
 @st.composite
 def situations(draw: st.DrawFn) -> tuple[dict[int, int], list[int], int, int]:
-    """(history, order in which it came about, now_ms, duration_ms): now is in cell 50, later cells may be known."""
+    """(history, the order of its requests, now_ms, duration_ms): now is in cell 50, later cells may be known."""
     duration_ms = draw(durations_ms)
     known = draw(st.sets(st.sampled_from([49, 50, 51]), min_size=1))
     known |= draw(st.sets(st.integers(60, 2000), max_size=2))
@@ -137,7 +137,7 @@ def test_limits_of_the_same_duration_judge_the_same_counter() -> None:
     assert node.decide(Limit(7, duration_ms=1000, namespace="default"), "a", 1, 5000).effective == 7
 
 
-def test_a_quota_of_zero_blocks_every_cost_for_ever_and_lets_a_look_pass() -> None:
+def test_a_quota_of_zero_denies_every_cost_forever_and_allows_cost_zero() -> None:
     node = embedded()
     blocked = make_limit(0, 1000, "test", "default")
     denial = node.decide(blocked, "a", 1, 5000)
@@ -146,13 +146,13 @@ def test_a_quota_of_zero_blocks_every_cost_for_ever_and_lets_a_look_pass() -> No
     assert node.decide(blocked, "a", 0, 5000)
 
 
-def test_cost_zero_looks_without_consuming() -> None:
+def test_cost_zero_checks_without_consuming() -> None:
     node = embedded()
     limit = Limit(3, duration_ms=1000, namespace="default")
     for _ in range(10):
         assert node.decide(limit, "a", 0, 5000).remaining == 3
     assert node.decide(limit, "a", 3, 5000).remaining == 0
-    assert node.decide(limit, "a", 0, 5000).allowed, "an exhausted window may be looked at"
+    assert node.decide(limit, "a", 0, 5000).allowed, "an exhausted window can be checked"
 
 
 def test_a_decision_has_times_in_seconds_and_a_readable_repr() -> None:
@@ -170,7 +170,7 @@ def test_a_decision_has_times_in_seconds_and_a_readable_repr() -> None:
 
 
 def test_a_decision_can_be_copied_and_pickled() -> None:
-    """It travels in LimitExceeded, out of worker processes."""
+    """LimitExceeded carries it out of worker processes."""
     node = embedded()
     limit = Limit(1, duration_ms=1500, namespace="default")
     for cost in (1, 1, 2):

@@ -1,8 +1,8 @@
 """One engine against a simple model, under everything that can happen to it at once.
 
 The model is a dictionary: what is own, what others have, what each foreign region has, by subject and sequence, and
-the oracle's formula over it. The machine lets time run and step back, reads and replays that are answered, overtaken,
-repeated and lost, imports, publications, an origin that forgets, and a memory that holds four subjects.
+the oracle's formula over it. The machine covers time that runs and steps back, reads and replays that are answered,
+overtaken, repeated and lost, imports, publications, an origin that loses its data, and a memory of four subjects.
 """
 
 from __future__ import annotations
@@ -181,7 +181,7 @@ class EngineMachine(RuleBasedStateMachine):
         self.seen.clear()
 
     @rule(looks=st.integers(1, 5))
-    def the_aged_expire(self, looks: int) -> None:
+    def aged_cells_expire(self, looks: int) -> None:
         self.begin()
         expired = self.engine.subjects.expired
         self.engine.subjects.expire(self.now_ms, looks)
@@ -204,7 +204,7 @@ class EngineMachine(RuleBasedStateMachine):
             self.cell(key, self.now_ms // limit.duration_ms).own += cost
 
     @rule(identifier=identifiers, limit=limits, cost=costs, read=st.sampled_from(["answer", "fail", "late"]))
-    def a_request_comes(self, identifier: str, limit: Limit, cost: int, read: str) -> None:
+    def a_request_arrives(self, identifier: str, limit: Limit, cost: int, read: str) -> None:
         key = (identifier, limit.duration_ms)
         self.begin()
         dirty = len(self.engine.pending.dirty)
@@ -223,7 +223,7 @@ class EngineMachine(RuleBasedStateMachine):
         assert isinstance(answer, Decision)
         self.expect(answer, limit, identifier, cost)
         if cost == 0 or not answer:
-            # Forgotten subjects may leave the queue meanwhile; none is added.
+            # Evicted subjects may leave the queue; none is added.
             assert len(self.engine.pending.dirty) <= dirty
         assert self.engine.subjects.count <= SUBJECTS_MAX
 
@@ -242,11 +242,11 @@ class EngineMachine(RuleBasedStateMachine):
         if need.subject.table >= 0:
             key = self.key_of(need.subject)
             for wanted, answer in zip(need.wanted, replies, strict=True):
-                # A previous cell that was made to ask with is remembered from now on, if it holds something.
+                # A previous cell that was created for the read is kept from now on, if it holds something.
                 self.learn(key, wanted.sequence, answer.total - answer.component, answer.component)
 
     @rule(batch=st.lists(st.tuples(identifiers, limits, costs), min_size=1, max_size=4))
-    def a_batch_comes(self, batch: list[tuple[str, Limit, int]]) -> None:
+    def a_batch_arrives(self, batch: list[tuple[str, Limit, int]]) -> None:
         requests = [Request(limit, identifier, cost) for identifier, limit, cost in batch]
         self.begin()
         decisions, needs = self.engine.decide_many(requests, self.now_ms)
@@ -295,7 +295,7 @@ class EngineMachine(RuleBasedStateMachine):
             del self.needs[index]
 
     @rule(cells_max=st.integers(1, 3))
-    def a_replay_leaves(self, cells_max: int) -> None:
+    def a_replay_is_sent(self, cells_max: int) -> None:
         replay = self.origin_sync.plan_replay(self.now_ms, cells_max)
         if replay is not None:
             assert all(component.own > 0 for component in replay.components)
@@ -304,7 +304,7 @@ class EngineMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: self.replays)
     @rule(data=st.data(), fate=st.sampled_from(["arrives", "arrives and stays on the wire", "is lost"]))
-    def a_replay_travels(self, data: st.DataObject, fate: str) -> None:
+    def a_replay_reaches_the_origin(self, data: st.DataObject, fate: str) -> None:
         index = data.draw(st.integers(0, len(self.replays) - 1))
         replay = self.replays[index]
         if fate == "is lost":
@@ -336,7 +336,7 @@ class EngineMachine(RuleBasedStateMachine):
         self.peers.clear()
 
     @rule(slots=st.integers(1, 4))
-    def a_sweep_goes_on(self, slots: int) -> None:
+    def a_sweep_continues(self, slots: int) -> None:
         self.sweep.run(slots)
 
     # -- the ledger
@@ -368,7 +368,7 @@ class EngineMachine(RuleBasedStateMachine):
             components[region] = max(components.get(region, 0), regional)
 
     @rule(pressed_only=st.booleans())
-    def a_publication_leaves(self, pressed_only: bool) -> None:
+    def a_publication_is_sent(self, pressed_only: bool) -> None:
         publication = self.node.plan_publish(self.now_ms, pressed_only=pressed_only)
         if publication is None:
             return
@@ -432,7 +432,7 @@ class EngineMachine(RuleBasedStateMachine):
             self.strict[id(subject)] = (subject, subject.strict_until_ms)
 
     @invariant()
-    def memory_is_whole(self) -> None:
+    def memory_is_consistent(self) -> None:
         subjects = self.engine.subjects
         present = self.subjects()
         assert subjects.count == len(present)
@@ -458,7 +458,7 @@ class EngineMachine(RuleBasedStateMachine):
         assert sum(len(subject.cells()) for subject in present.values()) == subjects.cells
 
     @invariant()
-    def what_is_not_acknowledged_is_pinned_and_on_its_way(self) -> None:
+    def unacknowledged_counts_are_pinned_and_queued(self) -> None:
         flying = {id(cell) for replay in self.replays for cell in replay.cells}
         flying |= {id(cell) for replay, _ in self.answered for cell in replay.cells}
         queued = {id(subject) for subject in self.engine.pending.dirty}

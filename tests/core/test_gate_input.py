@@ -153,7 +153,7 @@ def test_a_time_that_is_negative_or_not_an_int_is_refused(gate: Gate, engine: En
     assert engine.subjects.count == 0
 
 
-def test_a_refused_request_leaves_the_gate_open(gate: Gate) -> None:
+def test_the_gate_accepts_requests_after_a_refused_one(gate: Gate) -> None:
     refused("identifier", "", lambda: gate.limit(LIMIT, ""))
     assert gate.limit(LIMIT, "a")
 
@@ -260,12 +260,13 @@ def test_a_closed_gate_stays_closed_and_so_does_the_same_gate_in_a_child(gate: G
         assert door.attempt(LIMIT, "a", 1, NOW_MS) is None
         assert door.attempt_many([(LIMIT, "a", 1)], NOW_MS) is None
     assert engine.allowed == 1
-    assert lock.acquire(blocking=False), "a refusal lets go of the lock"
+    assert lock.acquire(blocking=False), "a refusal releases the lock"
     lock.release()
 
 
 def test_a_gate_with_another_lock_uses_the_same_engine_and_is_open(gate: Gate) -> None:
-    """In a forked child the old lock may be held by a thread that is gone, in the middle of a decision."""
+    """In a forked child, the old lock may be held by a thread that does not exist there, in the middle of a
+    decision."""
     gate.limit(LIMIT, "a", 3)
     lock = threading.RLock()
     with gate:
@@ -367,7 +368,7 @@ def test_a_batch_from_memory_is_decided_and_wakes_the_driver() -> None:
     door = Gate(engine, lambda: NOW_MS * 10**6, lambda: woken.append(engine.pending.is_urgent), settle)
     decisions = door.attempt_many([(hourly, "c", 2), (hourly, "c", hourly.quota - 2)], NOW_MS)
     assert decisions is not None and [decision.effective for decision in decisions] == [2, hourly.quota]
-    assert woken == [True], "a spent limit is news to the other regions"
+    assert woken == [True], "other regions must learn of a spent limit"
     decisions = door.attempt_many([(hourly, "d", 1), (hourly, "c", 1)], NOW_MS)
     assert decisions is not None and [decision.allowed for decision in decisions] == [True, False]
     assert engine.allowed == 3 and engine.denied == 1

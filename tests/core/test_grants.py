@@ -176,7 +176,7 @@ def test_credit_is_spent_only_while_it_lives_under_its_quota_and_at_its_instant(
     assert not credit.can_spend(5, 100, 10_500, 4_999)
 
 
-def test_a_look_needs_an_answer_about_its_own_time() -> None:
+def test_a_request_of_cost_zero_needs_an_answer_about_its_own_time() -> None:
     credit = new_credit(5)
     assert credit.covers(0, 1, 10_500, 4_999)
     assert credit.covers(0, 1, 15_499, 4_999)

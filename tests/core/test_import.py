@@ -58,7 +58,7 @@ def test_expired_rows_and_rows_of_short_windows_are_ignored() -> None:
     node.ledger_sync.apply_import([row(5, sequence=998), row(5, sequence=1), short], T)
     assert node.engine.subjects.count == 0
     node.ledger_sync.apply_import([row(5, sequence=999)], MINUTE * 1001)
-    assert node.engine.subjects.count == 0, "it expired this very millisecond"
+    assert node.engine.subjects.count == 0, "it expired in this millisecond"
     node.ledger_sync.apply_import([row(5, sequence=999)], MINUTE * 1001 - 1)
     assert node.engine.subjects.count == 1
 
@@ -219,7 +219,7 @@ def test_rows_of_other_regions_evict_nothing_that_is_used_here() -> None:
     assert not any(node.decide(LIMIT, identifier, 1, T + 2) for identifier in "abc")
     assert node.cell(LIMIT, "a", 1000).foreign == 7
     node.decide(LIMIT, "spray3", 0, T + 3)
-    assert node.ledger_sync.wants_full_import, "one of those that found no room is needed now"
+    assert node.ledger_sync.wants_full_import, "one of the rows that did not fit is needed now"
 
 
 def test_rows_take_the_place_of_subjects_that_have_aged_out() -> None:
@@ -259,7 +259,7 @@ def test_between_imports_a_decision_adds_what_has_probably_grown() -> None:
     denial = node.decide(LIMIT, "a", 1, at_ms)
     assert not denial
     assert denial.effective == 81, "what is only probable is not reported"
-    assert denial.retry_after_ms, "but it is waited for"
+    assert denial.retry_after_ms, "but the request waits for it"
 
 
 def test_a_probable_denial_names_the_next_import_not_the_end_of_the_window() -> None:

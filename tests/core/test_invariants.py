@@ -1,8 +1,8 @@
 """The invariants of the design that the core alone guarantees, by number.
 
-Here are 1 to 4 and 10. The others are where their machinery is: 5 in test_merge_laws, 6 in test_batches and
-test_threads, 7 in test_threads and test_reentrancy, 8 and 9 in test_convergence. Invariant 2 is also checked under all
-events together, in test_engine_machine.
+This file has 1 to 4 and 10. The others are beside the code that they concern: 5 in test_merge_laws, 6 in test_batches
+and test_threads, 7 in test_threads and test_reentrancy, 8 and 9 in test_convergence. Invariant 2 is also checked under
+all events together, in test_engine_machine.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ foreign_rows = st.builds(
 def test_invariant_01_a_request_never_waits_for_cross_region_state(
     events: list[LedgerRow | int | None],
 ) -> None:
-    """Without an origin every answer comes at once, and with a fresh one too, whatever the ledger does."""
+    """Without an origin, or with a fresh one, every answer comes at once, whatever the ledger does."""
     regional = Node(has_origin=False, has_ledger=True)
     fresh = Node(has_ledger=True)
     fresh.origin_sync.apply_read(fresh.need(LIMIT, "a", 0, T), [OriginReply(0, 0), OriginReply(0, 0)], T)
@@ -44,11 +44,11 @@ def test_invariant_01_a_request_never_waits_for_cross_region_state(
                 node.ledger_sync.apply_import([event], T)
                 node.ledger_sync.finish_import(T)
             elif event is None:
-                node.plan_publish(T)  # and it is never known whether it arrived
+                node.plan_publish(T)  # and the node never learns whether it arrived
             else:
                 answer = node.engine.decide(LIMIT, "a", event, T)
                 if isinstance(answer, Need):
-                    # Only a denial of its own asks for anything, and only for this region's origin.
+                    # Only a local denial causes a read, and only from this region's origin.
                     assert node is fresh and answer.reason == "strict"
                     assert [wanted.writer for wanted in answer.wanted] == ["n1"]
                     node.origin_sync.apply_read(answer, [OriginReply(0, 0)], T)

@@ -83,7 +83,8 @@ def test_denied_subjects_are_evicted_first_while_they_are_more_than_half() -> No
 
 
 def test_a_memory_full_of_denied_subjects_does_not_switch_the_limiter_off() -> None:
-    """An attacker fills it with subjects that are denied for 30 days, and asks for one identifier between others."""
+    """An attacker fills it with subjects that are denied for 30 days, and sends requests of one identifier in
+    between."""
     month = Limit(10, duration_ms=30 * 86_400_000, namespace="default")
     node = bounded(100)
     for number in range(200):
@@ -98,7 +99,7 @@ def test_a_memory_full_of_denied_subjects_does_not_switch_the_limiter_off() -> N
 
 @given(st.integers(1, 60), st.integers(0, 12))
 def test_pressure_costs_the_namespace_that_causes_it(spray: int, cost: int) -> None:
-    """Whatever one namespace sprays, allowed or denied, the subjects of a smaller one stay."""
+    """However many identifiers one namespace uses, allowed or denied, the subjects of a smaller one stay."""
     node = bounded(20)
     others = Limit(10, duration_ms=86_400_000, namespace="others")
     for identifier in "abcdefghi":
@@ -138,7 +139,7 @@ def test_unreplayed_counts_stay_while_anything_else_can_be_evicted() -> None:
     assert node.knows(DAY, "u") and node.knows(DAY, "blocked")
     for later_ms, identifier in enumerate("vw", 20):
         node.decide(DAY, identifier, 1, T + later_ms, DEGRADED)
-    assert not node.knows(DAY, "blocked"), "the blocked one goes before unreplayed counts do"
+    assert not node.knows(DAY, "blocked"), "the blocked one is evicted before unreplayed counts"
     assert known(node, DAY, "uvw") == "uvw"
     assert node.engine.subjects.evicted_unreplayed == 0
     node.decide(DAY, "y", 1, T + 30, DEGRADED)
@@ -176,7 +177,7 @@ def test_the_bound_is_kept_after_every_decision(uses: list[tuple[int, int, int]]
         now_ms += pause_ms
         node.decide(DAY, f"id{identifier}", cost, now_ms, DEGRADED)
         assert node.engine.subjects.count <= 4
-        assert node.knows(DAY, f"id{identifier}"), "the one that was just decided is never the one that goes"
+        assert node.knows(DAY, f"id{identifier}"), "the subject that was just decided is never evicted"
 
 
 # -- expiry
@@ -189,13 +190,13 @@ def test_a_subject_expires_when_its_newest_cell_has_aged_out() -> None:
     aged_out_ms = T + 3 * 60_000
     subjects.expire(aged_out_ms - 1, 100)
     assert subjects.count == 1
-    # Looked at together with others of the same span, a few seconds later.
+    # Checked together with others of the same time span, a few seconds later.
     subjects.expire(aged_out_ms + 2 * 16_384, 100)
     assert (subjects.count, subjects.expired) == (0, 1)
 
 
 def test_a_cell_is_kept_until_three_durations_after_its_start() -> None:
-    """It weighs in no decision any more, but it may still have to be replayed."""
+    """It no longer counts in any decision, but may still have to be replayed."""
     node = bounded(10, has_origin=True)
     sequence = T // 60_000
     for minute in (0, 1, 3):

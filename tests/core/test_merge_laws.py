@@ -19,7 +19,7 @@ from tidegate.core.origin_sync import Replay
 LIMIT = Limit(1_000_000, duration_ms=60_000, namespace="default")
 T = 60_000 * 1000
 
-# One stage of the past: (how late it is, what the node accepts, what a peer merges, does a replay leave).
+# One stage of the past: (how late it is, what the node accepts, what a peer merges, whether a replay is sent).
 stages = st.lists(
     st.tuples(st.integers(0, 20_000), st.integers(1, 9), st.integers(0, 9), st.booleans()),
     min_size=1,
@@ -41,12 +41,12 @@ rows = st.lists(
 
 Delivery = Callable[[Node], None]
 
-# When answers arrive, by the clock of the node, which does not step back here: that would be more than another order.
+# When answers arrive, by the clock of the node, which does not step back here: a step is more than another order.
 ARRIVED_MS = T + 30_000
 
 
 def with_answers_in_flight(script: list[tuple[int, int, int, bool]]) -> tuple[Node, list[Delivery]]:
-    """A node that has sent messages and has no reply yet, and everything that is on its way."""
+    """A node that has sent messages and has no reply yet, and everything that is in flight."""
     node = Node(has_ledger=True)
     origin = DictOrigin()
     deliveries: list[Delivery] = []
@@ -101,8 +101,8 @@ def state(node: Node) -> dict[tuple[str, int], tuple[object, ...]]:
                 origin.acked,
             )
             if cell.own:
-                # How fresh the others are decides nothing: one that was empty when it was read is not remembered,
-                # and one that an import makes is as fresh as the one before it was by then.
+                # The freshness of other cells is not compared: a cell that was empty when it was read is not kept, and
+                # one that an import creates is as fresh as the previous cell was at that time.
                 found[f"{subject.identifier} deadlines", cell.sequence] = (
                     origin.answered_at_ms,
                     origin.fresh_until_ms,

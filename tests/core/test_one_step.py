@@ -29,8 +29,8 @@ ROOT = Path(__file__).parent.parent.parent
 NOW_MS = 1_700_000_000_000
 LIMIT = Limit(5, duration_ms=60_000, namespace="default")
 
-# What the compiled step may call that is not compiled from the core, and why each runs no Python code. CPyTagged_… are
-# sums and comparisons of integers.
+# The functions outside the compiled core that the compiled step may call, and why each runs no Python code. CPyTagged_…
+# are sums and comparisons of integers.
 HARMLESS: Final = {
     "CPyDict_GetWithNone": "a plain dict, whose keys are plain strings, or tuples of plain strings and an int",
     "CPyList_GetItem": "a plain list and an int",
@@ -49,7 +49,7 @@ HARMLESS: Final = {
     "tp_alloc": "of a Decision, which the garbage collector does not follow: a test below",
 }
 C_KEYWORDS: Final = {"if", "likely", "unlikely", "return", "sizeof"}
-# The head of a function that the core was compiled to: its indentation and its name.
+# The first line of a compiled function: its indentation and its name.
 HEAD: Final = re.compile(r"( *)(?:static )?\w[\w ]*[ *](CPyDef_\w+)\([^;=]*\)(?: \{)?")
 CALL: Final = re.compile(r"\b([A-Za-z_]\w*)\(")
 TEXT: Final = re.compile(r'"(?:\\.|[^"\\])*"')

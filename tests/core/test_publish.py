@@ -62,7 +62,7 @@ def test_windows_shorter_than_a_minute_stay_regional(duration_ms: int, published
     assert nothing_to_publish(node) != published
 
 
-def test_a_cell_is_published_until_it_weighs_in_no_decision_any_more() -> None:
+def test_a_cell_is_published_until_it_no_longer_counts_in_any_decision() -> None:
     for now_ms, published in ((MINUTE * 1002 - 1, True), (MINUTE * 1002, False)):
         node = regional_node()
         node.decide(LIMIT, "a", 50, T)
@@ -121,7 +121,7 @@ def test_the_lowest_limit_that_a_cell_is_asked_for_with_gives_its_threshold() ->
         assert nothing_to_publish(node), "30 of 1000 are not worth a row"
         ask(node)
         publication = node.plan_publish(T)
-        assert publication is not None, f"30 of 50 are, also when the lower limit was only {how}"
+        assert publication is not None, f"30 of 50 are, even if the lower limit was only {how}"
 
 
 def test_more_regions_lower_the_threshold_of_cells_that_were_silent() -> None:
@@ -247,7 +247,7 @@ def test_growth_while_a_row_is_on_its_way_waits_for_the_next_turn() -> None:
     assert [row.regional for row in planned(node).rows] == [55]
 
 
-def test_last_published_learns_from_a_neighbours_row() -> None:
+def test_last_published_is_raised_by_the_row_of_another_node() -> None:
     node, neighbour, origin, ledger = (
         Node("n1", has_ledger=True),
         Node("n2", has_ledger=True),

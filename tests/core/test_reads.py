@@ -360,7 +360,7 @@ def test_the_global_age_is_that_of_the_last_complete_import() -> None:
     assert node.decide(MINUTE, "a", 1, T).global_age_ms is None
     node.ledger_sync.finish_import(T - 250)
     assert node.decide(MINUTE, "a", 1, T).global_age_ms == 250
-    assert node.decide(MINUTE, "a", 100, T).global_age_ms == 250, "a denial tells it too"
+    assert node.decide(MINUTE, "a", 100, T).global_age_ms == 250, "a denial reports it too"
     node.ledger_sync.finish_import(T - 300)
     assert node.decide(MINUTE, "a", 1, T).global_age_ms == 250, "an older answer makes nothing older"
     assert node.decide(MINUTE, "a", 1, T - 1_000).global_age_ms == 0, "no age is negative"

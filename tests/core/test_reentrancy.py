@@ -1,4 +1,4 @@
-"""Check and commit are one step: no call gets in between, on the same thread either.
+"""Check and commit are one step: no call can run between them, not even on the same thread.
 
 A signal handler or a finalizer runs in the middle of whatever its thread is doing. Waiting for the decision that it
 interrupted would deadlock, so it is refused, and the interrupted one goes on as if nothing had happened.
@@ -31,7 +31,7 @@ def never(*_arguments: object) -> NoReturn:
 
 
 class LockedGate:
-    """A locked gate, and how often decisions through it were accepted and refused from within."""
+    """A locked gate, and how often calls from within a decision were accepted and refused."""
 
     def __init__(self, now_ns: Callable[[], int] = lambda: NOW_NS, *, has_origin: bool = False) -> None:
         self.lock = threading.RLock()
@@ -207,7 +207,7 @@ def test_a_storm_of_signals_loses_no_accepted_unit(
 # -- every moment of a decision
 
 
-@pytest.mark.skipif(tidegate.compiled, reason="compiled code has no lines between which one could get in")
+@pytest.mark.skipif(tidegate.compiled, reason="compiled code has no lines between which a call could run")
 @pytest.mark.parametrize("identifier", ["a", "new"])
 def test_invariant_07_check_and_commit_are_one_step_at_every_line_of_a_decision(identifier: str) -> None:
     locked = LockedGate(has_origin=True)

@@ -35,7 +35,7 @@ def test_many_requests_cost_one_component() -> None:
     assert node.origin_sync.plan_replay(T, 250) is None, "it is on its way"
 
 
-def test_the_first_dirty_cell_wakes_the_driver_and_the_others_travel_along() -> None:
+def test_the_first_dirty_cell_wakes_the_driver_and_the_others_are_sent_with_it() -> None:
     node, origin = Node(), DictOrigin()
     woken = []
     for cost in (0, 1, 1):
@@ -55,7 +55,7 @@ def test_cost_zero_and_denials_are_never_replayed() -> None:
     assert origin.cells == {}
 
 
-def test_dirty_cells_leave_in_the_order_in_which_they_became_dirty_in_bounded_commands() -> None:
+def test_dirty_cells_are_sent_in_the_order_in_which_they_became_dirty_in_bounded_commands() -> None:
     node, origin = Node(), DictOrigin()
     for i in range(10):
         node.limit(LIMIT, f"id{i}", 1, T, origin)
@@ -67,7 +67,7 @@ def test_dirty_cells_leave_in_the_order_in_which_they_became_dirty_in_bounded_co
     assert order == [f"id{i}" for i in range(10)]
 
 
-def test_all_unacknowledged_cells_of_a_subject_travel_together() -> None:
+def test_all_unacknowledged_cells_of_a_subject_are_sent_together() -> None:
     node = Node()
     node.limit(LIMIT, "a", 1, T - 60_000)
     node.limit(LIMIT, "a", 2, T)
@@ -97,7 +97,7 @@ def test_the_answer_to_a_replay_has_the_counts_of_others() -> None:
     assert (cell.regional(), cell.total()) == (35, 35)
 
 
-def test_counts_that_are_on_their_way_are_neither_forgotten_nor_counted_twice() -> None:
+def test_counts_in_flight_are_neither_lost_nor_counted_twice() -> None:
     node, origin = Node(), DictOrigin()
     node.limit(LIMIT, "a", 5, T, origin)
     in_flight = planned(node)
@@ -168,7 +168,7 @@ def test_at_rest_the_origin_holds_exactly_what_was_accepted(events: list[str]) -
 
 
 def test_a_node_that_only_replays_learns_the_last_counts_of_the_window_before() -> None:
-    """Its replays keep the current cell fresh, so that no read would ever tell it."""
+    """Its replays keep the current cell fresh, so that no read would ever happen."""
     node, peer, origin = Node("n1"), Node("n2"), DictOrigin()
     start_ms = 60_000 * 1001
     node.limit(LIMIT, "a", 5, start_ms - 3_000, origin)

@@ -67,7 +67,7 @@ def limit_of(workspace: str) -> Limit:
 
 
 def fill(limiter: Limiter, workspace: str) -> int:
-    """Reserve for large batches until the workspace may hold no more; how much it holds then."""
+    """Reserve large batches until the workspace may hold no more. Returns how much it holds then."""
     held = limiter._parts.engine.reservations
     before = held.budget.bytes
     batch = [Request(limit_of(workspace), "\N{WATER WAVE}" * 500 + str(n), 1) for n in range(20)]
@@ -91,7 +91,7 @@ def test_a_tenant_that_reserves_all_it_can_leaves_room_for_the_others() -> None:
     assert limiter._parts.engine.reservations.budget.bytes < RESERVED_BYTES_MAX
 
 
-def test_what_has_ended_gives_its_room_back() -> None:
+def test_reservations_that_have_ended_free_their_memory() -> None:
     clock = ManualClock(NOW_MS)
     limiter = make_limiter(clock=clock)
     share = fill(limiter, "tenant")

@@ -262,7 +262,7 @@ class World:
             assert node.known() <= self.counted.get(generation, 0), f"{node.region}: generation {generation}"
 
     def settle(self) -> None:
-        """All messages arrive; every node hears of the last reset, and of every count since."""
+        """All messages arrive; every node learns of the last reset, and of every count since."""
         for _ in range(6):
             for node in self.nodes:
                 for reset in self.made:

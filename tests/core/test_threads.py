@@ -91,7 +91,7 @@ def test_threads_with_different_costs_never_exceed_the_limit_nor_lose_a_unit() -
 
 
 def test_invariant_06_a_batch_is_all_or_nothing_to_every_observer() -> None:
-    """Two counters that are only ever asked for together hold the same, whenever they are read."""
+    """Two counters that are always used together hold the same count, whenever they are read."""
     gate = locked_gate(Engine(Tuning(), node_id="n1"))
     limit = Limit(2_000, duration_ms=60_000, namespace="default")
 

@@ -14,7 +14,7 @@ from tidegate.core.origin_sync import Replay
 from tidegate.core.windows import publish_threshold
 
 LIMIT = Limit(60, duration_ms=60_000, namespace="default")
-# The limit is not part of a subject: with this one a look is never denied, and so always reads when it is stale.
+# The limit is not part of a subject. With this one a request of cost 0 is never denied, so it always reads stale cells.
 ANY = Limit(10**9, duration_ms=60_000, namespace="default")
 IDENTIFIERS = ("a", "b", "c")
 REGIONS = ("fra", "iad")

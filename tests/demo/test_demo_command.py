@@ -25,7 +25,7 @@ MARK = "DEMO_TEST_MARK"
 
 
 class Demo:
-    """`tidegate demo` in a process of its own, with a temporary directory of its own, and marked."""
+    """`tidegate demo` as a marked process with its own temporary directory."""
 
     def __init__(
         self, directory: Path, *arguments: str, terminal: bool = False, size: tuple[int, int] = (40, 160)

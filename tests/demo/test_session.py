@@ -14,7 +14,7 @@ from tidegate.server.console.sessions import MARKER
 
 
 class Watcher:
-    """Presses the next key as soon as the picture shows that the fleet has reacted to the one before."""
+    """Presses the next key as soon as the screen shows that the fleet has reacted to the previous one."""
 
     def __init__(self, session: Session, steps: list[tuple[Callable[[Picture], bool], str]]) -> None:
         self._session = session
@@ -38,7 +38,8 @@ def states(picture: Picture, region: str) -> set[tuple[str, str]]:
 
 
 async def demonstrate(options: Options) -> Report:
-    """Kill an origin, cut the other region off, heal; each step once decisions go on after the one before."""
+    """Kill an origin, disconnect the other region, heal; each step waits until decisions continue after the previous
+    one."""
     async with Session.open(options, lambda _text: None) as session:
         watcher = Watcher(
             session,
@@ -69,7 +70,7 @@ def check(report: Report) -> None:
     assert len(report.hot_seen) == len(report.nodes)
 
 
-async def test_decisions_go_on_through_every_fault_and_all_nodes_agree_after_healing() -> None:
+async def test_decisions_continue_through_every_fault_and_all_nodes_agree_after_healing() -> None:
     check(await demonstrate(Options(regions=2, nodes=2, speed=3.0)))
 
 

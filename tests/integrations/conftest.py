@@ -16,7 +16,7 @@ def clock() -> ManualClock:
 
 @pytest.fixture
 def limiter(clock: ManualClock) -> AsyncLimiter:
-    """Of asynchronous frameworks. Tests of the others have one for threads."""
+    """For asynchronous frameworks. Tests of the others use one for threads."""
     return manual_async_limiter(clock)
 
 

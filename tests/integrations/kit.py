@@ -1,4 +1,4 @@
-"""What the tests of all integrations share: limiters with a clock that a test moves, and a loop guard."""
+"""Shared by the tests of all integrations: limiters with a clock that the test moves, and a loop guard."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def manual_clock() -> ManualClock:
 
 
 def consumed(limiter: Limiter | AsyncLimiter, quota: str, namespace: str, identifier: str) -> int:
-    """What counts for an identifier now."""
+    """How much counts for an identifier now."""
     limit = Limit(quota, namespace=namespace)
     found = limiter.peek(limit, identifier)
     if asyncio.iscoroutine(found):
@@ -134,5 +134,5 @@ def no_blocking() -> Iterator[None]:
             guard = _guarded(getattr(owner, name), f"{owner.__name__}.{name}", is_blocking, found)
             patches.enter_context(patch.object(owner, name, guard))
         yield
-    # A framework may have made a 500 of the error.
+    # A framework may have turned the error into a 500.
     assert not found, f"blocked the event loop: {found}"

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.usefixtures("loop_guard")
 @web.middleware
 async def login(request: web.Request, handler: Any) -> Any:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # aiohttp would have a key that is no text
+        warnings.simplefilter("ignore")  # aiohttp prefers keys that are not strings
         request["user"] = request.headers.get("x-user", "nobody")
     return await handler(request)
 

@@ -101,7 +101,7 @@ async def test_a_limit_that_denies_during_an_outage_says_that_it_is_one() -> Non
     )
 
 
-# -- the life of the limiter
+# -- start and stop of the limiter
 
 
 async def with_lifespan(scope: Any, receive: Any, send: Any) -> None:

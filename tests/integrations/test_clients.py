@@ -40,7 +40,7 @@ def url() -> Iterator[str]:
 
 
 class Slept:
-    """A sleep that lets the manual clock do the waiting."""
+    """A sleep that moves the manual clock instead of waiting."""
 
     def __init__(self, clock: ManualClock) -> None:
         self.clock = clock

@@ -96,7 +96,7 @@ def async_limiter() -> Iterator[AsyncLimiter]:
 
 
 def pairs(metadata: Any) -> dict[str, str]:
-    return {name: value for name, value in metadata}  # noqa: C416  # older metadata looks like a mapping and is none
+    return {name: value for name, value in metadata}  # noqa: C416  # older metadata looks like a mapping but is not one
 
 
 def assert_denied(error: grpc.RpcError) -> None:

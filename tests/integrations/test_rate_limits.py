@@ -1,4 +1,4 @@
-"""The shared piece, without any framework: what all integrations have in common is tested here."""
+"""What all integrations have in common, without any framework."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_several_limits_in_one_text_are_all_or_nothing() -> None:
     ),
     st.lists(st.tuples(st.sampled_from("ab"), st.sampled_from("xy")), max_size=25),
 )
-def test_a_denied_request_spends_nothing_anywhere_and_shadow_and_exempt_rules_take_from_no_other(
+def test_a_denied_request_counts_nowhere_and_shadow_and_exempt_rules_take_nothing_from_others(
     shapes: list[tuple[int, int, str, str]], requests: list[tuple[str, str]]
 ) -> None:
     keys: dict[str, Any] = {"user": user, "tenant": tenant, "everyone": lambda _: "everyone"}
@@ -84,7 +84,7 @@ def test_a_denied_request_spends_nothing_anywhere_and_shadow_and_exempt_rules_ta
         enforced = [n for n, shape in enumerate(shapes) if shape[3] == "enforced"]
         shadowed = [n for n, shape in enumerate(shapes) if shape[3] == "shadow"]
         expected = all(fits(n, who[n]) for n in enforced)
-        # Half of the rules are the application's, half the route's: that must make no difference.
+        # Half of the rules belong to the application, half to the route: that must make no difference.
         outcome = check(limits, request(x_user=name, x_tenant=team), *rules[len(rules) // 2 :])
         assert outcome.allowed == expected
         for n in (enforced + [n for n in shadowed if fits(n, who[n])]) if expected else []:
@@ -139,7 +139,7 @@ def test_a_rule_matches_by_the_name_of_the_route() -> None:
     assert not Rule("1/minute", route="orders").matches(incoming)
 
 
-def test_a_request_that_no_rule_is_about_is_not_limited() -> None:
+def test_a_request_that_matches_no_rule_is_not_limited() -> None:
     limits = rate_limits(Rule("1/minute", path="/api/*"))
     outcome = check(limits, request("/other"))
     assert outcome == Outcome(True) and limits.headers(outcome) == {}
@@ -402,10 +402,10 @@ def test_a_limiter_of_the_other_kind_is_refused() -> None:
         pass
 
 
-# -- the life of the limiter
+# -- start and stop of the limiter
 
 
-def test_a_limiter_that_was_made_here_is_stopped_here_and_a_given_one_is_not(
+def test_a_limiter_that_the_integration_created_is_stopped_and_a_given_one_is_not(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     for name in ("REGION", "ORIGIN", "LEDGER"):

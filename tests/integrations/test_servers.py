@@ -100,7 +100,7 @@ DJANGO = """
 
 @contextmanager
 def serving(directory: Path, source: str, *command: str, **environ: str) -> Iterator[httpx.Client]:
-    """Run a server with the application in a file; stopped as an operator would, with SIGTERM."""
+    """Run a server with the application in a file; stop it with SIGTERM, as an operator would."""
     (directory / "application.py").write_text(textwrap.dedent(source))
     paths = [str(directory), *filter(None, sys.path)]
     environment = os.environ | environ | {"PYTHONPATH": os.pathsep.join(paths)}
@@ -137,7 +137,7 @@ def codes(client: httpx.Client, user: str, times: int) -> list[int]:
 
 
 def pids(client: httpx.Client, count: int) -> set[str]:
-    """Ask on new connections until so many different workers have answered."""
+    """Send requests on new connections until `count` different workers have answered."""
     found: set[str] = set()
 
     def enough() -> bool:
@@ -158,7 +158,7 @@ def test_counts_survive_a_restart_of_uvicorn(tmp_path: Path, fresh_redis: RedisS
     with serving(tmp_path, source, *uvicorn(tmp_path), **origin) as client:
         assert codes(client, "ann", 4) == [200, 200, 200, 429]
         assert codes(client, "bob", 2) == [200, 200]
-    # The lifespan's end has flushed the last counts; a new process reads them at its first request.
+    # The end of the lifespan has flushed the last counts; a new process reads them at its first request.
     with serving(tmp_path, source, *uvicorn(tmp_path), **origin) as client:
         assert codes(client, "ann", 1) == [429]
         assert codes(client, "bob", 2) == [200, 429]
@@ -238,17 +238,17 @@ def test_counts_survive_a_reload_in_development(
             try:
                 answer = client.get("/pid", headers={"connection": "close"}, timeout=1).text
             except httpx.TransportError:
-                # The old process has ended, the new one does not listen yet. A connection that came between the two
-                # is never answered.
+                # The old process has ended, and the new one does not listen yet. A connection made in between is never
+                # answered.
                 return False
             if answer == before and time.monotonic() >= edit_at_s:
-                # Again after some seconds: a change before the first look of the reloader is not noticed. Not while the
-                # new process starts, which would begin again each time.
+                # Again after some seconds: the reloader does not notice a change before its first check. Not while the
+                # new process starts, because each change restarts it.
                 edit_at_s += 5
                 with (tmp_path / "application.py").open("a") as file:
                     file.write("\nCHANGED = True\n")
             return answer != before
 
         wait_until(is_reloaded, timeout_s=60, what="the server to reload")
-        # Of the three, two are used. A new process on a busy machine may decide its first request without Redis.
+        # Two of the three are used. On a busy machine, a new process may decide its first request without Redis.
         assert codes(client, "ann", 4)[1:].count(429) >= 2

@@ -61,7 +61,7 @@ def test_an_artefact_installs_alone_and_runs_the_examples_of_the_readme(
     install += ["--constraint", str(ROOT / "constraints.txt")]
     flags: list[str] = []
     if kind == "sdist":
-        # It has been built compiled, for the wheel. Here it is built as on a machine without a compiler.
+        # The sdist was built compiled for the wheel. Here it is built as on a machine without a compiler.
         run(python, *install, "setuptools", "wheel")
         flags = ["--no-build-isolation"]
     run(

@@ -1,4 +1,5 @@
-"""Nodes with credit around one origin in memory, in virtual time, with a network between them; and the truth."""
+"""Nodes with credit around one origin in memory, in virtual time, with a network between them and a reference
+counter."""
 
 from __future__ import annotations
 
@@ -242,7 +243,7 @@ class CreditFleet:
         )
 
     def evict(self, is_evicted: Callable[[], bool]) -> None:
-        """The origin is out of memory: it drops keys, each for which this says so."""
+        """The origin is out of memory: it drops the keys that the function selects."""
         store = self.store._store
         for digest in [one for one in store.records if is_evicted()]:
             del store.records[digest]
@@ -250,7 +251,7 @@ class CreditFleet:
             store.region = None
 
     def crash(self, node: int) -> None:
-        """The process is gone, with its credit and what it has not reported. A new one takes its place."""
+        """The process ends, with its credit and what it has not reported. A new one replaces it."""
         origin = self.origins[node]
         origin.is_down = True
         self.crashed.append(self.limiters[node])

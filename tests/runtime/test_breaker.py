@@ -112,7 +112,7 @@ def test_a_call_from_before_the_trip_is_not_a_trial_however_late_it_ends() -> No
     tested.record(slow, True, 106.0)
     assert tested.state(106.0) == "half_open", "the slow call did not close it"
     tested.release(slow)
-    assert not tested.admit(106.0), "and did not give the trial's place away"
+    assert not tested.admit(106.0), "and the trial is still reserved"
     tested.record(trial, False, 106.5)
     assert tested.state(106.5) == "open"
 

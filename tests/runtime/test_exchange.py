@@ -103,7 +103,7 @@ def test_invariant_11_no_workload_passes_more_than_a_single_counter_would(
         await asyncio.gather(*asked)
         assert fleet.over == 0
         assert {decision.source for decision in fleet.decisions} <= {"local", "origin"}
-        # A second after the traffic nothing is held back that would fit.
+        # A second after the traffic, nothing that fits is denied because of credit.
         await asyncio.sleep(1)
         left = max(quotas) - fleet.judge().effective(fleet.clock.now_ms())
         if left > 0:
@@ -115,7 +115,7 @@ def test_invariant_11_no_workload_passes_more_than_a_single_counter_would(
 
 
 @on_virtual_time
-async def test_a_look_counts_nothing_and_sees_what_other_nodes_accepted() -> None:
+async def test_a_peek_counts_nothing_and_sees_what_other_nodes_accepted() -> None:
     fleet = CreditFleet(2)
     await fleet.start()
     for _ in range(4):
@@ -208,7 +208,7 @@ async def test_two_batches_that_need_what_the_other_holds_do_not_wait_for_each_o
 
 
 @on_virtual_time
-async def test_what_a_refused_batch_was_granted_denies_nobody() -> None:
+async def test_what_a_refused_batch_was_granted_denies_no_other_request() -> None:
     fleet = CreditFleet(2, latency_ms=(1, 1))
     await fleet.start()
     assert await fleet.ask(1, 1, identifier="full")
@@ -225,7 +225,7 @@ async def test_what_a_refused_batch_was_granted_denies_nobody() -> None:
 @pytest.mark.parametrize("seed", range(4))
 @on_virtual_time
 async def test_batches_that_are_refused_leave_all_of_a_limit_to_others(seed: int) -> None:
-    """Refused although it would have fitted: at most 0.5 % of the limit, which is none of 100."""
+    """At most 0.5 % of the limit may be refused although it fits, which is none of 100."""
     fleet = CreditFleet(6, seed=seed)
     await fleet.start()
     random = Random(seed)
@@ -283,7 +283,7 @@ async def test_a_batch_does_not_hold_up_others_on_a_subject_that_it_has_credit_f
     await fleet.stop()
 
 
-# -- callers that go away, nodes that join, leave and crash
+# -- callers that disconnect, nodes that join, leave and crash
 
 
 @on_virtual_time
@@ -573,8 +573,8 @@ async def test_a_stop_in_the_middle_of_much_to_report_ends_without_an_error_and_
 
 
 @on_virtual_time
-async def test_thousands_of_new_subjects_in_one_moment_open_no_breaker() -> None:
-    """A server takes its time for each command: messages queue at the node, each request waits 300 ms at most."""
+async def test_thousands_of_new_subjects_at_once_open_no_breaker() -> None:
+    """A server needs time for each command: messages queue at the node, and each request waits 300 ms at most."""
     fleet = CreditFleet(1, latency_ms=(0, 0))
     await fleet.start()
     lock = asyncio.Lock()

@@ -139,7 +139,7 @@ def test_a_child_of_a_node_is_a_node_of_its_own_and_its_counts_arrive(tmp_path: 
     limiter.limit(MILLION_AN_HOUR, "x", 1)
     effective, source, node_id, _ = in_child(work)
     assert source == "origin"
-    assert effective >= 8, "five of the node before, at least, and its own"
+    assert effective >= 8, "at least five of the parent, and its own"
     assert node_id not in (parent_id, limiter.statistics().node_id)
     limiter.limit(MILLION_AN_HOUR, "x", 2)
     limiter.stop()

@@ -91,14 +91,14 @@ async def test_one_node_imports_for_all_and_the_others_never_ask_the_ledger(
 
 
 @on_virtual_time
-async def test_a_holder_that_dies_is_replaced_within_two_seconds_and_the_import_goes_on_from_its_cursor() -> (
+async def test_a_holder_that_dies_is_replaced_within_two_seconds_and_the_import_continues_from_its_cursor() -> (
     None
 ):
     ledger, region, nodes = await fleet(3)
     (holder,) = importers(nodes)
     ledger.publish_nowait([row(f"user {n}", 5) for n in range(50)])
     await asyncio.sleep(1)
-    # It is stopped without a word: no call of its reaches anything any more.
+    # It ends without a message: none of its calls reaches a store any more.
     holder.faults.fail()
     assert holder.failing_ledger is not None
     holder.failing_ledger.faults.fail()
@@ -217,7 +217,7 @@ async def test_each_change_is_published_by_one_node() -> None:
 
 
 async def rows_written(count: int) -> list[list[LedgerRow]]:
-    """The publishes of a region of so many nodes, which count 10 a second for 10 s beside another region."""
+    """The publishes of a region of `nodes` nodes, which count 10 a second for 10 s, next to another region."""
     ledger, region, nodes = await fleet(count)
     ledger.publish_nowait([row("x", 5)])
     for number in range(100):
@@ -257,7 +257,7 @@ async def test_a_node_that_expects_growth_of_other_regions_asks_whether_it_came(
         ledger.publish_nowait([row("x", 10 * number)])
         await asyncio.sleep(0.3)
         await nodes[0].accept("x", 1, HUNDRED)
-    # They have stopped at 80, and nothing else is sent to the origin than what denials ask.
+    # They have stopped at 80, and only denials still send messages to the origin.
     passed = 0
     for _ in range(40):
         passed += await nodes[0].accept("x", 1, HUNDRED)
@@ -274,7 +274,7 @@ async def test_a_node_that_dies_before_it_publishes_is_replaced() -> None:
     await asyncio.sleep(2)
     assert nodes[1].failing_ledger is not None
     nodes[1].failing_ledger.faults.fail("publish")
-    # Its counts are with the origin, and its row never leaves.
+    # The origin has its counts, but its row is never published.
     assert await nodes[1].accept("x", 40, HUNDRED) == 40
     assert await nodes[0].accept("x", 1, HUNDRED) == 1
     await asyncio.sleep(15)
@@ -354,7 +354,7 @@ async def test_a_denial_that_only_anticipation_caused_is_over_soon_after_other_r
         ledger.publish_nowait([row("x", count)])
         await asyncio.sleep(0.3)
         assert await nodes[0].accept("x", 1, HUNDRED)
-    # 80 there and 8 here: 12 more fit, if no other region goes on.
+    # 80 there and 8 here: 12 more fit if no other region continues.
     denial = await nodes[0].limiter.limit(HUNDRED, "x", 12)
     assert not denial and denial.effective <= 100
     assert denial.retry_after_ms is not None and denial.retry_after_ms <= 250
@@ -393,7 +393,7 @@ async def test_nodes_know_how_old_counts_of_other_regions_are_when_they_receive_
 
 
 @on_virtual_time
-async def test_a_client_that_hammers_a_guess_costs_a_message_for_each_import() -> None:
+async def test_a_client_that_repeats_a_request_denied_by_a_guess_costs_one_message_per_import() -> None:
     ledger, region, nodes = await fleet(1)
     for count in range(10, 90, 10):
         ledger.publish_nowait([row("x", count)])
@@ -465,7 +465,7 @@ async def test_a_holder_that_stops_before_it_knows_of_a_wipe_leaves_no_cursor_be
     await other.limiter.stop()  # no other node is left to notice it
     region.store.wipe()
     if is_late:
-        # A question from before the wipe comes after it. Then the holder asks again.
+        # A request from before the wipe arrives after it. Then the holder asks again.
         region.store.lease_nowait(holder.limiter.statistics().node_id, 1_200, None)
         await asyncio.sleep(0.5)
     while region.store.lease_nowait("", 0, None).holder == "":  # noqa: ASYNC110 - another's state
@@ -500,7 +500,7 @@ async def test_a_lost_row_that_the_origin_calls_published_is_published_again_aft
     assert [one.regional for one in ledger.rows() if one.identifier == "x"] == [30]
     epoch = epoch_of(node)
     ledger.wipe()
-    # The loss is found, and no node has asked yet who publishes what was lost. Other messages are answered.
+    # The loss is known, and no node has asked yet which node publishes the lost row. Other messages are answered.
     node.faults.fail("share")
     while epoch_of(node) == epoch:  # noqa: ASYNC110 - another's state
         await asyncio.sleep(0.01)
@@ -579,8 +579,8 @@ async def test_only_asking_who_imports_takes_and_changes_nothing() -> None:
 
 
 @on_virtual_time
-async def test_looks_at_a_counter_that_is_used_up_show_what_other_regions_have_counted_since() -> None:
-    """Requests for it are denied without a message, so that no answer would bring it."""
+async def test_peeks_at_a_counter_that_is_used_up_show_what_other_regions_have_counted_since() -> None:
+    """Requests for it are denied without a message, so no answer would report the new counts."""
     ledger, region, nodes = await fleet(2)
     ledger.publish_nowait([row("x", 120)])
     await asyncio.sleep(0.3)

@@ -69,7 +69,7 @@ async def test_later_imports_ask_for_what_changed_only_and_now_and_then_for_all(
 
 
 @on_virtual_time
-async def test_a_failed_import_keeps_the_foreign_counts_and_goes_on_where_it_was() -> None:
+async def test_a_failed_import_keeps_the_foreign_counts_and_continues_where_it_stopped() -> None:
     ledger, region, node = world()
     ledger.publish_nowait([row("x", 400)])
     await node.limiter.start()
@@ -131,7 +131,7 @@ async def test_heartbeats_show_how_many_regions_are_alive() -> None:
     await turns()
     assert node.limiter.statistics().regions == 3
     await asyncio.sleep(70)
-    assert node.limiter.statistics().regions == 1, "the others have not beaten for a minute"
+    assert node.limiter.statistics().regions == 1, "the others have sent no heartbeat for a minute"
     await region.stop()
 
 
@@ -192,7 +192,8 @@ async def test_two_regions_agree_within_seconds_on_what_is_near_its_limit() -> N
 async def test_evicted_foreign_counts_come_back_within_three_intervals_and_cost_no_full_read_each_tick() -> (
     None
 ):
-    """Memory is sprayed all the time: the counts of other regions are read in full every second interval, not more."""
+    """New identifiers fill memory all the time: counts of other regions are read in full every second interval, not
+    more."""
     ledger, region, node = world(subjects_max=4, import_interval_ms=5_000)
     ledger.publish_nowait([row("x", 1_000)])
     await node.limiter.start()
@@ -236,5 +237,5 @@ async def test_rows_that_cannot_be_read_are_counted_and_logged_once_and_stop_not
     await importer(node).run_once(full=True)
     ledger.changes = with_unreadable  # type: ignore[method-assign] # again
     await importer(node).run_once()
-    assert caplog.text.count("cannot be read") == 2, "a new state is said again"
+    assert caplog.text.count("cannot be read") == 2, "a new state is logged again"
     await region.stop()

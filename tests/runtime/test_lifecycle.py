@@ -1,4 +1,4 @@
-"""Starting, stopping, and everything that an origin may be at that moment."""
+"""Starting and stopping, with an origin in every possible state."""
 
 from __future__ import annotations
 
@@ -200,7 +200,7 @@ async def test_a_start_waits_for_a_hanging_ledger_only_so_long_and_the_ledger_is
     await region.stop()
 
 
-def test_a_limiter_whose_event_loop_ended_without_a_stop_goes_on_where_it_was_on_the_next_one() -> None:
+def test_a_limiter_whose_event_loop_ended_without_a_stop_continues_on_the_next_loop() -> None:
     clock = ManualClock(EPOCH_MS)
     store = MemoryOrigin(clock=clock)
     origin = FailingOrigin(store.another())
@@ -253,7 +253,7 @@ def test_a_thread_limiter_with_a_dead_origin_starts_and_decides() -> None:
         assert "region 'fra'" in repr(limiter)
 
 
-def test_a_stopped_limiter_that_never_started_is_stopped_all_the_same() -> None:
+def test_a_limiter_that_never_started_can_be_stopped() -> None:
     limiter = Limiter(region="fra", origin=MemoryOrigin())
     limiter.stop()
     with pytest.raises(Closed):

@@ -1,4 +1,4 @@
-"""The decorator: the same for threads and for tasks, and strict when a function is decorated."""
+"""The decorator: the same for threads and for tasks; mistakes are errors when a function is decorated."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ THREE_AN_HOUR = Limit("3/hour", namespace="tests.hourly")
 
 
 class Decorated:
-    """A limiter of one kind, and a way to decorate and call a function with it: each test below holds for both."""
+    """A limiter of one kind, and a way to decorate and call a function with it: each test below runs for both."""
 
     def __init__(self, kind: str) -> None:
         self.clock = ManualClock(EPOCH_MS)
@@ -37,7 +37,7 @@ class Decorated:
         )
 
     def decorate(self, function: Callable[..., Any], *limits: Limit, **options: Any) -> Callable[..., Any]:
-        """`function`, made a coroutine function if need be, decorated; the result is called as a plain function."""
+        """Decorate `function`, as a coroutine function if needed; the result is called as a plain function."""
         if not self.is_async:
             decorated: Callable[..., Any] = self.limiter.limited(*limits, **options)(function)
             return decorated

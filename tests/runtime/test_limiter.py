@@ -18,7 +18,7 @@ TWO_A_MINUTE = Limit("2/minute", namespace="tests")
 
 
 class Driver:
-    """One of the two drivers, called the same way: each test below holds for both."""
+    """One of the two drivers, called the same way: each test below runs for both."""
 
     def __init__(self, limiter: Limiter | AsyncLimiter) -> None:
         self.limiter = limiter
@@ -77,7 +77,7 @@ def test_a_cost_above_the_limit_never_fits(driver: Driver) -> None:
     assert denial.retry_after_ms is None
 
 
-def test_peek_looks_without_consuming(driver: Driver) -> None:
+def test_peek_checks_without_consuming(driver: Driver) -> None:
     driver.limit(TWO_A_MINUTE, "x")
     for _ in range(5):
         assert driver.peek(TWO_A_MINUTE, "x").remaining == 1

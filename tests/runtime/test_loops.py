@@ -20,7 +20,7 @@ def test_ticks_never_drift_however_slow_the_cycles_are(
     anchors = []
     for delay_s in delays_s:
         tick_s = metronome.next_s(now_s)
-        # The target lies on the grid, give or take a tenth of the interval, and in the present or the future.
+        # The target is on the grid, plus or minus a tenth of the interval, and not in the past.
         anchors.append(metronome._anchor_s)
         assert abs(tick_s - anchors[-1]) <= 0.5 + 1e-9
         assert anchors[-1] > now_s

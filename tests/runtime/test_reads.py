@@ -66,7 +66,7 @@ async def test_a_caller_that_disconnects_cancels_no_other_read_and_trips_no_brea
     node.faults.heal()
     decision = await callers[-1]
     assert decision.source == "origin"
-    assert decision.effective == 1, "those who went away consumed nothing"
+    assert decision.effective == 1, "callers that disconnected consumed nothing"
     assert node.origin.count("read") == 1
     statistics = node.limiter.statistics()
     assert statistics.breaker_states["origin_read"] == 0
@@ -75,7 +75,7 @@ async def test_a_caller_that_disconnects_cancels_no_other_read_and_trips_no_brea
 
 
 @on_virtual_time
-async def test_the_first_caller_may_go_away_during_the_start() -> None:
+async def test_the_first_caller_may_disconnect_during_the_start() -> None:
     region = Region()
     node = region.node()
     node.faults.hang("open")
@@ -201,14 +201,14 @@ async def test_two_nodes_together_accept_what_the_limit_allows_once_they_know_ea
 
 
 @on_virtual_time
-async def test_reads_that_mostly_fail_open_their_breaker_and_decisions_go_on() -> None:
+async def test_reads_that_mostly_fail_open_their_breaker_and_decisions_continue() -> None:
     region = Region()
     node = region.node()
     await node.limiter.start()
     node.faults.fail("read")
     for n in range(100):
         assert await node.limiter.limit(HUNDRED_A_MINUTE, f"user {n}")
-    assert node.origin.count("read") == 20, "then it is left alone"
+    assert node.origin.count("read") == 20, "then it is not asked any more"
     statistics = node.limiter.statistics()
     assert statistics.breaker_states["origin_read"] == 2
     assert statistics.origin_errors["cold", "circuit_open"] == 80

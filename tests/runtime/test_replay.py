@@ -70,7 +70,7 @@ async def test_what_becomes_dirty_meanwhile_is_sent_next_and_one_merge_is_in_fli
     await node.accept("y", 5)
     await turns()
     assert node.origin.count("merge") == 1
-    # The first merge hangs until the loop cuts it off; then everything goes out, in one command.
+    # The first merge hangs until the loop ends it; then everything is sent, in one command.
     await node.origin.until("merge", 2)
     await turns()
     assert sorted(owns(node.origin.arguments("merge")[-1])) == [5, 7]
@@ -332,7 +332,7 @@ async def test_between_two_full_commands_the_loop_gets_its_turns() -> None:
 
 
 class SlowOrigin(MemoryOrigin):
-    """Takes its time for every merge."""
+    """Needs time for every merge."""
 
     merge_s = 0.0
 

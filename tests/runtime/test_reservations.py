@@ -36,7 +36,7 @@ def test_what_is_reserved_counts_until_it_is_settled_and_then_what_was_used() ->
     with limiter.reserve(MINUTE, "ann", 60) as reservation:
         assert limiter.peek(MINUTE, "ann").remaining == 40
         assert not limiter.limit(MINUTE, "ann", 41)
-        assert used(limiter) == 0, "a reservation is no count"
+        assert used(limiter) == 0, "a reservation is not a count"
         reservation.settle(25)
     assert used(limiter) == 25
     assert limiter.limit(MINUTE, "ann", 75)
@@ -394,7 +394,7 @@ async def test_without_an_answer_of_the_origin_a_reservation_is_held_in_memory_a
 
 @on_virtual_time
 async def test_ends_that_wait_for_the_origin_have_a_bounded_size_and_all_are_counted() -> None:
-    """A tenant with long names, windows that are over soon, and an origin that stays away."""
+    """A tenant with long names, windows that end soon, and an origin that does not answer."""
     fleet = CreditFleet(1)
     await fleet.start()
     fleet.origins[0].is_down = True

@@ -16,7 +16,7 @@ from tidegate.testing.limiters import make_async_limiter
 
 TEN_A_MINUTE = Limit("10/minute", namespace="tests")
 TEN_AN_HOUR = Limit("10/hour", namespace="tests")
-# Within which every node has applied a reset, in every region.
+# The time within which every node of every region has applied a reset.
 SOON_S = 2.0
 
 
@@ -86,7 +86,7 @@ def test_a_reset_concerns_one_identifier_under_one_limit() -> None:
         assert limiter.peek(TEN_AN_HOUR, "ann").remaining == 6
 
 
-def test_a_reset_of_an_identifier_that_never_came_is_harmless() -> None:
+def test_a_reset_of_an_unused_identifier_is_harmless() -> None:
     with Limiter() as limiter:
         assert limiter.reset(TEN_A_MINUTE, "nobody")
         assert limiter.limit(TEN_A_MINUTE, "nobody").remaining == 9
@@ -134,7 +134,7 @@ def test_a_workspace_cannot_use_up_the_resets_of_another() -> None:
 
 
 @on_virtual_time
-async def test_every_node_of_a_region_hears_of_a_reset_and_counts_exactly_after_it() -> None:
+async def test_every_node_of_a_region_learns_of_a_reset_and_counts_exactly_after_it() -> None:
     fleet = CreditFleet(4)
     limit = fleet.limit_of(10)
     await fleet.start()
@@ -157,7 +157,7 @@ async def test_requests_that_wait_when_a_reset_arrives_are_decided_after_it() ->
     for _ in range(9):
         await fleet.limiters[0].limit(limit, "x")
     await asyncio.sleep(1)
-    # Its message leaves before the reset; the answer, which would deny, comes after it.
+    # Its message is sent before the reset; the answer, which would deny, comes after it.
     waiting = asyncio.create_task(fleet.limiters[1].limit(limit, "x", 5))
     await asyncio.sleep(0.005)
     await fleet.limiters[1].reset(limit, "x")
@@ -218,7 +218,7 @@ async def test_without_credit_nodes_get_a_reset_too() -> None:
 
 
 @on_virtual_time
-async def test_a_reset_during_an_outage_is_told_when_the_origin_answers_again() -> None:
+async def test_a_reset_during_an_outage_is_sent_when_the_origin_answers_again() -> None:
     fleet = CreditFleet(2)
     limit = fleet.limit_of(10)
     await fleet.start()
@@ -238,7 +238,7 @@ async def test_a_reset_during_an_outage_is_told_when_the_origin_answers_again() 
 
 
 @on_virtual_time
-async def test_a_wiped_origin_gets_resets_back_and_old_counts_stay_away() -> None:
+async def test_a_wiped_origin_gets_resets_back_and_old_counts_do_not_return() -> None:
     fleet = CreditFleet(2)
     limit = fleet.limit_of(10)
     await fleet.start()
@@ -312,7 +312,7 @@ async def test_a_reservation_survives_a_reset_at_the_origin() -> None:
 
 
 @on_virtual_time
-async def test_every_region_hears_of_a_reset_within_two_seconds() -> None:
+async def test_every_region_learns_of_a_reset_within_two_seconds() -> None:
     async with World("fra", "nyc", "sin") as world:
         first = world.all[0]
         await use_up(first, TEN_A_MINUTE, "ann")

@@ -15,7 +15,7 @@ from tidegate.sim.virtual_time import VirtualLoop
 
 
 def stall(seconds: float) -> None:
-    """Nothing of this process runs for so long: all its timers are late."""
+    """This process does not run for this long: all its timers are late."""
     loop = cast("VirtualLoop", asyncio.get_running_loop())
     loop.advance_to(loop.time() + seconds)
 
@@ -95,7 +95,7 @@ async def test_a_timeout_leaves_the_time_that_was_left_before_the_stall() -> Non
     began_s = loop.time()
     with pytest.raises(TimeoutError):
         await wait_in_vain()
-    # The part of a step before the stall began is known to a step only.
+    # How much of a step had passed when the stall began is known only to the precision of a step.
     assert 5.249 <= loop.time() - began_s <= 5.301
 
 

@@ -24,7 +24,8 @@ HALF = Limit(THREADS * ROUNDS // 2, duration_ms=3_600_000, namespace="tests")
 
 
 def hammer(work: Callable[[int], Any], threads: int = THREADS) -> list[Any]:
-    """Run `work(number)` in so many threads, all at the same moment; what they return, or the first failure."""
+    """Run `work(number)` in `threads` threads at the same moment. Returns their results, or raises the first
+    failure."""
     barrier = threading.Barrier(threads)
     results: list[Any] = [None] * threads
     failures: list[BaseException] = []

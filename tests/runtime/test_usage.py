@@ -31,7 +31,7 @@ def test_usage_consumes_nothing_and_names_the_parts() -> None:
     assert (usage.limit, usage.identifier, usage.source) == (TEN_A_MINUTE, "ann", "local")
 
 
-def test_usage_of_an_identifier_that_never_came_is_zero() -> None:
+def test_usage_of_an_unused_identifier_is_zero() -> None:
     usage = Limiter().usage(TEN_A_MINUTE, "nobody")
     assert (usage.used, usage.remaining) == (0, 10)
 
@@ -79,7 +79,8 @@ async def test_each_region_has_the_age_of_its_own_count(has_origin: bool) -> Non
     usage = await second.limiter.usage(HUNDRED_A_MINUTE, "x")
     assert {name: part.counted for name, part in usage.regions.items()} == {"ams": 20, "nyc": 5}
     ages = {name: part.age_ms for name, part in usage.regions.items()}
-    # Published 21 and 14 s ago, and imported at most one interval later. Publishing the same again is no news.
+    # Published 21 and 14 s ago, and imported at most one interval later. Publishing the same count again changes
+    # nothing.
     assert ages["ams"] is not None and 15_000 <= ages["ams"] <= 21_000
     assert ages["nyc"] is not None and 8_000 <= ages["nyc"] <= 14_000
     assert usage.foreign == 25

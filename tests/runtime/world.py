@@ -1,4 +1,4 @@
-"""What the tests of the drivers share: virtual time, a region of nodes around one origin, regions around one ledger."""
+"""Shared by the tests of the drivers: virtual time, a region of nodes around one origin, regions around one ledger."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def on_virtual_time(test: Callable[P, Coroutine[Any, Any, R]]) -> Callable[P, R]
 
 
 def clock() -> VirtualClock:
-    """The wall clock of the virtual loop that runs."""
+    """The wall clock of the running virtual loop."""
     return VirtualClock(cast("VirtualLoop", asyncio.get_running_loop()), EPOCH_MS)
 
 
@@ -96,9 +96,9 @@ class Member:
         return self.failing.faults
 
     async def accept(self, identifier: str, times: int = 1, limit: Limit = MILLION_AN_HOUR) -> int:
-        """So many requests; returns how many passed."""
+        """Send this many requests; returns how many passed."""
         return sum([bool(await self.limiter.limit(limit, identifier)) for _ in range(times)])
 
     async def seen(self, identifier: str, limit: Limit = MILLION_AN_HOUR) -> int:
-        """What this node believes was accepted."""
+        """How much was accepted, according to this node."""
         return (await self.limiter.peek(limit, identifier)).effective

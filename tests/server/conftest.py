@@ -15,7 +15,7 @@ from tidegate.server.catalog.keys import ALL, digest_of, new_key
 
 @pytest.fixture(scope="session")
 def server() -> Iterator[TidegateServer]:
-    """One server for all tests that need nothing special of it; each test has workspaces of its own."""
+    """One server for all tests that need no special settings; each test has its own workspaces."""
     with TidegateServer("--test-mode") as server:
         yield server
 

@@ -1,4 +1,4 @@
-"""A real `tidegate serve` process for tests, and the means to make workspaces and keys beside it."""
+"""A real `tidegate serve` process for tests, with functions that create workspaces and keys."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from tidegate.testing.servers.process import child_pids, is_gone
 TIMEOUT_S = 30.0
 # Servers of tests have it, so that `metrics` and `get("/readyz")` see everything.
 METRICS_TOKEN = "a token of 28 characters !!!"
-# The longest window that a request may ask for: no test meets its end by accident.
+# The longest window that a request may ask for, so that no window ends during a test.
 MONTH_MS = 2_592_000_000
 
 _numbers = itertools.count()
@@ -110,12 +110,12 @@ class TidegateServer:
             self._made_dir.cleanup()
 
     def start(self) -> None:
-        """Start, and wait until it says that it listens. Again after a stop, at the same address."""
+        """Start, and wait until it says that it listens. After a stop, it starts again at the same address."""
         self.kill()
         command = [sys.executable, "-m", "tidegate.cli", "serve", "--data-dir", str(self.data_dir)]
         port = self.port or 0
         command += ["--listen", f"127.0.0.1:{port}", *self.arguments]
-        # setpriv: the server dies with the process that started it, also if that one is killed.
+        # setpriv: the server ends with the process that started it, even if that one is killed.
         with self.log_path.open("a") as log:
             self.process = subprocess.Popen(
                 ["setpriv", "--pdeathsig", "KILL", *command],

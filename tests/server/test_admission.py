@@ -1,4 +1,4 @@
-"""An operation is one path: it runs at once to its first wait, and from there in a task, and does nothing twice."""
+"""An operation runs synchronously to its first wait and then continues in a task, without repeating a step."""
 
 from __future__ import annotations
 

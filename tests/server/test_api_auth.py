@@ -58,7 +58,7 @@ def test_whitespace_around_the_token_is_trimmed(workspace: Workspace) -> None:
 
 
 def test_a_key_works_at_once_although_another_process_made_it(server: TidegateServer) -> None:
-    # The fixture of every other test relies on it; here it is said.
+    # Every other test relies on this; here it is tested by itself.
     workspace = server.workspace()
     assert workspace.limit().status == 200
 

@@ -40,7 +40,7 @@ def test_a_denied_call_consumes_nothing_and_reports_no_remaining(workspace: Work
     assert workspace.limit(limit=10, cost=2, at_ms=NOON_MS).data["remaining"] == 0
 
 
-def test_cost_0_looks_without_consuming_also_when_nothing_is_left(workspace: Workspace) -> None:
+def test_cost_0_checks_without_consuming_even_when_nothing_is_left(workspace: Workspace) -> None:
     assert workspace.limit(limit=2, cost=0, at_ms=NOON_MS).data["remaining"] == 2
     workspace.limit(limit=2, cost=2, at_ms=NOON_MS)
     looked = workspace.limit(limit=2, cost=0, at_ms=NOON_MS).data
@@ -72,7 +72,7 @@ def test_the_window_slides_over_two_cells(workspace: Workspace) -> None:
     start_ms = NOON_MS // minute_ms * minute_ms
     full = workspace.limit(limit=10, cost=10, duration=minute_ms, at_ms=start_ms + 59_999)
     assert full.data["success"] is True
-    # A quarter into the next minute three quarters of the ten still weigh: 7 after rounding down.
+    # A quarter into the next minute, three quarters of the ten still count: 7 after rounding down.
     quarter = workspace.limit(limit=10, cost=3, duration=minute_ms, at_ms=start_ms + 75_000).data
     assert (quarter["success"], quarter["remaining"]) == (True, 0)
     assert quarter["reset"] == start_ms + 2 * minute_ms
@@ -190,7 +190,7 @@ def test_limit_needs_its_permission_for_all_namespaces_or_for_this_one_by_id(
     assert server.call("limit", VALID | {"namespace": "here"}, by_name.secret).status == 403
 
 
-def test_a_deleted_namespace_is_gone_before_permissions_are_looked_at(
+def test_a_deleted_namespace_is_gone_before_permissions_are_checked(
     server: TidegateServer, workspace: Workspace
 ) -> None:
     workspace.limit("old")

@@ -1,7 +1,7 @@
-"""Random calls with a time of their own, against the arithmetic of the API page written down as plainly as it is there.
+"""Random calls with a time of their own, compared with a direct implementation of the arithmetic on the API page.
 
-Windows, costs, shared counters, batches, patterns and overrides that come and go: what no list of examples covers
-together. The model has no cells that age, no caches and no fast paths.
+Covers combinations of windows, costs, shared counters, batches, patterns and changing overrides. The model has no cells
+that age, no caches and no fast paths.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class Model:
             if fits[-1]:
                 cell = (call["identifier"], rule.duration_ms, now_ms // rule.duration_ms)
                 pending[cell] = pending.get(cell, 0) + cost
-        if all(fits):  # and once more on the final state: the order of items opens no gap
+        if all(fits):  # and once more on the final state, so that the order of items does not matter
             fits = [
                 self.used(call["identifier"], rule.duration_ms, now_ms, pending) <= rule.limit
                 for call, rule in zip(calls, rules, strict=True)

@@ -303,7 +303,7 @@ def test_an_override_may_last_longer_than_a_request_may_ask_for(ready: Workspace
     answers = [ready.limit(identifier="long") for _ in range(3)]
     assert [answer.data["success"] for answer in answers] == [True, True, False]
     assert answers[0].data["reset"] % duration == 0
-    # And the node still works: what it counts reaches its origin.
+    # The node still works: its counts reach the origin.
     assert ready.limit(identifier="someone else").data["success"] is True
     eventually(
         lambda: ready.server.metrics()["tidegate_origin_dirty_subjects"] == 0, "all counts are replayed"

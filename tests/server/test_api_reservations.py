@@ -162,7 +162,7 @@ def name_of(reservation_id: str) -> str:
 def test_an_id_with_the_name_of_a_reservation_of_another_workspace_ends_nothing(
     server: TidegateServer, workspace: Workspace
 ) -> None:
-    """The names of a node are numbers in a row: a tenant that has one knows those of all others."""
+    """The names of a node are consecutive numbers: a tenant that has one can guess those of others."""
     hostile = server.workspace()
     reserve(hostile, item("eve", 1))
     counter = [hostile.namespace_id("llm"), "eve", MONTH_MS, 100, False]

@@ -49,7 +49,7 @@ def test_reset_creates_no_namespace(workspace: Workspace) -> None:
     assert answer.problem == "unkey/data/ratelimit_namespace_not_found"
 
 
-def test_reset_needs_a_permission_of_its_own(workspace: Workspace) -> None:
+def test_reset_needs_its_own_permission(workspace: Workspace) -> None:
     use_up(workspace)
     granted = f"ratelimit.{workspace.namespace_id('api')}.reset"
     for permission, status in ("ratelimit.*.limit", 403), ("ratelimit.*.set_override", 403), (granted, 200):
@@ -59,7 +59,7 @@ def test_reset_needs_a_permission_of_its_own(workspace: Workspace) -> None:
         assert left == (3 if status == 200 else 0)
 
 
-def test_nobody_resets_without_a_key_or_in_another_workspace(workspace: Workspace) -> None:
+def test_a_reset_without_a_key_or_in_another_workspace_is_refused(workspace: Workspace) -> None:
     use_up(workspace)
     for key in (None, "tg_" + "x" * 32):
         answer = workspace.server.call("reset", COUNTER, key)

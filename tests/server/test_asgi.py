@@ -1,4 +1,4 @@
-"""The API as an ASGI application: the same answers, in another server."""
+"""The API as an ASGI application gives the same answers in another server."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ async def test_operations_answer_as_they_do_in_the_server(hosted: Hosted) -> Non
 
 
 async def test_every_answer_is_that_of_the_server(hosted: Hosted, server: TidegateServer) -> None:
-    """Status, body and header fields, but for ids and what each host adds."""
+    """Status, body and header fields, except for ids and what each host adds."""
     calls: list[tuple[str, str, bytes | None, dict[str, str]]] = [
         ("GET", "/v2/liveness", None, {}),
         ("HEAD", "/v2/liveness", None, {}),
@@ -346,7 +346,7 @@ async def test_it_runs_under_uvicorn(hosted: Hosted, http: str) -> None:
         assert (await client.get("/nowhere")).status_code == 404
         large = await client.post("/v2/ratelimit.limit", content=b" " * (BODY_BYTES_MAX + 1))
         assert large.status_code == 413
-        # A client that goes in the middle of its body.
+        # A client that disconnects in the middle of its body.
         reader, writer = await asyncio.open_connection("127.0.0.1", host.port)
         writer.write(b"POST /v2/ratelimit.limit HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{")
         await writer.drain()
@@ -391,7 +391,7 @@ async def call(app: Application, scope: Any, receive: Any) -> Any:
 
 @contextlib.asynccontextmanager
 async def lifespan_of(app: Application) -> AsyncIterator[None]:
-    """The protocol as a server speaks it."""
+    """Call the application as a server does."""
     to_app: asyncio.Queue[MutableMapping[str, Any]] = asyncio.Queue()
     from_app: asyncio.Queue[MutableMapping[str, Any]] = asyncio.Queue()
     running = asyncio.create_task(app({"type": "lifespan"}, to_app.get, from_app.put))

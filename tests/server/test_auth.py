@@ -64,7 +64,7 @@ def test_a_disabled_caller_is_found_and_not_remembered(view: CatalogView, what: 
     assert callers.recall(b"Bearer tg_k") is None
 
 
-def test_spellings_of_one_header_do_not_fill_the_memory(view: CatalogView) -> None:
+def test_variants_of_one_header_do_not_fill_the_memory(view: CatalogView) -> None:
     add_key(view, "tg_k", 2)
     callers = Callers(view, found_max=10)
     for spaces in range(100):
@@ -84,7 +84,7 @@ def test_an_unknown_key_is_looked_up_once_until_any_key_changes(view: CatalogVie
     assert callers.find(b"Bearer tg_new", b"tg_new") is not None
 
 
-def test_sprayed_keys_do_not_fill_the_memory(view: CatalogView) -> None:
+def test_random_keys_do_not_fill_the_memory(view: CatalogView) -> None:
     callers = Callers(view, missing_max=100)
     for number in range(1_000):
         callers.remember_missing(b"tg_%d" % number)
@@ -94,7 +94,7 @@ def test_sprayed_keys_do_not_fill_the_memory(view: CatalogView) -> None:
 
 
 def test_how_much_of_a_wrong_key_is_right_makes_no_difference(view: CatalogView) -> None:
-    # No clock is needed to see it: what is looked up is the digest, and digests of near keys have nothing in common.
+    # No timing is needed to show it: the digest is looked up, and digests of similar keys have nothing in common.
     key = new_key()
     near = key[:-1] + ("a" if key[-1] != "a" else "b")
     common = sum(a == b for a, b in zip(digest_of(key), digest_of(near), strict=True))

@@ -21,14 +21,14 @@ NOW_MS = 1_800_000_000_000
 
 
 class Outage:
-    """A catalog in front of another that can be made to fail, and counts what it is asked."""
+    """A wrapper of a catalog that can be made to fail, and counts its calls."""
 
     def __init__(self, inner: Catalog) -> None:
         self.inner = inner
         self.is_down = False
         self.calls: list[str] = []
         self.asked = asyncio.Event()
-        # Something that happens just before the next call of that name.
+        # A function to run just before the next call of that name.
         self.before: tuple[str, Callable[[], Awaitable[None]]] | None = None
 
     def __getattr__(self, name: str) -> Any:
@@ -104,7 +104,7 @@ async def test_a_turn_after_a_change_reads_what_has_changed(database: Outage) ->
     assert found.matcher.find("vip_1") is not None
 
 
-async def test_a_change_is_in_force_here_before_its_answer(database: Outage) -> None:
+async def test_a_change_applies_on_this_node_before_its_answer(database: Outage) -> None:
     sync = sync_of(database)
     await sync.start()
     created = await sync.create_namespace(workspace_of(sync), "new")
@@ -125,7 +125,7 @@ async def test_all_callers_that_wait_for_a_poll_share_it(database: Outage) -> No
     assert database.calls == ["version"]
 
 
-async def test_a_poll_that_was_under_way_does_not_count_for_later_callers(database: Outage) -> None:
+async def test_a_poll_in_progress_does_not_count_for_later_callers(database: Outage) -> None:
     sync = sync_of(database)
     await sync.start()
     database.calls.clear()
@@ -295,7 +295,7 @@ async def test_the_node_that_owns_the_catalog_purges_it(
         assert [row.identifier for row in left] == ([] if purges else ["a"])
 
 
-async def test_looking_for_what_can_be_purged_is_rare(database: Outage) -> None:
+async def test_the_search_for_rows_to_purge_is_rare(database: Outage) -> None:
     sync = sync_of(database, purges=True)
     await sync.start()
     for _ in range(5):
@@ -347,7 +347,7 @@ async def test_a_start_without_the_database_uses_the_snapshot(database: Outage, 
     await later.start()
     assert later.is_loaded
     assert workspace_of(later).namespaces["one"].matcher.find("a") is not None
-    # What happened meanwhile is learnt in full when the database is back.
+    # When the database is back, all changes of the meantime are read.
     row = OverrideRow("rlor_x", namespace.id, "b", 1, 1_000, None)
     await database.inner.set_override(row, timeout_s=TIMEOUT_S)
     await database.inner.delete_override(namespace.id, "a", deleted_at_ms=1, timeout_s=TIMEOUT_S)

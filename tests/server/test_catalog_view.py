@@ -53,7 +53,7 @@ def apply(view: CatalogView, row: Row) -> None:
 
 
 def summary(view: CatalogView) -> Any:
-    """All that a request could ask."""
+    """Everything that a request could look up."""
     exported = view.export()
     return (
         sorted(exported.workspaces),
@@ -97,7 +97,7 @@ def test_rows_may_come_in_any_order_and_again_and_the_newest_stays(chance: Rando
     assert summary(view_of(*shuffled)) == summary(view_of(*ROWS))
 
 
-def test_what_was_exported_makes_the_same_view() -> None:
+def test_an_exported_view_imports_as_the_same_view() -> None:
     view = view_of(*ROWS)
     copy = CatalogView()
     copy.apply(view.export())
@@ -105,7 +105,7 @@ def test_what_was_exported_makes_the_same_view() -> None:
     assert copy.version == view.version
 
 
-def test_what_was_purged_is_forgotten_and_nothing_else() -> None:
+def test_purged_rows_are_removed_and_nothing_else() -> None:
     view = view_of(
         workspace("w", 1),
         override("rlor_early", "came before its namespace", 2, deleted_at_ms=9),
@@ -159,7 +159,7 @@ def test_an_id_wins_over_a_name() -> None:
         assert view.workspaces["w"].namespaces["rlns_2"].id == "rlns_2"
 
 
-def test_a_namespace_that_another_node_had_created_takes_the_place_of_our_own_guess() -> None:
+def test_a_namespace_that_another_node_had_created_replaces_the_assumed_one() -> None:
     view = view_of(workspace("w", 1))
     view.put_namespace(namespace("rlns_guess", "one", 0))
     view.put_namespace(namespace("rlns_real", "one", 2))

@@ -1,4 +1,4 @@
-"""Requests of callers that are new to this node: those of one turn of the loop ask the origin in one round trip."""
+"""Requests of callers that are new to this node: those of one turn of the loop share one round trip to the origin."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ from tidegate.server.process.config_load import check_files, load
 
 SECRET = "S3cretHunter2"
 
-# For every setting two right values, as text: so that the source that wins can be recognised.
+# Two valid values for every setting, as text, so that the test can tell which source won.
 RIGHT: dict[str, tuple[str, str, str]] = {
     "listen": ("0.0.0.0:1", "localhost:2", "[::1]:3"),
     "data_dir": ("a", "/b", "c d"),
@@ -67,7 +67,7 @@ def value_of(config: ServerConfig, path: str) -> Any:
 
 
 def typed(setting: Setting, text: str) -> Any:
-    """The text as the type of the setting's default, by hand and not by the code under test."""
+    """Convert the text to the type of the setting's default, without the code under test."""
     if isinstance(setting.default, bool):
         return text == "true"
     if isinstance(setting.default, int):
@@ -114,7 +114,7 @@ subsets = st.sets(st.sampled_from(sorted(RIGHT)))
 def test_flags_win_over_the_environment_and_that_over_the_file(
     tmp_path_factory: pytest.TempPathFactory, in_file: set[str], in_environment: set[str], in_flags: set[str]
 ) -> None:
-    # What goes only together is always complete.
+    # Settings that need each other are always set together.
     complete = {"region", "tls.cert", "tls.key", "rls.config"}
     by_path = {setting.path: setting for setting in SETTINGS}
     file = tmp_path_factory.mktemp("config") / "tidegate.toml"

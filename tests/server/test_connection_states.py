@@ -51,7 +51,7 @@ class Scene:
         self.transport = Transport()
         self.made: list[tuple[State, State]] = []
         self.connection = HttpConnection(self.server)
-        self.connection.connection_made(self.transport)  # type: ignore[arg-type] # as much of one as it needs
+        self.connection.connection_made(self.transport)  # type: ignore[arg-type]  # it has the methods that are used
 
     def _slow(self, _head: Head, _body: bytes) -> Coroutine[Any, Any, Answer]:
         async def work() -> Answer:
@@ -100,7 +100,7 @@ class Scene:
         self.connection.connection_lost(None)
 
 
-# How each transition of the table comes about: what happens before it, and the event that makes it.
+# For each transition of the table: what happens before it, and the event that causes it.
 SCENES: dict[tuple[State, State], tuple[str | bytes, ...]] = {
     (IDLE, READING): (HALF,),
     (IDLE, WAITING): (SLOW, "answer", SLOW),
@@ -158,7 +158,7 @@ async def test_every_transition_of_the_table_happens(
 
 
 class Greedy(Transport):
-    """Its buffer is full with the first write."""
+    """Its buffer is full after the first write."""
 
     connection: HttpConnection
 
@@ -219,7 +219,7 @@ async def test_a_stream_is_sent_part_by_part_and_nothing_is_queued_for_a_client_
     assert subscriber.push(b"three")
     await turn()
     assert scene.transport.sent.endswith(b"onethree")
-    assert scene.connection.expires == 0, "a client that reads may stay"
+    assert scene.connection.expires == 0, "a client that reads stays connected"
     await scene.play("lost")
     assert not scene.subscribers and not subscriber.push(b"four")
 
@@ -234,14 +234,14 @@ async def test_what_the_client_of_a_stream_sends_is_dropped_up_to_a_bound() -> N
     assert "abort" in scene.transport.done
 
 
-def test_the_scenes_cover_the_whole_table() -> None:
+def test_every_transition_of_the_table_is_tested() -> None:
     table = {(state, to) for state, targets in TRANSITIONS.items() for to in targets}
     assert table - SCENES.keys() == {(BLOCKED, LINGERING), (BLOCKED, CLOSING)}  # in the test above
     assert SCENES.keys() <= table
 
 
 @pytest.mark.parametrize("state", State)
-async def test_what_the_table_does_not_have_is_refused(state: State) -> None:
+async def test_a_transition_that_is_not_in_the_table_is_refused(state: State) -> None:
     connection = Scene().connection
     for to in State:
         connection.state = state

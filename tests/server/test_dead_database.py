@@ -1,4 +1,4 @@
-"""A dead database never stops decisions: what is known stays in force, also after a restart."""
+"""A dead database never stops decisions: what is known stays in force, even after a restart."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def fleet_node(ledger: str, folder: Path, *more: str) -> TidegateServer:
 
 
 def is_degraded(server: TidegateServer) -> bool:
-    """The part that keys, namespaces and overrides come from: the limiter may find its own part down before that."""
+    """The state of the catalog (keys, namespaces, overrides); the limiter may report its ledger as down earlier."""
     return b"\ndegraded: catalog" in server.get("/readyz").body
 
 
@@ -58,7 +58,7 @@ def test_known_keys_namespaces_and_overrides_outlive_the_database(
         assert (failed.status, failed.problem) == (500, "unkey/application/service_unavailable")
         assert server.call("limit", {**set_to, "identifier": "x"}, "tg_wrong").status == 401
 
-        # A restart, while the database is still gone.
+        # A restart while the database is still down.
         assert server.stop() == 0
         server.start()
         assert server.get("/readyz").status == 200

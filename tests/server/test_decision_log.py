@@ -30,7 +30,7 @@ def size_of(directory: Path) -> int:
     return sum(file.stat().st_size for file in directory.glob("*.jsonl"))
 
 
-async def test_every_way_to_decide_is_recorded_once_and_looking_is_not(tmp_path: Path) -> None:
+async def test_every_kind_of_decision_is_recorded_once_and_cost_zero_is_not(tmp_path: Path) -> None:
     log = new_log(tmp_path)
     limiter = RecordingLimiter(log)
     attempt, attempt_many = limiter.attempt, limiter.attempt_many
@@ -79,7 +79,7 @@ async def test_records_that_the_disk_cannot_take_in_time_are_dropped_and_counted
     assert log.written == PENDING_MAX
 
 
-async def test_a_directory_that_is_gone_costs_records_and_no_decision(
+async def test_a_missing_directory_loses_records_and_no_decision(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     log = new_log(tmp_path / "log")
@@ -90,7 +90,7 @@ async def test_a_directory_that_is_gone_costs_records_and_no_decision(
         assert limiter.attempt(LIMIT, "a", 1, NOW_MS) is not None
         log.write(log.take())
     assert (log.written, log.dropped) == (0, 2)
-    assert len(caplog.records) == 1 and "cannot be written" in caplog.text, "said once, not for every write"
+    assert len(caplog.records) == 1 and "cannot be written" in caplog.text, "logged once, not for every write"
     (tmp_path / "log").mkdir()
     limiter.attempt(LIMIT, "a", 1, NOW_MS)
     log.close()

@@ -1,4 +1,4 @@
-"""An error's type is the address of a page. The page is there, on the server and in the documentation."""
+"""The type of an error is the address of a page, which exists on the server and in the documentation."""
 
 from __future__ import annotations
 
@@ -77,8 +77,8 @@ def test_no_header_and_a_wrong_one_are_two_errors_and_both_have_their_page(
 
 
 def test_the_table_holds_nothing_that_is_never_sent() -> None:
-    # Named by other descriptions of the API. A missing header is invalid input here, and to a client that has
-    # disconnected nothing is sent.
+    # Other descriptions of the API have these. Here, a missing header is invalid input, and a client that has
+    # disconnected gets no answer.
     assert not {"unkey/authentication/missing", "user/bad_request/client_closed_request"}.intersection(
         SUFFIXES
     )

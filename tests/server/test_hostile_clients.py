@@ -1,4 +1,4 @@
-"""Attacks that once worked, scaled down: what memory a client can cost a node, and whom it can exclude."""
+"""Attacks that once worked, scaled down: how much memory a client can cost a node, and which clients it can exclude."""
 
 from __future__ import annotations
 
@@ -217,7 +217,7 @@ class Caller:
         self._writer.write(data)
 
     async def status(self) -> int:
-        """Of the next answer, which is read completely."""
+        """The status of the next answer, which is read completely."""
         async with asyncio.timeout(TIMEOUT_S):
             head = await self._reader.readuntil(b"\r\n\r\n")
             length = re.search(rb"content-length: (\d+)", head)
@@ -231,7 +231,7 @@ class Caller:
                 assert await self._reader.read() == b""
 
     async def ended(self) -> None:
-        """As `closed`, whatever comes before."""
+        """Like `closed`, whatever the server sends before."""
         async with asyncio.timeout(TIMEOUT_S):
             with contextlib.suppress(ConnectionError):
                 await self._reader.read()
@@ -477,7 +477,7 @@ async def test_a_body_of_a_caller_who_is_not_known_is_never_parsed_a_second_time
         assert status == 401, "what is valid as far as it was read is refused for its key"
 
 
-async def test_a_second_look_at_a_body_ends_after_a_few_hundred_parts(
+async def test_the_second_parse_of_a_body_ends_after_a_few_hundred_parts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with serving(tmp_path) as (service, key):
@@ -490,7 +490,7 @@ async def test_a_second_look_at_a_body_ends_after_a_few_hundred_parts(
         assert (await answer_of(service, "multiLimit", batch, key))[0] == 200, "a full batch is taken"
 
 
-def test_the_types_that_a_client_accepts_are_looked_at_up_to_a_bound() -> None:
+def test_the_types_that_a_client_accepts_are_read_up_to_a_bound() -> None:
     assert accepts_problem_json(b"text/html, application/problem+json")
     assert not accepts_problem_json(b"a/b," * ACCEPT_ITEMS_MAX + b"*/*")
     assert not accepts_problem_json(b"," * 32_000)
@@ -537,7 +537,7 @@ async def test_scrapes_that_come_together_are_answered_with_one_page(
         await scrape()
         tasks = [asyncio.create_task(scrape()) for _ in range(500)]
         await turn()
-        tasks[0].cancel()  # its page is the others' too
+        tasks[0].cancel()  # the others get the same page
         answers = await asyncio.gather(*tasks[1:])
         assert {status for status, _, _ in answers} == {200}
         assert rendered == 2
@@ -545,7 +545,7 @@ async def test_scrapes_that_come_together_are_answered_with_one_page(
         assert rendered == 3
 
 
-async def test_a_caller_is_not_remembered_by_a_long_spelling_of_its_key(tmp_path: Path) -> None:
+async def test_a_caller_is_not_cached_under_a_long_form_of_its_key(tmp_path: Path) -> None:
     async with serving(tmp_path) as (service, key):
         view = CatalogView()
         view.apply(service._sync.view.export())
@@ -577,14 +577,14 @@ async def test_wrong_keys_never_reach_the_database_one_by_one(
         monkeypatch.setattr(service._sync, "confirm", counted_confirm)
         monkeypatch.setattr(service._sync, "run_once", counted_run_once)
         keys = [f"tg_{number:032}" for number in range(50)]
-        # A wrong key is looked for once more in the database, since it may be new; but all wait for the same look.
+        # A wrong key is looked up once more in the database, because it may be new; all requests share this query.
         answers = await asyncio.gather(*[answer_of(service, "limit", body, key) for key in keys * 3])
         assert [status for status, _ in answers] == [401] * 150
         assert waits == 150
         assert polls < 10
         for key in keys:
             assert (await answer_of(service, "limit", body, key))[0] == 401
-        assert waits == 150, "remembered as unknown: no waiting"
+        assert waits == 150, "cached as unknown: no waiting"
 
 
 async def test_a_key_that_the_database_was_too_slow_to_confirm_is_not_called_unknown(
@@ -608,7 +608,7 @@ async def test_a_key_that_the_database_was_too_slow_to_confirm_is_not_called_unk
         assert "does not answer" in document["error"]["detail"]
         assert status == SERVICE_UNAVAILABLE.status
         view._by_digest[digest] = held
-        assert (await answer_of(service, "limit", body, key))[0] == 200, "and not remembered as unknown"
+        assert (await answer_of(service, "limit", body, key))[0] == 200, "and not cached as unknown"
 
 
 async def test_a_reload_that_a_stop_interrupts_is_not_a_failure(
@@ -701,7 +701,7 @@ async def test_patterns_that_almost_match_cost_a_bounded_part_of_each_turn_of_th
         )
         assert {status for status, _ in answers} == {200, 404}
         assert sum(lookups.turns) >= 220 * 0.99 * cost
-        # A turn may run what the turn before has let through, and its own.
+        # A turn may run what the previous turn has allowed, and its own.
         assert max(lookups.turns) <= 2 * 3 * 1.01 * cost
 
 
@@ -718,7 +718,7 @@ async def test_a_workspace_that_waits_for_its_turn_makes_no_other_wait() -> None
         asyncio.create_task(waiting(name, cost)) for name, cost in (("a", 4), ("b", 8), ("c", 1), ("d", 1))
     ]
     await turn()
-    assert not budget.take("hostile", 1), "nobody overtakes those that wait"
+    assert not budget.take("hostile", 1), "no request overtakes those that wait"
     assert budget.take("honest", 1)
     tasks[2].cancel()
     await asyncio.wait(tasks)

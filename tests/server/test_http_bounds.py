@@ -92,17 +92,17 @@ def test_a_client_that_does_not_read_is_not_read_from_and_then_disconnected(hurr
         connection.setblocking(False)
         # Each request of 40 bytes is answered with 15 kB. If the server read on, it would hold gigabytes.
         requests = b"GET /openapi.json HTTP/1.1\r\nHost: x\r\n\r\n" * 1_000
-        assert send_until_cut_off(connection, requests) < 20_000_000
+        assert send_until_reset(connection, requests) < 20_000_000
     assert hurried.get("/livez").status == 200
     assert memory_mb(hurried.pid) < 200
 
 
-def send_until_cut_off(connection: socket.socket, data: bytes) -> int:
-    """How many bytes went before the connection was reset."""
+def send_until_reset(connection: socket.socket, data: bytes) -> int:
+    """How many bytes were sent before the connection was reset."""
     sent = 0
     while True:
         _, writable, _ = select.select([], [connection], [], TIMEOUT_S)
-        assert writable, "it is neither read from nor cut off"
+        assert writable, "it is neither read from nor disconnected"
         try:
             sent += connection.send(data)
         except ConnectionError:

@@ -15,7 +15,7 @@ VALID = b'{"namespace":"api","identifier":"user","limit":10,"duration":60000}'
 
 
 def settled(decode: Callable[[bytes], T], body: bytes) -> T:
-    """As for a caller who is known."""
+    """Parse as for a known caller."""
     try:
         return decode(body)
     except Doubt as doubt:
@@ -135,7 +135,7 @@ def test_more_strings_than_a_valid_body_can_hold_are_refused_without_decoding_th
     decode: Callable[[bytes], object],
 ) -> None:
     most = 1_024 + 14 if decode is decode_limit else 100 * (1_024 + 14)
-    # Malformed at its very end: decoding it would show that.
+    # Malformed only at its end: decoding it would find that.
     just, over = (b"[" + b'""' * (marks // 2) + b" " * 70_000 for marks in (most, most + 2))
     with pytest.raises(Refusal) as taken:
         decode(just)

@@ -12,7 +12,7 @@ from tests.server.harness import TidegateServer, Workspace
 from tidegate.server.api import openapi, pages
 from tidegate.server.api.problems import PROBLEMS
 
-# The API answers 400, not 401, to a request without an Authorization header: clients in the field expect that.
+# The API answers 400, not 401, to a request without an Authorization header: existing clients expect that.
 NOT_OUR_CONTRACT = "missing_required_header,ignored_auth"
 
 # `settle` takes one cost, or as many as the reservation has limits: another number is a 400, and no schema can say so.
@@ -24,9 +24,7 @@ checks.positive_data_acceptance.expected-statuses = ["2xx", "400", "401", "403",
 
 
 @pytest.mark.slow
-def test_schemathesis_finds_nothing_to_object_to(
-    server: TidegateServer, workspace: Workspace, tmp_path: Path
-) -> None:
+def test_schemathesis_finds_no_fault(server: TidegateServer, workspace: Workspace, tmp_path: Path) -> None:
     settings = tmp_path / "schemathesis.toml"
     settings.write_text(NOT_IN_A_SCHEMA)
     for name in ("0", "api"):
@@ -141,7 +139,7 @@ def test_the_document_names_every_type_of_error_and_every_status_of_an_operation
     document = openapi.document()
     described = document["components"]["schemas"]["ErrorBody"]["properties"]["type"]
     assert set(described["examples"]) == {problem.type for problem in PROBLEMS}
-    # Whatever the operation, unless it cannot end so: paths and methods that lead to none, overrides, gone namespaces.
+    # For every operation, except where they cannot occur: unknown paths and methods, overrides, deleted namespaces.
     of_all = {problem.status for problem in PROBLEMS} - {404, 405, 410}
     for operation in openapi.OPERATIONS:
         responses = document["paths"][f"/v2/ratelimit.{operation.name}"]["post"]["responses"]

@@ -28,7 +28,7 @@ class Sender:
 
 
 class Transport:
-    """Notes what is done to it."""
+    """Records its calls."""
 
     def __init__(self) -> None:
         self.done: list[str] = []
@@ -109,7 +109,7 @@ async def test_no_answer_waits_for_more_than_a_few_others() -> None:
     assert [sender.flushed for sender in senders] == [1] * len(senders)
 
 
-async def test_answers_of_one_turn_leave_in_one_write() -> None:
+async def test_answers_of_one_turn_are_sent_in_one_write() -> None:
     connection, transport = connected(http_server())
     for data in (REQUEST, REQUEST, 3 * REQUEST):  # parsed, recognised by its head, pipelined
         connection.data_received(data)
@@ -140,7 +140,7 @@ async def test_a_client_that_ends_in_the_same_turn_still_gets_its_answer() -> No
     assert transport.answers == 2
 
 
-async def test_what_waits_leaves_before_the_connection_is_closed() -> None:
+async def test_waiting_answers_are_sent_before_the_connection_is_closed() -> None:
     connection, transport = connected(http_server())
     connection.data_received(REQUEST)
     connection.data_received(LAST_REQUEST)
@@ -148,7 +148,7 @@ async def test_what_waits_leaves_before_the_connection_is_closed() -> None:
     assert transport.answers == 2
 
 
-async def test_what_waits_leaves_before_a_refusal() -> None:
+async def test_waiting_answers_are_sent_before_a_refusal() -> None:
     connection, transport = connected(http_server())
     connection.data_received(REQUEST)
     connection.data_received(NO_REQUEST)

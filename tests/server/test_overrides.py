@@ -17,7 +17,7 @@ from tidegate.server.catalog.overrides import (
     specificity,
 )
 
-# Few letters, so that patterns and identifiers meet; every character that a regular expression treats specially.
+# Few letters, so that patterns often match; and every character that a regular expression treats specially.
 ALPHABET = "ab*\n.^$+?{}[]()|\\"
 texts = st.text(ALPHABET, max_size=8)
 patterns = st.text(ALPHABET + "****", min_size=1, max_size=8)

@@ -14,14 +14,14 @@ from tidegate.server.catalog.view import NamespaceView
 
 INT64_MAX = 2**63 - 1
 
-# Of every size, and close to what a header field can carry.
+# Of every size, and close to the largest that a header field can carry.
 numbers = st.integers(0, INT64_MAX) | st.integers(0, 100) | st.integers(10**15 - 3, 10**15 + 3)
 durations = st.integers(1_000, DURATION_MS_MAX) | st.integers(1_000, 5_000)
 
 
 @st.composite
 def decisions(draw: st.DrawFn, quota: int, duration_ms: int) -> tuple[Decision, int]:
-    """With the time at which it is answered: the end of the window may have passed meanwhile."""
+    """A decision with the time of its answer: the window may have ended in between."""
     allowed = draw(st.booleans())
     remaining = draw(st.integers(0, quota)) if allowed else 0
     # Often the same second twice: its header lines are kept.

@@ -9,7 +9,7 @@ from unkey.py import Unkey, errors, models
 
 from tests.server.harness import TIMEOUT_S, TidegateServer, Workspace, eventually
 
-# Long enough that no test meets the end of a window.
+# Long enough that no window ends during a test.
 MONTH_MS = 2_592_000_000
 
 

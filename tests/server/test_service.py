@@ -68,7 +68,7 @@ def test_the_first_start_makes_one_key_shows_it_once_and_its_curl_line_works(tmp
         assert "tg_" not in server.rest_of_announcement(), "the second start shows no key"
 
 
-def test_first_starts_that_fail_do_not_cost_the_key(tmp_path: Path) -> None:
+def test_first_starts_that_fail_do_not_lose_the_key(tmp_path: Path) -> None:
     folder = tmp_path / "data"
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
@@ -258,7 +258,7 @@ def test_the_page_for_people_loads_nothing_from_elsewhere(server: TidegateServer
 
 
 def test_requests_and_decisions_are_counted(tmp_path: Path) -> None:
-    # A server of its own: on a shared one, busier workspaces of other tests may fill the top of the list.
+    # Its own server: on a shared one, busier workspaces of other tests may fill the top of the list.
     with TidegateServer(data_dir=tmp_path) as server:
         workspace = server.workspace()
         denied = 'tidegate_decisions_total{outcome="denied",source="local"}'
@@ -312,7 +312,7 @@ def test_workers_share_one_port_and_converge_through_the_file(crowd: TidegateSer
     allowed = 0
     for _ in range(300):
         allowed += workspace.limit(limit=50, duration=3_600_000).data["success"]
-    # Each answer waited for its predecessor, so that only what was still on its way could be admitted twice.
+    # Each request waited for the previous answer, so that only what was still in flight could be admitted twice.
     assert 50 <= allowed <= 60
     eventually(
         lambda: all(
@@ -445,7 +445,7 @@ def test_an_embedded_server_with_a_full_disk_is_degraded_and_says_so_once(small_
         numbers = itertools.count()
 
         def ask() -> bytes:
-            """Many new identifiers: SQLite uses what its files hold already before it needs the disk."""
+            """Many new identifiers, because SQLite uses free space in its files before it needs more of the disk."""
             turn = next(numbers)
             many = [
                 BODY | {"namespace": "api", "identifier": f"user_{turn}_{number}"} for number in range(100)
@@ -484,7 +484,7 @@ def test_a_second_server_on_the_same_data_directory_does_not_start(tmp_path: Pat
         assert again.get("/livez").status == 200, "the lock ends with the server"
 
 
-def test_a_dead_redis_is_degraded_and_decisions_go_on(fresh_redis: RedisServer, tmp_path: Path) -> None:
+def test_a_dead_redis_is_degraded_and_decisions_continue(fresh_redis: RedisServer, tmp_path: Path) -> None:
     with TidegateServer("--origin", fresh_redis.url, "--region", "fra", data_dir=tmp_path / "data") as server:
         workspace = server.workspace()
         assert workspace.limit(limit=100).data["remaining"] == 99

@@ -123,7 +123,7 @@ LEFT = [
 @pytest.mark.parametrize("body", ANSWERED)
 async def test_a_usual_request_is_answered_as_by_the_whole_operation(tmp_path: Path, body: bytes) -> None:
     async with playing(tmp_path) as scene:
-        first = await scene.whole(scene.head, body)  # reads what it needs into memory
+        first = await scene.whole(scene.head, body)  # loads the counts into memory
         assert told(scene.warm(scene.head, body)) == told(first)
 
 

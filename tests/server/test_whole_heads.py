@@ -1,4 +1,4 @@
-"""Heads of which an operation wants every field: they are complete, and cost nothing where no operation wants them."""
+"""Operations that need every header field get them all, and operations that do not need them pay nothing."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def test_a_whole_head_is_not_remembered() -> None:
 
 
 @pytest.mark.parametrize("is_complete", [False, True])
-def test_fields_that_no_operation_wants_are_not_kept(is_complete: bool) -> None:
+def test_fields_that_no_operation_needs_are_not_kept(is_complete: bool) -> None:
     def cost(path: str) -> int:
         readers = [reader() for _ in range(20)]
         tracemalloc.start()
@@ -117,7 +117,7 @@ def test_fields_that_no_operation_wants_are_not_kept(is_complete: bool) -> None:
         return held // 20
 
     assert cost("/plain") < 10_000
-    # Wanted, and bounded by the size of a head.
+    # Kept for this operation, and bounded by the size of a head.
     assert 25_000 < cost("/whole") < 3 * HttpConfig().header_bytes_max
 
 

@@ -1,4 +1,4 @@
-"""The line between a supervisor and its workers."""
+"""The pipe between a supervisor and its workers."""
 
 from __future__ import annotations
 

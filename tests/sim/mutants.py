@@ -53,14 +53,14 @@ from tidegate.sim.simulation import run_plan
 
 # A mutant must be found by one of these seeds.
 SEEDS: Final = range(1, 121)
-# Where to begin for mutants that none of the first worlds shows. All seeds follow: a wrong number costs time, no more.
+# Where to start for mutants that the first seeds do not find. All seeds are tried: a wrong number only costs time.
 FIRST_SEED: Final = {
     "a_failed_chunk_is_dropped": 15,
     "a_failed_read_makes_the_cell_fresh": 12,
     "a_graceful_stop_flushes_nothing": 11,
     "a_guess_makes_the_subject_strict": 64,
     "a_guess_names_the_end_of_the_window": 64,
-    "a_life_that_was_evicted_takes_its_counts_with_it": 13,
+    "the_counts_of_an_evicted_subject_are_lost": 13,
     "a_node_keeps_reservations_beyond_their_life": 27,
     "a_node_keeps_what_it_is_asked_to_give_back": 63,
     "a_node_that_should_publish_is_waited_for_forever": 23,
@@ -88,9 +88,9 @@ FIRST_SEED: Final = {
     "what_the_origin_does_not_know_yet_is_counted_at_once": 722,
 }
 
-# Worlds of another size, or that last longer, for what takes several imports.
+# Simulations of another size or length, for what takes several imports.
 OPTIONS: Final = {
-    # One node for each region: what it denies, it denies because of other regions.
+    # One node per region, so that it denies only because of other regions.
     "anticipation_does_not_end_with_credit": Options(regions=2, nodes=1),
     "evicted_foreign_counts_do_not_come_back": Options(regions=2, nodes=1, minutes=0.5),
 }
@@ -113,7 +113,7 @@ def credit_mutant(breaks: Callable[[], None]) -> Callable[[], None]:
 def replace(owner: Any, name: str, make: Callable[[Any], Any]) -> None:
     """Replace a function with `make(original)`, which must be callable as the original is.
 
-    One that is not would fail at its first call, and be found for that instead of for the rule that it breaks.
+    Otherwise it would fail at its first call, and be found because of that and not because of the rule that it breaks.
     """
     original = getattr(owner, name)
     broken = make(original)
@@ -326,7 +326,7 @@ def a_denied_request_is_counted() -> None:
 
 
 @mutant
-def a_look_is_counted() -> None:
+def cost_zero_is_counted() -> None:
     def make(original: Any) -> Any:
         def decide(self: Engine, limit: Limit, identifier: str, cost: int, *rest: Any) -> Any:
             return original(self, limit, identifier, max(1, cost), *rest)
@@ -961,7 +961,7 @@ def an_origin_that_refuses_counts_looks_healthy() -> None:
 
 
 @mutant
-def an_origin_that_answers_looks_ill() -> None:
+def an_origin_that_answers_is_reported_as_degraded() -> None:
     for carrier in (ReplayLoop, Exchanges):
         replace(carrier, "is_failing", lambda _original: property(lambda _self: True))
 
@@ -1058,7 +1058,7 @@ def what_is_reported_again_after_a_wipe_is_counted_twice() -> None:
 
 
 @credit_mutant
-def a_life_that_was_evicted_takes_its_counts_with_it() -> None:
+def the_counts_of_an_evicted_subject_are_lost() -> None:
     def make(original: Any) -> Any:
         def adopt(cell: CellRecord, writer: str) -> int:
             held = sum(cell.components.values())
@@ -1352,7 +1352,7 @@ def search(name: str) -> str | None:
 
 
 class Raised(logging.Handler):
-    """Exceptions that a callback of the loop raised: a variant that raises is found for that, not for its rule."""
+    """Exceptions in callbacks of the loop: a variant that raises is found because of that, not because of its rule."""
 
     def __init__(self) -> None:
         super().__init__(logging.ERROR)

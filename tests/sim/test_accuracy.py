@@ -62,7 +62,7 @@ def test_anticipation_costs_less_than_one_percent_when_foreign_traffic_stops(eac
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("each", "share"), [(20, 0.975), (100, 0.935)])
-def test_what_is_left_when_other_regions_stop_can_be_had_soon(each: int, share: float) -> None:
+def test_what_is_left_when_other_regions_stop_is_available_soon(each: int, share: float) -> None:
     """Nine regions stop, and the tenth asks for the last tenth of the quota once, in one second or in five."""
     case = CASES[f"the same, and only the rest is asked for, {each}/s"]
     found = [measure(replace(case, seed=seed)).of_limit for seed in range(1, 7)]
@@ -80,7 +80,7 @@ def test_a_burst_in_one_instant_passes_before_it_is_seen_and_no_more_than_the_li
 
 
 def hopped(quota: int, offered: Sequence[int], **tuning: Any) -> int:
-    """What passes of bursts in five regions, one region after the other, a second apart, again and again."""
+    """How much of repeated bursts passes in five regions, one region after the other, a second apart."""
     start_ms = EPOCH_MS // HOUR_MS * HOUR_MS - WARM_UP_S * 1_000
     fleet = Fleet([2] * 5, replace(Tuning(), **tuning), ledger_delay_ms=60, seed=1, start_ms=start_ms)
     limit = Limit(quota, duration_ms=HOUR_MS, namespace="accuracy")

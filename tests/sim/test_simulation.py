@@ -78,17 +78,17 @@ def test_four_hundred_seeds_keep_the_invariants_and_every_fault_happens() -> Non
     "seed",
     [
         pytest.param(7000379, id="a crash between two answers"),
-        pytest.param(9000199, id="a batch with a look, unlikely because of another region"),
+        pytest.param(9000199, id="a batch with an item of cost 0, denied by anticipation"),
         pytest.param(9001413, id="a request with a time an hour ago"),
         pytest.param(9001695, id="an aged cell that a later decision of the same step drops"),
-        pytest.param(3301, id="a look an hour ahead, at a window that was never read"),
+        pytest.param(3301, id="a request of cost 0 an hour ahead, in a window that was never read"),
         pytest.param(3470, id="a region that restarts, and the origin's mark of its row alone is left"),
         pytest.param(3848, id="a subject that is evicted during its read, and comes back"),
         pytest.param(20306, id="a clock that steps back into the window before one with counts"),
         pytest.param(42, id="a reservation that another node has ended"),
         pytest.param(337, id="a reservation that was taken without an answer, and ended elsewhere"),
         pytest.param(722, id="the end of a reservation that arrives after a later one"),
-        pytest.param(187, id="a batch that waits, with the last of a counter, beside single requests"),
+        pytest.param(187, id="a batch that waits and holds the last of a counter, beside single requests"),
         pytest.param(9001335, id="an origin that evicts, fails over and evicts again"),
         pytest.param(21947, id="a crash of the only node that knew what a wiped origin had held"),
         pytest.param(22302, id="an answer that waited for the end of a pause"),
@@ -101,7 +101,7 @@ def test_a_seed_that_once_failed_keeps_the_invariants(seed: int) -> None:
 
 
 def assert_little_is_excused(summary: Summary) -> None:
-    """What is not compared with the truth, because a fault explains it, stays a small part."""
+    """Only a small part is not compared with the truth because a fault explains the difference."""
     counts = summary.counts
     assert counts["cells excused"] * 100 <= counts["cells"] * CELLS_EXCUSED_PERCENT_MAX
     excused = sum(count for name, count in counts.items() if name.startswith("answers excused"))
@@ -114,7 +114,7 @@ def test_few_answers_and_few_cells_are_excused() -> None:
         assert report.violations == ()
         summary.add(report)
     assert summary.counts["answers"] > 5_000
-    assert summary.counts["answers held to a single counter"] > 400
+    assert summary.counts["answers compared with a single counter"] > 400
     assert summary.counts["reservations"] > 30
     assert_little_is_excused(summary)
 

@@ -26,7 +26,7 @@ URL = f"mysql://root:{SECRET}@db/tidegate"
 
 
 class Book:
-    """A logger with a handler of its own, and what it wrote."""
+    """A logger with its own handler, and its output."""
 
     def __init__(self, formatter: logging.Formatter, secrets: tuple[str, ...] = ()) -> None:
         self.stream = io.StringIO()
@@ -72,7 +72,7 @@ def _log_group(logger: logging.Logger) -> None:
 
 
 def _log_loosely(logger: logging.Logger, message: object, *arguments: object) -> None:
-    """Past the lint rules that would see that message and arguments do not fit."""
+    """Avoids the lint rules that would notice that message and arguments do not match."""
     logger.log(logging.WARNING, message, *arguments)
 
 
@@ -198,7 +198,7 @@ def test_no_line_of_an_exception_looks_like_a_record() -> None:
 
 @pytest.fixture
 def process_logging() -> Iterator[None]:
-    """`configure` belongs to a program; give the test process its own logging back afterwards."""
+    """`configure` is for programs; restore the logging of the test process afterwards."""
     root, own = logging.getLogger(), logging.getLogger("tidegate")
     before = (root.handlers[:], root.level, own.level, sys.excepthook, threading.excepthook)
     yield

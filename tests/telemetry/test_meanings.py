@@ -57,7 +57,7 @@ ELSEWHERE = {
         "tests/e2e/server/test_gateway_listeners.py",
     ),
     "rls_connections_ended_total": "tests/server/http2/test_bounds.py",
-    # How a node asks its origin is tested with what asks.
+    # The requests of a node to its origin are tested with the code that sends them.
     "origin_operations_total": "tests/runtime/test_statistics.py",
     "strict_activations_total": "tests/runtime/test_statistics.py",
 }
@@ -351,7 +351,7 @@ async def test_a_reset_is_counted_once_on_each_node_where_it_was_requested_and_w
         await node.limiter.start()
     await first.limiter.limit(HUNDRED_A_MINUTE, "x")
     await first.limiter.reset(HUNDRED_A_MINUTE, "x")
-    await second.limiter.reset(HUNDRED_A_MINUTE, "nobody has used it")
+    await second.limiter.reset(HUNDRED_A_MINUTE, "no request has used it")
     await asyncio.sleep(10)
     for node in (first, second):
         assert (value(node, "resets_total", "request"), value(node, "resets_total", "node")) == (1, 1)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tidegate.telemetry.metrics import METRICS, HistogramValue, Key, Snapshot, merge, metric
 from tidegate.telemetry.totals import Totals
 
-# Section 11 of the design, word by word.
+# The metrics that the design lists.
 DESIGN = {
     "decisions_total": ("outcome", "source"),
     "subjects": (),
@@ -67,7 +67,7 @@ def test_names_follow_the_conventions_of_prometheus() -> None:
 
 
 def test_every_label_has_few_known_values_or_comes_from_the_fleet_or_is_a_top_k() -> None:
-    # Regions, breakers, evictions, HTTP statuses and versions are as many as operators make them, not as callers do.
+    # The number of regions, breakers, evictions, HTTP statuses and versions depends on operators, not on callers.
     from_the_fleet = {
         "global_lag_seconds",
         "breaker_state",

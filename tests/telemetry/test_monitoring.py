@@ -114,7 +114,7 @@ def test_the_rules_are_yaml_with_a_description_and_a_runbook_each() -> None:
         assert f"tidegate_{alert.metric}" in rule["expr"], "an alert is about its metric"
 
 
-# With promtool, where it is installed: each alert fires on the series that it is made for, and none on a healthy fleet.
+# With promtool, if it is installed: each alert fires on the series that it is for, and none on a healthy fleet.
 
 PLACE = 'job="t",instance="a"'
 HERE = {"job": "t", "instance": "a"}
@@ -277,7 +277,7 @@ def run_rule_tests(tmp_path: Path, tests: list[dict[str, Any]]) -> None:
 
 
 def rule_test(alert: Alert, series: dict[str, str], labels: dict[str, str] | None) -> dict[str, Any]:
-    """`labels`: of the alert that is expected; None if there must be none."""
+    """`labels` are those of the expected alert; None if no alert may fire."""
     entry = declared(f"tidegate_{alert.metric}")
     expected = {
         "exp_labels": {**(labels or {}), "severity": alert.severity},
@@ -327,13 +327,13 @@ def test_promtool_accepts_every_query_of_the_dashboard(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_every_alert_fires_on_what_it_is_made_for(tmp_path: Path) -> None:
+def test_every_alert_fires_on_its_problem(tmp_path: Path) -> None:
     assert set(FIRES) == {alert.name for alert in ALERTS}
     run_rule_tests(tmp_path, [rule_test(alert, *FIRES[alert.name]) for alert in ALERTS])
 
 
 def test_no_alert_fires_on_a_healthy_fleet(tmp_path: Path) -> None:
     tests = [rule_test(alert, healthy_series(), None) for alert in ALERTS]
-    # One world for all of them.
+    # One set of series for all of them.
     tests[0]["alert_rule_test"] = [each for test in tests for each in test["alert_rule_test"]]
     run_rule_tests(tmp_path, tests[:1])

@@ -17,7 +17,7 @@ from tidegate.telemetry.otel_metrics import OtelMetrics, otel_name
 
 
 def exported(snapshot: Snapshot) -> dict[str, dict[tuple[tuple[str, str], ...], float]]:
-    """What an exporter reads: values by instrument and attributes."""
+    """The values that an exporter reads, by instrument and attributes."""
     reader = InMemoryMetricReader()
     provider = MeterProvider([reader])
     try:

@@ -1,4 +1,4 @@
-"""Masking must hold against text that was not written to be masked."""
+"""Masking must also work on arbitrary text."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tidegate.server.process.config import SETTINGS
 
 KEY = "tg_3ZdkJ8vQw0sXbN5"
 PASSWORD = "hunter2-S3cret"
-# What the patterns look for, to be put together in every wrong order.
+# The parts that the patterns look for, to be combined in any order.
 FRAGMENTS = (
     "tg_abcd",
     "password",
@@ -177,7 +177,7 @@ def test_a_key_is_hidden_in_any_surroundings(before: str, after: str, secret: st
 
 
 @given(st.text("abcXYZ0189:@/?#'\"\\%&=.,;", min_size=4, max_size=30))
-def test_a_literal_secret_is_hidden_in_every_spelling(secret: str) -> None:
+def test_a_literal_secret_is_hidden_in_every_encoding(secret: str) -> None:
     masker = Masker([secret])
     for spelled in (secret, quote(secret, safe=""), quote(secret), repr(secret), str({"x": secret})):
         assert secret not in masker(f"<{spelled}>")
@@ -207,7 +207,7 @@ def test_masking_takes_any_text_and_leaves_no_key_in_it(text: str) -> None:
     ],
 )
 def test_the_time_of_masking_is_linear_in_the_text(text: str) -> None:
-    # A quadratic pattern would need minutes for this; the suite's own time limit is the judge.
+    # A quadratic pattern would need minutes for this, and the time limit of the test run would end it.
     hostile = text * (400_000 // len(text))
     assert isinstance(mask(hostile + "://" + hostile + "@"), str)
 

@@ -72,7 +72,7 @@ def test_a_capacity_below_one_is_an_error() -> None:
         SpaceSaving(0)
 
 
-def test_few_events_all_weigh_one() -> None:
+def test_few_events_all_have_weight_one() -> None:
     thinning = Thinning(10, 4, Random(1).random)
     assert [thinning.weight(second) for second in range(5) for _ in range(10)] == [1] * 50
 
@@ -83,7 +83,7 @@ def test_at_high_rates_a_sample_is_weighted_and_the_sum_stays_correct() -> None:
     assert weights[:1_000] == [1] * 1_000
     assert set(weights[1_000:]) == {0, 16}
     assert 95_000 < sum(weights[1_000:]) < 105_000
-    assert thinning.weight(6) == 1, "the next second begins anew"
+    assert thinning.weight(6) == 1, "the next second starts again"
 
 
 def test_the_sample_is_random_and_does_not_depend_on_the_period_of_the_stream() -> None:

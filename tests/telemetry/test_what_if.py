@@ -49,7 +49,7 @@ def replayed(runs: list[Run], quota: int, *, against_replay: bool = False) -> Wh
 
 
 def recorded(asked: list[tuple[int, str, int, bool]], quota: int) -> list[DecisionRecord]:
-    """A log as one node with an empty memory would have written it."""
+    """The log that one node with an empty memory would write."""
     limiter = Limiter()
     limit = make_limit(quota, MINUTE_MS, "api", "acme")
     log: list[DecisionRecord] = []
@@ -140,7 +140,7 @@ def test_equal_requests_of_one_moment_are_decided_together_as_one_after_the_othe
     assert replayed(runs, other) == one_by_one
 
 
-def test_against_a_replay_denials_by_counts_of_other_regions_do_not_look_like_room() -> None:
+def test_denials_by_counts_of_other_regions_are_not_counted_as_newly_allowed() -> None:
     base = DecisionRecord(1_700_000_000_000, "acme", "api", "a", 1, 10, MINUTE_MS, True)
     runs: list[Run] = [(base, 4), (base._replace(at_ms=base.at_ms + 1, allowed=False), 20)]
     against_log, against_replay = (replayed(runs, 5, against_replay=each) for each in (False, True))

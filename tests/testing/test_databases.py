@@ -18,7 +18,7 @@ Server = MySQLFamilyServer | PostgresServer
 
 
 class Session:
-    """A driver's connection, reduced to one question."""
+    """A driver's connection, reduced to one query."""
 
     def __init__(self, connection: Any) -> None:
         self._connection = connection
@@ -53,7 +53,7 @@ class Session:
 
 
 class DatabaseVerbs:
-    """What MariaDB, MySQL and PostgreSQL have in common, proven on each."""
+    """Tests of what MariaDB, MySQL and PostgreSQL have in common, run on each."""
 
     scheme: ClassVar[str]
 
@@ -115,7 +115,7 @@ class DatabaseVerbs:
         server.stop()
         assert not server.is_running
 
-    async def test_a_database_in_use_is_dropped_all_the_same(self, server: Server) -> None:
+    async def test_a_database_in_use_is_dropped(self, server: Server) -> None:
         url = server.create_database()
         name = url.rpartition("/")[2]
         server.sql("CREATE TABLE t (a INT)", name)

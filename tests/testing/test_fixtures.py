@@ -69,7 +69,7 @@ def test_a_run_lists_its_servers_and_what_it_could_not_check(
     (tmp_path / "test_run.py").write_text(RUN)
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", *workers, "--rootdir", tmp_path, "-c", os.devnull, tmp_path],
-        env=os.environ | {"XDG_CACHE_HOME": os.fspath(tmp_path)},  # where no MySQL has been put
+        env=os.environ | {"XDG_CACHE_HOME": os.fspath(tmp_path)},  # a directory without MySQL
         capture_output=True,
         text=True,
         timeout=600,

@@ -32,7 +32,7 @@ pytestmark = pytest.mark.server
 
 EVERY_SERVER = pytest.mark.parametrize("kind", [RedisServer, MariaDBServer, PostgresServer])
 
-# Two of the servers are frozen: a stopped process does not get the signal of its parent's death as others do.
+# Two of the servers are frozen: a stopped process does not receive the signal of its parent's death like others.
 OWNER = """
 import sys
 from tidegate.testing import MariaDBServer, PostgresServer, RedisServer
@@ -86,7 +86,7 @@ def test_a_server_outlives_the_thread_that_asked_for_it() -> None:
         server.close()
 
 
-# In a process of its own: pytest's may have threads by now, and Python warns when such a one forks.
+# In a separate process: pytest's process may have threads by now, and Python warns when such a process forks.
 FORKER = """
 import os, warnings
 from tidegate.testing import RedisServer
@@ -103,7 +103,7 @@ raise SystemExit(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
 """
 
 
-def test_a_forked_child_starts_servers_too_though_the_thread_that_did_it_is_gone() -> None:
+def test_a_forked_child_can_start_servers_without_the_thread_of_its_parent() -> None:
     assert subprocess.run([sys.executable, "-c", FORKER], timeout=60, check=False).returncode == 0
 
 
@@ -157,11 +157,11 @@ def test_a_server_that_lost_its_port_while_it_was_down_says_so_and_keeps_the_por
 
 
 def test_a_reserved_port_is_not_given_to_others_while_its_server_is_down() -> None:
-    """Neither to those who ask for any port nor as the near end of a connection."""
+    """Neither to a process that asks for any free port, nor as the local port of a connection."""
     reservation = PortReservation()
     try:
         low, high = map(int, Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split())
-        assert low <= reservation.port <= high  # or the kernel would not have given it to any process
+        assert low <= reservation.port <= high  # otherwise the kernel would not have given it to any process
         with pytest.raises(ConnectionRefusedError):
             socket.create_connection((LOOPBACK, reservation.port), timeout=10)
         with socket.socket() as stranger, pytest.raises(OSError, match="Address already in use"):
@@ -178,7 +178,7 @@ def test_a_missing_program_is_an_error_that_names_its_package_and_make_test(
     monkeypatch.setenv("PATH", os.fspath(tmp_path))
     monkeypatch.setattr(process, "EXTRA_BINARY_PLACES", ())
     monkeypatch.setattr(postgres, "VERSIONS", tmp_path)
-    # A template that exists already needs no program to be copied but cp.
+    # Copying an existing template needs no program except cp.
     (tmp_path / "cp").symlink_to("/bin/cp")
     with pytest.raises(MissingBinary, match=rf"`make test`.*apt-get install .*{package}"):
         kind().start()
@@ -237,7 +237,7 @@ def test_a_server_that_ignores_the_order_to_stop_is_killed_and_reported(
     fresh_redis: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(process, "STOP_TIMEOUT_S", 0.2)
-    # SIGWINCH is not an order to stop, so Redis takes no notice of it.
+    # SIGWINCH does not stop a process, so Redis ignores it.
     monkeypatch.setattr(RedisServer, "stop_signal", signal.SIGWINCH)
     with pytest.raises(ServerError, match="did not stop within"):
         fresh_redis.stop()

@@ -36,7 +36,7 @@ def raw(proxy: FaultProxy) -> Iterator[socket.socket]:
 
 
 def receive_all(connection: socket.socket) -> tuple[bytes, type[BaseException] | None]:
-    """Everything until the end, and how it ended."""
+    """Everything until the end of the connection, and how it ended."""
     received = bytearray()
     try:
         while chunk := connection.recv(65536):
@@ -77,7 +77,7 @@ def test_latency_delays_each_direction(proxy: FaultProxy, client: RespConnection
 def test_latency_delays_a_pipeline_once_and_not_each_command_of_it(
     proxy: FaultProxy, raw: socket.socket
 ) -> None:
-    """Bytes under way overlap, as on a long line: a hundred chunks are late by one latency, not by a hundred."""
+    """Bytes in flight overlap, as on a long line: a hundred chunks are delayed by one latency, not by a hundred."""
     proxy.apply(Faults(latency_ms=3_600_000))
     for _ in range(100):
         raw.sendall(b"PING\r\n")
@@ -134,7 +134,7 @@ def test_a_stalled_connection_that_is_reset_loses_what_it_held(
     assert fresh_redis.command("GET", "key") is None
 
 
-def test_a_request_that_stalls_while_its_client_leaves_arrives_late_all_the_same(
+def test_a_request_that_stalls_while_its_client_disconnects_still_arrives_late(
     fresh_redis: RedisServer, proxy: FaultProxy
 ) -> None:
     proxy.apply(Faults(stall_requests=True))
@@ -227,7 +227,7 @@ def test_a_rate_holds_replies_back(
     proxy.apply(Faults(bytes_per_s=100_000))
     began_s = time.monotonic()
     assert client.call("GET", "key") == "x" * 10_000
-    assert time.monotonic() - began_s >= 0.08  # 0.1 s but for the first slices
+    assert time.monotonic() - began_s >= 0.08  # 0.1 s except for the first slices
 
 
 def test_a_server_that_is_down_resets_and_is_found_again_when_it_is_back(
@@ -248,7 +248,7 @@ def test_a_server_that_is_down_resets_and_is_found_again_when_it_is_back(
         assert back.call("PING") == "PONG"
 
 
-def test_a_connection_that_ends_in_order_ends_in_order_on_the_other_side(
+def test_a_connection_that_ends_gracefully_ends_gracefully_on_the_other_side(
     fresh_redis: RedisServer, proxy: FaultProxy, raw: socket.socket
 ) -> None:
     raw.sendall(b"PING\r\n")
@@ -260,7 +260,7 @@ def test_a_connection_that_ends_in_order_ends_in_order_on_the_other_side(
     assert proxy.statistics().connections_reset == 0
 
 
-def test_an_end_for_a_side_that_has_just_sent_a_reset_raises_nothing(fault_proxy: StartProxy) -> None:
+def test_closing_towards_a_side_that_has_just_sent_a_reset_raises_nothing(fault_proxy: StartProxy) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         proxy = fault_proxy(listener.getsockname()[1])
         with socket.create_connection((proxy.host, proxy.port), timeout=LONG_S) as client:

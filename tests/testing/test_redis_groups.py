@@ -15,7 +15,7 @@ def test_a_cluster_spreads_all_slots_and_every_node_knows_it(fresh_redis_cluster
     assert len(fresh_redis_cluster.urls) == 3
 
 
-def test_a_key_lives_on_one_node_and_the_others_point_to_it(fresh_redis_cluster: RedisCluster) -> None:
+def test_a_key_is_on_one_node_and_the_others_redirect_to_it(fresh_redis_cluster: RedisCluster) -> None:
     answers: list[object] = []
     for node in fresh_redis_cluster.nodes:
         try:

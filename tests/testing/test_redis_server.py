@@ -134,7 +134,7 @@ def test_tls_is_verified_strictly_against_the_servers_own_certificate() -> None:
             ssl.create_default_context().wrap_socket(plain, server_hostname=redis.host)
 
 
-def test_a_replica_follows_its_master_password_and_all() -> None:
+def test_a_replica_follows_a_master_that_has_a_password() -> None:
     with (
         RedisServer(password="secret") as master,
         RedisServer(password="secret", replica_of=master) as replica,

@@ -1,5 +1,5 @@
-"""Code as a user writes it, for mypy alone: `assert_type` says what a type checker must see, and each `type: ignore`
-is an error that it must find, because an unused one is an error too. Nothing here runs."""
+"""User code for mypy only: `assert_type` states what a type checker must infer, and each `type: ignore` marks an error
+that it must find, because an unused one is an error too. Nothing here runs."""
 
 from __future__ import annotations
 

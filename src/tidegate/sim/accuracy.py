@@ -1,7 +1,8 @@
 """Measures accuracy: what Tidegate admits, compared with a perfect counter, an exact log and the plain scheme.
 
-Each case is an attack or a load on one identifier, drawn from a seed, and sent to real nodes in virtual time and to the
-baselines. The nodes have been running for a while when a case starts: they know how many regions there are.
+Each case is an attack or a load on one identifier. Its requests are drawn from a seed and sent to real nodes in virtual
+time and to the baselines. When a case starts, the nodes have been running long enough to know how many regions there
+are.
 """
 
 from __future__ import annotations
@@ -53,12 +54,13 @@ class Case:
     limit: int = 1_000
     duration_ms: int = 60_000
     windows: float = 2.0
-    """How long requests are sent, in durations."""
+    """How long requests are sent, in durations of the limit."""
     per_second: float = 20.0
     """In all regions together."""
     kind: str = "even"
     """even (every node in turn), random, skewed (80 % in one region), burst (all at the same instant), stop (when nine
-    tenths are used, all regions but one stop, and that one continues), stop_short (it requests only the rest)."""
+    tenths of the limit are used, all regions but one stop, and that one continues), stop_short (the same, and that
+    region requests only what is left)."""
     ledger_delay_ms: int = 60
     """Longest delay to the ledger in one direction."""
     tuning: dict[str, Any] = field(default_factory=dict)

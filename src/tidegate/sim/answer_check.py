@@ -1,7 +1,8 @@
 """Checks every field of a decision against formulas of its own, from the counts that the node held in the same step.
 
-It shares no arithmetic with the engine. A guess is a denial of what fits by the counts: anticipation may cause one, and
-credit that other nodes hold; the auditor decides whether that was possible.
+It shares no arithmetic with the engine. A guess is a denial of a request that fits according to the counts.
+Anticipation may cause one, and so may credit that other nodes hold; the auditor decides whether one of them was
+possible.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ def used_at(totals: Totals, at_ms: int, duration_ms: int) -> int:
 
 
 def is_guess(decision: Decision) -> bool:
-    """Denied, although by the counts it fits."""
+    """Denied, although it fits according to the counts."""
     return not decision.allowed and decision.effective <= decision.limit.quota
 
 
@@ -79,7 +80,7 @@ def _time_findings(
         return
     if used_at(totals, at_ms + retry_ms, duration_ms) > room:
         yield Finding(7, f"retry after {retry_ms} ms, but it does not fit then")
-    # Within a cell the window only empties: the last moment before, and the end of each cell before, decide.
+    # Usage only falls within a cell, so it is enough to check the moment before the retry and the end of each cell.
     moments = [at_ms + retry_ms - 1]
     moments += [
         (earlier + 1) * duration_ms - 1 for earlier in range(sequence, (at_ms + retry_ms) // duration_ms)

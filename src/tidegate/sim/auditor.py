@@ -1,8 +1,8 @@
 """The auditor: records what every node accepted, and checks every node against the invariants of the design.
 
-It records decisions in the step in which the caller gets them, and messages when they are sent. Here are the checks of
-one answer, one message and one cell by themselves; `truth_check` compares them with what all nodes did. The numbers of
-violations are those of the invariants (docs/architecture/consistency-model.md).
+It records decisions in the step in which the caller gets them, and messages when they are sent. This module checks each
+answer, message and cell by itself; `truth_check` compares them with what all nodes did. A violation has the number of
+its invariant (docs/architecture/consistency-model.md).
 """
 
 from __future__ import annotations
@@ -73,10 +73,10 @@ class Auditor:
         self._trace = blake2b(digest_size=16)
         self.truth = Truth()
         self.memory = MemoryCheck(self)
-        # Set by the simulation, which it needs to know.
+        # Set by the simulation, because the check needs a reference to it.
         self.truth_check: TruthCheck
         self._subjects: dict[bytes, tuple[tuple[str, str, int], str]] = {}
-        # Counters that are reset: `reset_check` judges them.
+        # Counters that `reset_check` and `reservation_check` judge instead.
         self.probes: set[bytes] = set()
         for one in subjects:
             self.know_subject((WORKSPACE, one.namespace, one.duration_ms), one.identifier)
@@ -99,11 +99,11 @@ class Auditor:
         return self._trace.hexdigest()
 
     def know_subject(self, key: tuple[str, str, int], identifier: str) -> None:
-        """Requests for this subject will come."""
+        """Register a subject before its first request."""
         self._subjects[digest_of(key, identifier)] = (key, identifier)
 
     def know_probe(self, key: tuple[str, str, int], identifier: str) -> None:
-        """A counter that is reset."""
+        """Register a counter that the checks of this class leave out."""
         self.know_subject(key, identifier)
         self.probes.add(digest_of(key, identifier))
 
@@ -193,7 +193,7 @@ class Auditor:
                 subject.cell(sequence),
                 subject.cell(sequence - 1),
             ):
-                # The request came with a time long ago, and a later decision of this step has dropped aged cells.
+                # The request carried an old time, and a later decision of this step dropped the cells of that time.
                 return
             totals = totals_of(subject)
             for cell in subject.cells():
@@ -235,7 +235,7 @@ class Auditor:
     def replied(
         self, process: NodeProcess, components: Sequence[Component], merged: bool, asked_s: float
     ) -> None:
-        """A node received the origin's reply for these, which it had asked for at that time of the event loop."""
+        """A node received the origin's reply for these components. It sent the request at `asked_s` (loop time)."""
         self.memory.look(process)
         self.truth_check.replied(process, components, merged, asked_s)
 
@@ -253,7 +253,7 @@ class Auditor:
                 continue
             cell = (one.digest, one.sequence)
             if new == old and new.component == 0 and process.evictions:
-                continue  # a late message of a life that was evicted
+                continue  # a late message about a subject that was evicted since
             self.truth.origin_holds(process.region, cell, one.writer, new.component, self.now_us())
             if new.component != max(old.component, one.own) or new.total < old.total:
                 self.fail(

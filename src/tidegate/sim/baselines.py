@@ -50,7 +50,7 @@ def admitted_by_log(offers: Iterable[Offer], limit: int, duration_ms: int) -> li
 
 
 class PlainOptions(NamedTuple):
-    """From which share of the limit the plain scheme publishes, and how often."""
+    """The share of the limit above which the plain scheme publishes, and how often it does."""
 
     floor_percent: int
     interval_s: int

@@ -1,9 +1,9 @@
 """Measures what a fleet costs: origin commands, ledger rows and reads, bytes, memory, and the age of foreign counts.
 
 The reference fleet has 33 nodes in 10 regions and 24,000 active windows, 5 % of them in several regions; 3 % of the
-requests are denied, 25 % in bursts. It runs with real nodes in virtual time. Ten times the fleet means ten times the
-nodes, windows and requests for the same time. A hundred times has as many nodes, and ten times the windows: a tenth of
-the windows and of the requests for each node, so that it can be run.
+requests are denied, 25 % in bursts. It runs with real nodes in virtual time. The fleet of ten times the size has ten
+times the nodes, windows and requests. The largest one has a hundred times the nodes but only ten times the windows,
+that is, a tenth of the windows and requests per node, so that it can be run.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class FleetCost:
 
 
 class _Views:
-    """Measures how old the foreign counts are with which a node allows a request. One that denies asks nothing."""
+    """Measures the age of the foreign counts with which a node allows a request. A node that denies reads nothing."""
 
     def __init__(self, fleet: Fleet, identifiers: Sequence[str], key: tuple[str, str, int]) -> None:
         self._fleet = fleet

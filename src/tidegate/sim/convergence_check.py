@@ -1,9 +1,9 @@
 """Checks at the end of a simulation: which counts may be lost, and whether all nodes agree on the rest.
 
-Counts may be lost in two ways only. A node that crashes loses what it accepted in its last round trip. And an origin
-that is wiped, or fails over to an older copy, loses what no running node knew of, and what was on its way when it did:
-so much may be missing from that cell. All other counts must be known to every node at the end. Without credit, and in a
-memory that is too small, what ended processes had counted may be missing too: such a cell is incomplete.
+Counts may be lost in two ways only. A node that crashes loses what it accepted in its last round trip. An origin that
+is wiped, or fails over to an older copy, loses what no running node knew of and what was in flight at that moment: that
+much may be missing from the cell. Every node must know all other counts at the end. Without credit, or if memory is too
+small, the counts of ended processes may be missing too; such a cell is incomplete.
 """
 
 from __future__ import annotations
@@ -35,9 +35,10 @@ class ConvergenceCheck:
         self._simulation = simulation
         # (region, digest, sequence) of cells of which the origin lost components of ended processes.
         self._incomplete: set[tuple[str, bytes, int]] = set()
-        # By the same: how much may be missing, because no running node knew of it when it was lost.
+        # By the same key: how much may be missing, because no running node knew of it when it was lost.
         self._missing: dict[tuple[str, bytes, int], int] = {}
-        # How much may be counted twice: a message from before a loss arrived after it, and after later ones or again.
+        # How much may be counted twice, because a message sent before a loss arrived after it, out of order or
+        # repeated.
         self._excess: dict[tuple[str, bytes, int], int] = {}
         self._is_restored = simulation.tuning.credit and "subjects_max" not in simulation.plan.tuning
         # By how much the fastest clock was ahead when all clocks were corrected.
@@ -58,7 +59,7 @@ class ConvergenceCheck:
 
     @property
     def excused(self) -> int:
-        """Cells of which counts may be lost because an origin lost them after their writer had ended."""
+        """The number of cells whose counts may be lost because an origin lost them after their writer had ended."""
         return len(self._incomplete | self._missing.keys())
 
     def is_incomplete(self, region: str, digest: bytes, sequence: int) -> bool:
@@ -96,7 +97,7 @@ class ConvergenceCheck:
             if is_small and (left is None or left.total < cell.total):
                 self._incomplete.add((region, digest, sequence))
             if self._is_restored:
-                # Of an older copy it is not known which of its counts are old and which are new.
+                # In an older copy, old counts cannot be told apart from new ones.
                 known = self._known(region, digest, sequence) if left is None else left.total
                 self._miss(region, digest, sequence, cell.total - known)
                 continue
@@ -122,7 +123,7 @@ class ConvergenceCheck:
                 self._incomplete.add((process.region, digest, sequence))
 
     def record_repeat(self, process: NodeProcess, request: CreditRequest) -> None:
-        """What a message reports again after a loss may have arrived before it or not: it counts as arrived."""
+        """Counts that a message reports again after a loss may have arrived before the loss: treat them as arrived."""
         for part in request.cells:
             place = (request.digest, part.sequence)
             if (process.region, place) not in self._simulation.truth_check.lost:
@@ -131,8 +132,9 @@ class ConvergenceCheck:
             cell_id = self._id(*place)
             subject = process.engine.subjects.find(cell_id.key, cell_id.identifier)
             credit = None if subject is None else subject.credit
-            # Overtaken by a later one; or delivered a second time, after its first answer: its writer names what it
-            # adds as part of the total that was lost, and the origin has forgotten the first one and takes it for new.
+            # Either a later message overtook this one, or it is delivered a second time after its first answer. The
+            # writer reports what it adds as part of the total that was lost; the origin has forgotten the first
+            # delivery and counts the second as new.
             is_second = process.acknowledged.get(place, 0) >= part.own > reported
             if credit is None or credit.number > request.number or is_second:
                 late = (process.region, *place)
@@ -244,10 +246,10 @@ class ConvergenceCheck:
         settle_s += (tuning.read_retry_ms + tuning.replay_timeout_ms + simulation.ledger.lag_ms) / 1000
         if any(event.kind == "ledger_rejects" for event in simulation.plan.events):
             settle_s += tuning.set_aside_ms * 32 / 1000
-        # A node whose clock was ahead, and was corrected, trusts its last reply until the old deadline.
+        # A node whose clock was ahead and has been corrected still trusts its last reply until the old deadline.
         settle_s += max(0, self.ahead_ms) / 1000
         await asyncio.sleep(settle_s + interval_s)
-        # A look is answered from memory while the last answer of the origin is no older than this.
+        # A request of cost 0 is answered from memory while the last answer of the origin is no older than this.
         fresh_ms = max(tuning.fresh_ms, GrantRules().life_ms) if tuning.credit else tuning.fresh_ms
         for _ in range(2):
             await self._read_all()
@@ -355,7 +357,8 @@ class ConvergenceCheck:
                 default=0,
             )
             if simulation.tuning.credit:
-                # A region publishes what its origin has. Nodes may remember more: of a node that ended, or of its row.
+                # A region publishes what its origin has. Nodes may remember more: counts of a node that ended, or the
+                # row.
                 known = max(
                     self.held(region, cell_id.digest, cell_id.sequence),
                     published if published <= known else 0,
@@ -388,7 +391,8 @@ class ConvergenceCheck:
                     {} if cell.ledger is None or cell.ledger.components is None else cell.ledger.components
                 )
                 if "ledger_wipe" in simulation.fault_kinds:
-                    # A region may have lost what it had published, if its origin was wiped as well: others keep it.
+                    # If its origin was wiped as well, a region may have lost what it had published; other regions keep
+                    # it.
                     imported = {other: min(imported.get(other, 0), count) for other, count in foreign.items()}
                 if dict(imported) != foreign:
                     simulation.auditor.fail(8, f"{node_id} has {imported} of {cell_id}, the ledger {foreign}")
@@ -414,7 +418,7 @@ class ConvergenceCheck:
                 )
         rows = [row for row in simulation.ledger.memory.rows() if row.workspace != PROBES_WORKSPACE]
         if simulation.tuning.credit:
-            # Of the others a node knows what its messages were about.
+            # A node knows counts of other nodes only for the cells that its messages named.
             now_ms = simulation.clock.now_ms()
             rows = [row for row in rows if 0 <= now_ms // row.duration_ms - row.sequence <= 1]
         simulation.network.random.shuffle(rows)
@@ -428,7 +432,7 @@ class ConvergenceCheck:
                 simulation.auditor.fail(5, f"{process.node_id} changed when all rows were imported again")
 
     def _expire_all(self) -> None:
-        """Long after the end no subject is left, and a full read of the ledger brings none back (10)."""
+        """Long after the end, no subject is left, and a full read of the ledger does not bring one back (10)."""
         rows = self._simulation.ledger.memory.rows()
         for process in self._simulation.processes.values():
             subjects = process.engine.subjects
@@ -447,8 +451,8 @@ def _known_to(process: NodeProcess, cell_id: CellId) -> int:
     """What a node knows to have been reported to its origin."""
     subject = process.engine.subjects.find(cell_id.key, cell_id.identifier)
     cell = None if subject is None else subject.cell(cell_id.sequence)
-    # What a node has read in the ledger, without any answer of the origin, is a lower bound: it may hold counts from
-    # before the loss or from after it, so that what is counted after a loss may be a part of it.
+    # What a node has read in the ledger, without an answer of the origin, is only a lower bound: it may include counts
+    # from before or after the loss, so counts that follow a loss may already be part of it.
     if cell is None or cell.origin is None or cell.origin.id == 0:
         return 0
     return min(cell.own, cell.origin.acked) + cell.others

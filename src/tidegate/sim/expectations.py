@@ -1,7 +1,7 @@
 """Compares what a scenario expects with what happened.
 
-A wanted value is an exact value, `{"min": …, "max": …}` or `{"any": […]}`. Of an object only the fields that are named
-are compared; lists are compared item by item, including their length.
+A wanted value is an exact value, `{"min": …, "max": …}` or `{"any": […]}`. For an object, only the named fields are
+compared; lists are compared item by item, including their length.
 """
 
 from __future__ import annotations

@@ -43,7 +43,7 @@ class TrafficCounts:
         self.publishes = 0
         self.rows_published = 0
         self.ledger_calls = 0
-        # Leases, pulses, and what the ledger holds: commands, and cells in them.
+        # Commands for leases, pulses and counts from the ledger, and the cells in them.
         self.other_calls = 0
         self.other_cells = 0
 

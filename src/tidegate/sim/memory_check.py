@@ -1,12 +1,13 @@
-"""Which subjects a node evicts, judged from its memory before the step that made room and after it.
+"""Checks which subjects a node evicts, from its memory before and after the step.
 
-- Counts that no store has acknowledged go only when their table holds nothing else. The other checks excuse what such
-  an eviction loses.
-- The largest table loses a subject: who fills the memory loses its own.
-- Denied subjects go last, but go first while they are more than half of their table: otherwise one client with many
-  of them could have the counts of all others forgotten.
+- Counts that no store has acknowledged are evicted only when their table holds nothing else. The other checks excuse
+  what such an eviction loses.
+- The largest table loses a subject, so a client that fills the memory loses its own subjects.
+- Denied subjects are evicted last, but first while they are more than half of their table: otherwise one client with
+  many denied subjects could push out the counts of all others.
 
-In one step several subjects may come and go, in an order that is not known here. So only what no order explains fails.
+Several subjects may come and go in one step, in an order that is not known here. So an eviction fails only if no order
+explains it.
 """
 
 from __future__ import annotations

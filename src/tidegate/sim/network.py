@@ -105,7 +105,7 @@ class Link:
         if self.is_cut:
             network.fired["message into a partition"] += 1
         elif network.happens(conditions.loss_percent, "request lost"):
-            # From now on and not only when the call times out: a node may crash while it waits.
+            # Marked now, not when the call times out: the node may crash while it waits.
             self.disturbed_s = loop.time()
         else:
             self._sent += 1
@@ -118,7 +118,7 @@ class Link:
             timer.cancel()
 
     def push(self, deliver: Callable[[], None], context: Context) -> None:
-        """Send a message from the server to the node, which is lost as easily as a reply."""
+        """Send a message from the server to the node. It can be lost like a reply."""
         network = self._network
         if self.is_cut or self.is_dead:
             network.fired["message into a partition"] += 1

@@ -61,7 +61,7 @@ class NodeProcess:
         # Loop time at which the last pause ended, and whether the clock was ever changed: both allow a late answer.
         self.resumed_s = -1.0
         self.has_stepped = False
-        # When its clock last stepped, and by how much.
+        # Loop time of the last step of its clock, and the size of the step.
         self.stepped_s = -1.0
         self.stepped_ms = 0
         # (digest, sequence) -> the count of this node that the origin acknowledged.
@@ -83,7 +83,7 @@ class NodeProcess:
             self._watch(self.node.exchanges)
 
     def _watch(self, exchanges: Exchanges) -> None:
-        """Report decisions in the step in which they are made: with credit, callers get theirs a turn later."""
+        """Report decisions in the step that makes them: with credit, callers get them one turn of the loop later."""
         finish, give_up = exchanges._finish, exchanges.give_up  # noqa: SLF001 - as above
 
         def finished(served: Served) -> None:

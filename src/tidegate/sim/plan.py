@@ -27,12 +27,13 @@ __all__ = [
 
 TRAFFIC: Final = ("even", "skewed", "bursts")
 
-# Simulations start here, give or take a random part of a minute.
+# Simulations start here, plus or minus a random part of a minute.
 EPOCH_MS: Final = 1_799_971_200_000
 
-# One world in so many decides without credit, by the rules of freshness.
+# One simulation in this many decides without credit, by the rules of freshness.
 NO_CREDIT_EVERY: Final = 4
-# In one world in so many the origins, the ways to them and the clocks work: all answers are held to a single counter.
+# In one simulation in this many, origins, their links and clocks work, and every answer is compared with a single
+# counter.
 HEALTHY_EVERY: Final = 5
 HEALTHY_REST: Final = 3
 HARMLESS: Final = (
@@ -45,14 +46,14 @@ HARMLESS: Final = (
 )
 
 
-# In one world in so many, counters are reset.
+# In one simulation in this many, counters are reset.
 RESETS_EVERY: Final = 3
-# In one world in so many, clients reserve.
+# In one simulation in this many, clients make reservations.
 RESERVATIONS_EVERY: Final = 5
 RESERVATIONS_REST: Final = 2
 
 
-# The life of a reservation that outlives every simulation, if nothing ends it.
+# A reservation this long does not expire within a simulation.
 LONG_LIFE_MS: Final = 1_000_000
 
 
@@ -63,7 +64,7 @@ class Options(NamedTuple):
     nodes: int | None = None
     """In each region."""
     minutes: float | None = None
-    """How long there is traffic and faults."""
+    """How long the phase with traffic and faults lasts."""
     traffic: str | None = None
 
 
@@ -112,7 +113,7 @@ class Plan:
     seed: int
     epoch_ms: int
     trouble_ms: int
-    """How long there is traffic and faults; then all faults are removed."""
+    """How long the phase with traffic and faults lasts; then all faults are removed."""
     traffic: str
     nodes: tuple[tuple[str, str], ...]
     """(name, region)"""
@@ -178,7 +179,7 @@ def draw_plan(seed: int, options: Options = Options()) -> Plan:  # noqa: B008 - 
     tuning = _tuning(random)
     if seed % NO_CREDIT_EVERY == 0:
         tuning["credit"] = False
-    # In some simulations only whole parts fail: then a healthy region can be held to its exact counts.
+    # In some simulations only whole parts fail, so that a healthy region can be compared with its exact counts.
     is_healthy = seed % HEALTHY_EVERY == HEALTHY_REST
     is_calm = random.random() < 0.2 or is_healthy
     plan = Plan(
@@ -356,7 +357,7 @@ def _faults(random: Random, plan: Plan) -> list[Event]:
 
 
 def _sprays(random: Random, plan: Plan) -> list[Event]:
-    """Requests for many new identifiers, where memory is small enough to be filled by them."""
+    """Requests for many new identifiers, if memory is small enough for them to fill it."""
     if "subjects_max" not in plan.tuning:
         return []
     events: list[Event] = []
@@ -372,8 +373,8 @@ def _sprays(random: Random, plan: Plan) -> list[Event]:
 
 
 def _resets(plan: Plan) -> list[Event]:
-    """Requests for counters of their own, each reset once (`reset_check.py`). Drawn apart, so that worlds without them
-    are as they were; not where memory is too small for more counters."""
+    """Requests for separate counters, each reset once (`reset_check.py`). Drawn from a random source of their own, so
+    that simulations without resets do not change; none if memory is too small for more counters."""
     if plan.seed % RESETS_EVERY or "subjects_max" in plan.tuning:
         return []
     random = Random(f"resets {plan.seed}")
@@ -392,7 +393,8 @@ def _resets(plan: Plan) -> list[Event]:
 
 
 def _reservations(plan: Plan) -> list[Event]:
-    """Clients that reserve, and others that spend from the same counters (`reservation_check.py`). Drawn apart, too."""
+    """Clients that reserve, and others that spend from the same counters (`reservation_check.py`); drawn like
+    resets."""
     if plan.seed % RESERVATIONS_EVERY != RESERVATIONS_REST or "subjects_max" in plan.tuning:
         return []
     random = Random(f"reservations {plan.seed}")
@@ -408,7 +410,7 @@ def _reservations(plan: Plan) -> list[Event]:
                     "estimate": estimate,
                     "life_ms": random.choice((300, 1_500, 6_000, LONG_LIFE_MS, LONG_LIFE_MS)),
                     "hold_ms": random.choice((0, 100, 500, 3_000)),
-                    # What was used: as estimated, less, nothing, more; or the client never ends it.
+                    # What was used: as estimated, less, nothing or more; or the client never ends the reservation.
                     "actual": random.choice((estimate, estimate // 2, 0, 0, estimate + 3, None)),
                     "ends_at": random.choice(
                         ([who], [who, who], [random.choice(names), who], [random.choice(names)])

@@ -1,12 +1,13 @@
-"""Reservations in a simulation, on counters of their own: probes, which the other checks leave out.
+"""Checks reservations in a simulation, on separate counters (probes) that the other checks leave out.
 
-Clients reserve at one node, and end what they got there or at another node of the region, maybe twice, maybe never;
-others spend from the same counter. A client is outside of the nodes: one that crashes leaves it without an answer.
+Clients reserve at one node and end the reservation there or at another node of the region, maybe twice, maybe never;
+other clients spend from the same counter. Clients are not part of a node: when a node crashes, its
+clients get no answer.
 
-- What is reserved and what is counted never exceeds the quota together, in a region that works (11). The excess of an
-  end over its estimate may: it is spent.
-- After all faults are removed: each end is counted once, to however many nodes it was sent; and what was released or
-  has outlived its life can be reserved again (8).
+- In a region that works, reserved and counted units together never exceed the quota (11). What a client used beyond its
+  estimate may exceed it, because it is already spent.
+- After all faults are removed, each end is counted once, however many nodes received it, and what was released or has
+  expired can be reserved again (8).
 
 Every counter belongs to one region, and its window does not end within a simulation.
 """
@@ -34,7 +35,8 @@ T = TypeVar("T")
 QUOTA: Final = 20
 # No simulation starts or ends within ten minutes of the end of such a window.
 COUNTER: Final = Limit(QUOTA, duration_ms=5_000_000, namespace="reservations", workspace=PROBES_WORKSPACE)
-# Until all is counted and free, when nothing fails: lives end, and what got no answer is repeated. Virtual time.
+# Virtual time until everything is counted or free when nothing fails: reservations expire, and unanswered calls are
+# repeated.
 SETTLED_S: Final = 40.0
 # No node answers from memory that is older than this.
 KNOWN_S: Final = 6.0
@@ -51,10 +53,11 @@ class _Kept:
         # Taken at the origin, where all nodes see it.
         self.is_shared = False
         self.is_refused = False
-        # The client has begun to end it; and what it says was used.
+        # Whether the client has begun to end it, and the usage that the client reports.
         self.is_ending = False
         self.actual = 0
-        # An answer said that it is counted; the nodes whose memory that may depend on. It may be counted without one.
+        # The nodes that confirmed that it is counted; the count may depend on their memory. It may be counted
+        # unconfirmed.
         self.ended_by: list[NodeProcess] = []
         self.may_be_counted = False
 
@@ -80,7 +83,7 @@ class ReservationCheck:
     # -- clients
 
     def start(self, event: Event) -> None:
-        """A client comes. Without credit, other nodes do not see reservations."""
+        """Start a client. Without credit, other nodes do not see reservations."""
         process = self._simulation.processes[event.who]
         if not self._simulation.tuning.credit or not process.is_running:
             return
@@ -93,7 +96,7 @@ class ReservationCheck:
             task.cancel()
 
     async def _ask(self, process: NodeProcess, call: Coroutine[Any, Any, T]) -> T | None:
-        """What a node answers; None if it ends before."""
+        """The answer of a node; None if the node ends first."""
         task = self._simulation.loop.create_task(call, context=process.request_context)
         await asyncio.wait([task])
         if task.cancelled() or isinstance(task.exception(), TidegateError):
@@ -138,7 +141,7 @@ class ReservationCheck:
             await self._end(kept, taken, name, what)
 
     async def _end(self, kept: _Kept, taken: Taken, name: str, what: Any) -> None:
-        """End it once at each of these nodes: the client repeats what it got an answer for as well."""
+        """End it once at each of these nodes: a client may repeat a call that was answered."""
         kept.is_ending = True
         kept.actual = what["actual"]
         for who in what["ends_at"]:
@@ -155,7 +158,7 @@ class ReservationCheck:
     # -- what a region has accepted
 
     def _judge(self, process: NodeProcess, counter: _Counter, name: str, cost: int, source: str) -> None:
-        """This was allowed just now: with all that is counted and reserved for certain, it fits."""
+        """Check that a request that was just allowed fits beside everything that is certainly counted or reserved."""
         self._simulation.auditor.note("kept", name, process.node_id, cost, source)
         truth_check = self._simulation.truth_check
         if source == "degraded":
@@ -166,7 +169,7 @@ class ReservationCheck:
         used = cost + sum(each for by, each, is_known in counter.spent if is_known and by.is_running)
         for kept in counter.kept:
             if not kept.is_shared:
-                # Taken in an outage: its end may reach the origin long after that (`LATE_S` of `reserving`).
+                # Taken during an outage: its end may reach the origin much later (`LATE_S` of `reserving`).
                 continue
             if kept.ended_by:
                 used += min(kept.estimate, kept.actual)
@@ -180,7 +183,7 @@ class ReservationCheck:
     # -- at the end
 
     def _bounds(self, region: str, counter: _Counter) -> tuple[int, int, int]:
-        """The least and the most that can be counted, and the most that can still be reserved."""
+        """The least and the most that may be counted, and the most that may still be reserved."""
         is_certain = not self._simulation.truth_check.losses[region]
         least = most = held = 0
         for process, cost, is_known in counter.spent:
@@ -194,7 +197,7 @@ class ReservationCheck:
                 least += kept.actual
             if not kept.ended_by and kept.life_ms >= LONG_LIFE_MS:
                 held += kept.estimate
-        # What the origin had counted and lost may be counted again by the node that took it.
+        # The node that took a reservation may count it again if the origin lost the first count.
         return least, most if is_certain else 2 * most, held
 
     async def check(self) -> None:
@@ -211,7 +214,7 @@ class ReservationCheck:
             self._simulation.auditor.fail(8, text)
 
     async def _find(self) -> list[str]:
-        """What is not as it has to be at last."""
+        """What is still wrong."""
         found: list[str] = []
         for (region, name), counter in self._counters.items():
             least, most, held = self._bounds(region, counter)

@@ -1,9 +1,9 @@
-"""Resets in a simulation, on counters of their own: probes, which the other checks leave out.
+"""Checks resets in a simulation, on separate counters (probes) that the other checks leave out.
 
 Each request before the reset of a probe costs 1,000, each one after it costs 1. So a node that has applied the reset
-and knows of 1,000 or more has counted something from before it: a late replay, credit message, publish or import has
-brought it back, or a store that lost data has. After all faults are removed, every node gets a reset that one of them
-knows.
+and counts 1,000 or more has counted something from before it: a late replay, credit message, publish or import, or a
+store that lost data, has brought it back. After all faults are removed, every node must learn of a reset that one of
+them knows.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ __all__ = ["BEFORE_COST", "PROBES_WORKSPACE", "ResetCheck"]
 
 PROBES_WORKSPACE: Final = "probes"
 BEFORE_COST: Final = 1_000
-# No clock of a simulation is so wrong that a window begins which the reset does not concern.
+# So long that no clock of a simulation is in another window, which the reset would not cover.
 PROBE: Final = Limit(10_000, duration_ms=120_000, namespace="resets", workspace=PROBES_WORKSPACE)
-# Until all have it, when nothing fails: a full read of the ledger may be due first. Virtual time.
+# Virtual time until all nodes have it when nothing fails: they may have to wait for a full read of the ledger.
 SPREAD_S: Final = 40.0
 
 
@@ -33,7 +33,7 @@ class ResetCheck:
     def __init__(self, simulation: Simulation) -> None:
         self._simulation = simulation
         self._names: dict[str, None] = {}
-        # Requests of before that were decided after it, because they waited: by probe.
+        # By probe: requests from before the reset that were decided after it, because they waited.
         self._late: dict[str, int] = {}
         self.made = 0
 
@@ -60,7 +60,7 @@ class ResetCheck:
             if subject is None or subject.generation == 0:
                 continue
             known = max(cell.total() for cell in subject.cells())
-            # One that is late may also be counted twice after a loss.
+            # A late request may also be counted twice after a loss.
             if known >= BEFORE_COST * (1 + 3 * self._late.get(name, 0)):
                 self._simulation.auditor.fail(
                     5, f"{process.node_id} knows {known} of {name}, which was reset: old counts came back"
@@ -73,7 +73,7 @@ class ResetCheck:
         return process.engine.resets.generation_of(PROBE.key, name)
 
     async def check(self) -> None:
-        """All faults are removed: all nodes must get what one of them knows."""
+        """All faults are removed: a reset that one node knows must reach all nodes."""
         latest = {
             name: max(self._generation(process, name) for process in self._running()) for name in self._names
         }

@@ -229,7 +229,7 @@ class ScenarioRun:
         self._differ(step, "successes", successes, "expect_successes")
 
     def _do_settle(self, step: Step) -> None:
-        """On any node of the region, as often as the scenario likes: `costs` are those of the counters, in order."""
+        """Settle on any node of the region, any number of times. `costs` has one cost per counter, in order."""
         taken = self._reservations[step.text("handle")]
         costs = step.fields["costs"]
         if len(costs) != len(taken.items):
@@ -256,13 +256,13 @@ class ScenarioRun:
         self._differ(step, "", shown)
 
     def _do_reset(self, step: Step) -> None:
-        """Ok if the origin and the ledger have confirmed it."""
+        """Succeeds if the origin and the ledger have confirmed the reset."""
         request = self._request(step.fields)
         confirmed = self._await(self._member(step).limiter.reset(request.limit, request.identifier))
         self._differ(step, "ok", confirmed, "expect_ok")
 
     def _do_sync_resets(self, step: Step) -> None:
-        """Write what waits, and read what is new at the origin."""
+        """Write the resets that are waiting, and read new ones from the origin."""
         self._differ(step, "ok", self._await(self._member(step).node.resets.run_once()), "expect_ok")
 
     def _compare(self, step: Step, answers: Answers, got: object) -> None:

@@ -21,7 +21,7 @@ from tidegate.sim.simulation import Report, run_plan
 
 __all__ = ["Summary", "run_seed", "run_seeds", "shrink", "write_scenario"]
 
-# Bounds the time of a shrink; the result is small long before.
+# Limits the time of a shrink; usually the plan is small long before this.
 SHRINK_RUNS_MAX: Final = 600
 
 

@@ -126,7 +126,7 @@ class Simulation:
             identifier = self.plan.subjects[what["subject"]].identifier
             at_ms = process.clock.now_ms()
             self.auditor.memory.look(process)
-            # In the context of the process: what the decision starts belongs to it.
+            # In the context of the process, so that tasks which the decision starts belong to it.
             decision = process.request_context.run(
                 process.limiter.limit_nowait, limit, identifier, what["cost"]
             )
@@ -269,7 +269,7 @@ class Simulation:
         return next((one for one in self.processes.values() if one.node_id == lease.holder), None)
 
     def _importer_pause(self, event: Event) -> None:
-        """The node that imports for a region freezes, and comes back when another has taken over, or before."""
+        """The node that imports for a region freezes, and continues before or after another node has taken over."""
         process = self._importer(event.who)
         if process is not None:
             self._node_pause(Event(event.at_ms, "node_pause", process.name, event.what))
@@ -280,7 +280,7 @@ class Simulation:
             self._node_crash(Event(event.at_ms, "node_crash", process.name, event.what))
 
     def _lease_lost(self, event: Event) -> None:
-        """The origin loses who imports: another node takes the lease while the holder goes on."""
+        """The origin loses the import lease: another node takes it while the holder continues."""
         self.origins[event.who].memory.drop_lease()
 
     def _mark_region_disturbed(self, region: str) -> None:
@@ -317,7 +317,7 @@ class Simulation:
         self.convergence.record_loss(event.who, self.origins[event.who].memory.wipe)
 
     def _origin_failover(self, event: Event) -> None:
-        """An older copy takes over: another process, as every pulse can see."""
+        """An older copy takes over. It is another process, which every pulse can see."""
         memory = self.origins[event.who].memory
         older = memory.snapshot()
         self._failovers += 1
@@ -388,7 +388,7 @@ class Simulation:
 
     def _forget_rows(self) -> None:
         self.auditor.truth.ledger_wiped(self.loop.now_us())
-        # A full import shows what is missing, and comes no sooner than this.
+        # Only a full import shows what is missing, and it runs no sooner than this.
         self.ledger_disturbed_s = (
             self.loop.time() + (LOSS_INTERVALS + 1) * self.tuning.import_interval_ms / 1000
         )
@@ -464,7 +464,8 @@ class Simulation:
 
     def _clock_step(self, event: Event) -> None:
         process = self.processes[event.who]
-        # Before and after: what the clock has shown decides which cells may be dropped.
+        # Recorded before and after the step: the latest time that the clock has shown decides which cells may be
+        # dropped.
         self.truth_check.knowledge(process)
         process.clock.offset_ms += event.what["by_ms"]
         self.truth_check.knowledge(process)
@@ -574,8 +575,8 @@ class Simulation:
         """How much was compared with the truth, and how much was not."""
         counts = {
             "answers": self.truth_check.judged,
-            "answers held to a single counter": self.truth_check.exact,
-            "answers refused beside a single counter": self.truth_check.refused,
+            "answers compared with a single counter": self.truth_check.exact,
+            "answers denied although a single counter might have allowed them": self.truth_check.refused,
             "resets": self.resets.made,
             "reservations": self.reservations.made,
             "cells": self.convergence.compared,

@@ -134,7 +134,7 @@ class Truth:
     def origin_replaced(
         self, region: str, components: Mapping[CellKey, Mapping[str, int]], at_us: int
     ) -> list[CellKey]:
-        """The origin lost counts: this is what it holds now. Which cells hold less than before?"""
+        """The origin lost counts, and holds these now. Returns the cells that hold less than before."""
         lost: list[CellKey] = []
         for (place, cell), writers in self._held.items():
             if place == region:
@@ -166,13 +166,13 @@ class Knowledge:
     def __init__(self) -> None:
         # When the origin last answered about a cell.
         self.replied_us: dict[CellKey, int] = {}
-        # What it then held of the other processes, by writer: the most that any answer contained.
+        # By writer: the highest count of another process that any answer contained.
         self._reported: dict[CellKey, dict[str, int]] = {}
-        # What it acknowledged of this process, and how often a component was sent again without need.
+        # What the origin acknowledged to this process, and how often a component was sent again without need.
         self.acknowledged: dict[CellKey, int] = {}
         self.repeats = 0
         self.sent = 0
-        # When it was first asked about a cell after the origin had lost it, without any other sign of it.
+        # When the process first asked about a cell that the origin had lost without any other sign of the loss.
         self.noticed_us: dict[CellKey, int] = {}
         # The latest time that the process has seen on its clock: older cells may be dropped.
         self.clock_max_ms = 0

@@ -1,9 +1,9 @@
 """Compares every answer with the truth: what it must have counted, and what it may have counted at most.
 
-A node must know what it accepted itself, what an answer of the origin contained, and what other regions published
-an import ago. An answer from memory must be backed by an answer of the origin that is not too old, for both cells. What
-a node accepts must reach the origin within round trips, and the ledger within a tick. All of this holds as soon as the
-links that it needs have worked for long enough; nothing else is excused, except where `excused` counts it.
+A node must know what it accepted itself, what the origin's answers contained, and what other regions had published one
+import interval ago. An answer from memory must rest on an answer of the origin that is not too old, for both cells.
+What a node accepts must reach the origin within a few round trips, and the ledger within a tick. All of this holds once
+the links involved have worked for long enough; every other exception is counted in `excused`.
 
 Ages are measured by the event loop: a clock that steps makes no knowledge newer.
 """
@@ -35,11 +35,12 @@ ROUNDING_MS = 3
 
 # The origin forgets a node's credit this long after its last message.
 CREDIT_LIFE_MS = 6_000
-# With credit, in a healthy region: as many requests denied beside what others hold, and one such for so many that are
-# allowed, is too many. The most in 300 worlds were 10 beside 164; where recalls are ignored, 73 beside 37.
+# With credit, in a healthy region: it is an error if more than REFUSED_MIN requests are denied because other nodes hold
+# the credit, and more than one for every REFUSED_PART that are allowed. The most in 300 simulations was 10 denied and
+# 164 allowed; if nodes ignore recalls, 73 and 37.
 REFUSED_MIN = 12
 REFUSED_PART = 5
-# With credit: components that a node sends for each answer in its region, all included.
+# With credit: the most components that a node sends per answer in its region.
 MESSAGES_PER_ANSWER_MAX = 4
 
 
@@ -58,14 +59,14 @@ class TruthCheck:
         self._answers: Counter[str] = Counter()
         # When a region last accepted a request without an answer of its origin.
         self._degraded_s: dict[str, float] = {}
-        # How often an origin lost counts, by region; of which cells; and whose loss shows only when they are read.
+        # How often an origin lost counts, by region; the cells; and the cells whose loss shows only when they are read.
         self.losses: Counter[str] = Counter()
         self.lost: set[tuple[str, CellKey]] = set()
         self._silent_losses: dict[tuple[str, CellKey], int] = {}
         # Answers compared with the truth, answers that were not, by reason, and cells that exceeded their limit.
         self.judged = 0
-        # Answers of healthy regions with credit: allowed, and held to a single counter; denied because of what others
-        # held, or of a guess, although a single counter might have had room.
+        # Answers of healthy regions with credit. `exact`: allowed, and compared with a single counter. `refused`:
+        # denied because other nodes held the credit, or by a guess, although a single counter might have allowed them.
         self.refused = 0
         self.exact = 0
         self.excused: Counter[str] = Counter()
@@ -117,13 +118,14 @@ class TruthCheck:
         return self._simulation.loop.time() - max(disturbed_s, self._simulation.ledger_disturbed_s)
 
     def _shared_calm_s(self, process: NodeProcess) -> float:
-        """The same for all that a node needs to know other regions: with credit, another node may import for it."""
+        """The same for everything through which a node learns of other regions: with credit, another node may
+        import."""
         if not self._tuning.credit:
             return self._ledger_calm_s(process)
         region = self._region(process.region)
         calm_s = min(min(self._ledger_calm_s(one), self._calm_s(one)) for one in region)
         if self.losses[process.region]:
-            # What the origin has lost comes back with a full read, and those are not frequent.
+            # What the origin has lost comes back only with a full read, which is rare.
             calm_s -= (LOSS_INTERVALS + 1) * self._tuning.import_interval_ms / 1000
         return calm_s
 
@@ -136,8 +138,8 @@ class TruthCheck:
     def replied(
         self, process: NodeProcess, components: Sequence[Component], merged: bool, asked_s: float
     ) -> None:
-        """The process received an answer of the origin: it must know now what the origin held while it was asked. That
-        may be long ago, if the process was paused meanwhile."""
+        """The process received an answer of the origin: it must now know what the origin held when the request was
+        sent. That may be long ago, if the process was paused in between."""
         knowledge = self.knowledge(process)
         now_us = self._now_us()
         asked_us = round(asked_s * 1e6)
@@ -236,7 +238,7 @@ class TruthCheck:
         if knowledge.clock_max_ms >= expires_at_ms:
             return
         if subject.incarnation and (not allowed or self._simulation.clock.now_ms() >= expires_at_ms):
-            # Evicted. To deny, nothing more need be known; and the origin keeps no cell that its clock has aged out.
+            # Evicted. A denial needs no more knowledge, and the origin drops a cell that has aged out by its clock.
             return
         cell = subject.cell(cell_id.sequence)
         view = 0 if cell is None else cell.own + cell.others
@@ -250,7 +252,8 @@ class TruthCheck:
         elif view + self._simulation.convergence.missing(process.region, digest, cell_id.sequence) >= must:
             self.excused["an origin lost counts that no running node knew of"] += 1
         elif not self._tuning.credit and (process.region, (digest, cell_id.sequence)) in self.lost:
-            # What a node knew of the others before is one number: it hides what they count until all have sent again.
+            # A node keeps the counts of the others as one number, which hides new counts until all of them have sent
+            # again.
             self.excused["an origin lost counts"] += 1
         elif process.engine.subjects.evicted_unreplayed:
             self.excused["memory was full of counts that the origin did not take"] += 1
@@ -261,7 +264,7 @@ class TruthCheck:
             and subject.incarnation
             and not self._is_known_again(process, cell_id, subject)
         ):
-            # Credit for the cell before lives on in this one; the origin has counted what it holds of both.
+            # Credit for the previous cell stays valid in this one; the origin has counted what it holds of both.
             self.excused["evicted, and the window began after the origin's last answer"] += 1
         else:
             self._fail(
@@ -285,7 +288,7 @@ class TruthCheck:
         cell_id: CellId,
         subject: Subject,
     ) -> None:
-        """The node counts what other regions had published an import ago (8)."""
+        """The node counts what other regions had published one import interval ago (8)."""
         tuning = self._tuning
         cell = subject.cell(cell_id.sequence)
         place = (process.node_id, cell_id.key, cell_id.identifier)
@@ -299,14 +302,14 @@ class TruthCheck:
         interval_s = interval_ms / 1000 * (1 + tuning.jitter_percent / 100)
         age_s = interval_s + 3 * self._round_trip_s() + 0.1
         if tuning.credit:
-            # A node that has credit need not ask before its life is over.
+            # A node that has credit need not ask before the credit expires.
             age_s += GrantRules().life_ms / 1000 * (1 + DRIFT_PERCENT / 100)
         if self._shared_calm_s(process) < age_s + self._ledger_recovery_s():
             return
         if knowledge.clock_max_ms + age_s * 1_000 >= (cell_id.sequence + 2) * cell_id.key[2]:
             return
         if tuning.credit and not allowed:
-            return  # to deny, nothing more need be known
+            return  # a denial needs no more knowledge
         if tuning.credit:
             # One node imports for all, and the origin knows the sum.
             published = sum(
@@ -316,7 +319,7 @@ class TruthCheck:
             )
             known = 0 if cell is None else cell.foreign
             if known < published and source == "degraded" and subject.incarnation:
-                # More requests wait than memory has room for subjects: the answer comes after the subject is gone.
+                # More requests wait than memory holds subjects: the answer comes after the subject was evicted.
                 self.excused["evicted, and the origin did not answer"] += 1
             elif known < published:
                 self._fail(
@@ -341,11 +344,11 @@ class TruthCheck:
                 )
 
     def _check_guess(self, process: NodeProcess, decision: Decision, cell_id: CellId) -> None:
-        """Only growth that was seen twice, a short time ago, may be expected to go on; more is known soon (7)."""
+        """A guess may only extend growth that was seen twice and recently, and must ask for a retry soon (7)."""
         tuning = self._tuning
         name = f"{process.node_id}: {cell_id} denied with {decision.effective} of {decision.limit.quota}"
         if tuning.credit:
-            # Others hold what is left. They give it back, spend it, or lose it when its time is over.
+            # Other nodes hold the rest. They give it back, spend it, or lose it when it expires.
             if not decision.retry_after_ms or decision.retry_after_ms > max(
                 CREDIT_LIFE_MS, 2 * cell_id.key[2]
             ):
@@ -356,25 +359,25 @@ class TruthCheck:
             others = [one for one in self._simulation.all_processes if one.region == process.region]
             is_shared = cell_id.key[2] >= tuning.ledger_duration_ms_min
             is_now = cell_id.sequence == process.clock.now_ms() // cell_id.key[2]
-            # After a clock stepped back the origin counts the cell that follows too.
+            # After a clock has stepped back, the origin also counts the next cell.
             follows = self.truth.total(cell_id._replace(sequence=cell_id.sequence + 1))
             if len(others) > 1 or process.evictions or follows or not (is_shared and is_now):
                 return
             subject = process.engine.subjects.find(cell_id.key, cell_id.identifier)
             if subject is not None and subject.credit is not None and subject.credit.waiting is not None:
-                return  # beside a batch of its own that waits for its other counters
-            # It is the only node that ever held credit in its region: what it denied it expected of other regions.
+                return  # a batch of this node holds the credit while it waits for its other counters
+            # No other node ever held credit in this region, so the node denied because of growth in other regions.
         if not tuning.anticipation:
             self._fail(7, name)
             return
         if not self._has_grown(process, cell_id):
             self._fail(7, f"{name}, and no region published it twice")
-        # One import after the last change still sees growth, the next one sees that it has stopped.
+        # The first import after the last change still sees growth; the next one sees that it has stopped.
         interval_ms = tuning.import_hot_interval_ms if tuning.credit else tuning.import_interval_ms
         interval_s = interval_ms / 1000 * (1 + tuning.jitter_percent / 100)
         seen_s = 2 * interval_s + 5 * self._round_trip_s() + self._simulation.ledger.lag_ms / 1000 + 0.1
         if tuning.credit:
-            # Changes that were so far apart have stopped after four intervals; and the node has to ask.
+            # Four intervals without a change end the growth; and the node has to ask once more.
             seen_s += 3 * interval_s + 2 * self._round_trip_s()
         last_us = max((row.changed_at_us for row in self._foreign_rows(process, cell_id)), default=0)
         is_calm = self._shared_calm_s(process) > seen_s + self._ledger_recovery_s()
@@ -394,8 +397,8 @@ class TruthCheck:
         ]
 
     def _has_grown(self, process: NodeProcess, cell_id: CellId) -> bool:
-        """Other regions have published the cell more than once: only then more of it can be expected. With credit nodes
-        know them as one sum."""
+        """Other regions have published the cell more than once: only then can a node expect growth. With credit, nodes
+        know the other regions as one sum."""
         changes = [row.changes for row in self._foreign_rows(process, cell_id)]
         return (sum(changes) if self._tuning.credit else max(changes, default=0)) >= 2
 
@@ -408,7 +411,7 @@ class TruthCheck:
         at_ms: int,
         subject: Subject,
     ) -> None:
-        """It is denied because of what was accepted, and of nothing else (7)."""
+        """A request is denied only because of what was accepted (7)."""
         totals = {
             sequence: self._countable(cell_id._replace(sequence=sequence))
             for sequence in (cell_id.sequence - 1, cell_id.sequence)
@@ -438,7 +441,7 @@ class TruthCheck:
         decisions: Sequence[Decision],
         at_ms: int,
     ) -> None:
-        """Denials because of counts, of all decisions of a step: they set strict deadlines."""
+        """Record the denials of a step that counts caused: they set strict deadlines."""
         for (limit, identifier, _), decision in zip(items, decisions, strict=True):
             subject = process.engine.subjects.find(key_of(limit), identifier)
             if subject is not None and not decision.allowed and not is_guess(decision):
@@ -447,7 +450,7 @@ class TruthCheck:
                 self._denials[place] = (max(at_ms, denied_ms) if denied is subject else at_ms, subject)
 
     def _check_strict(self, process: NodeProcess, cell_id: CellId, subject: Subject, limit: Limit) -> None:
-        """The strict deadline is that of the last denial because of counts, and of no guess."""
+        """The strict deadline comes from the last denial that counts caused, never from a guess."""
         denied = self._denials.get((process.node_id, cell_id.key, cell_id.identifier))
         expected_ms = 0 if denied is None else denied[0] + limit.duration_ms
         if denied is not None and denied[1] is not subject:
@@ -489,7 +492,8 @@ class TruthCheck:
             replied_us = knowledge.replied_us.get((digest, sequence))
             age_ms = None if replied_us is None else (self._now_us() - replied_us) / 1_000
             if age_ms is not None and process.stepped_s * 1e6 > (replied_us or 0):
-                # A small step back cannot be noticed: an answer may be used twice as long. A large one must be.
+                # A node cannot notice a small step back, so it may use an answer twice as long. It must notice a large
+                # one.
                 is_large = -process.stepped_ms > 2 * fresh_ms + self._tuning.read_retry_ms
                 age_ms = None if is_large else age_ms / 2
             if age_ms is None or age_ms > fresh_ms * times:
@@ -510,7 +514,7 @@ class TruthCheck:
         return [process for process in self._simulation.processes.values() if process.region == region]
 
     def _check_over_admission(self, process: NodeProcess, limit: Limit, cell_id: CellId, at_ms: int) -> None:
-        """In a region that works, what was accepted a while ago is counted by every answer (8)."""
+        """In a region that works, every answer counts what was accepted a while ago (8)."""
         tuning = self._tuning
         trips = 3 + len(self._simulation.plan.subjects) * 2 / tuning.replay_cells_max
         age_s = (
@@ -519,7 +523,8 @@ class TruthCheck:
             + 0.05
         )
         if tuning.credit:
-            # A look is answered from memory while credit lives, also in a cell that others have counted in since.
+            # A request of cost 0 is answered from memory while credit is valid, even if others have counted in the cell
+            # since.
             age_s += GrantRules().life_ms / 1000 * (1 + DRIFT_PERCENT / 100)
         if any(self._calm_s(one) < age_s + self._recovery_s() for one in self._region(process.region)):
             return
@@ -554,9 +559,10 @@ class TruthCheck:
             sequence: self._delivered(cell_id._replace(sequence=sequence), process.region)
             for sequence in (cell_id.sequence - 1, cell_id.sequence)
         }
-        # Judged when it was decided, in its own cell: it may have waited. Not before the latest instant that was
-        # accepted in the cell: a request whose own time is ahead of the clock fits then, when less of the cell before
-        # counts. Others with earlier times need not see it, as little as that of a node whose clock is ahead.
+        # Judged at the time of the decision, within the cell of the request, because the request may have waited; and
+        # no earlier than the latest time accepted in the cell. A request whose own time is ahead of the clock was
+        # accepted for that later time, when less of the previous cell counts; requests with earlier times need not see
+        # it.
         end_ms = (cell_id.sequence + 1) * limit.duration_ms - 1
         latest_ms = self.truth.latest_ms(cell_id, process.region)
         moment_ms = min(max(at_ms, process.clock.now_ms(), latest_ms), end_ms)
@@ -567,8 +573,8 @@ class TruthCheck:
             )
 
     def _delivered(self, cell_id: CellId, region: str) -> int:
-        """What a region has accepted, without what nodes could not report before they ended: the origin did not take
-        it, and nothing else knows of it."""
+        """What a region has accepted, without what nodes could not report to the origin before they ended, because no
+        other process knows of it."""
         place = (cell_id.digest, cell_id.sequence)
         lost = sum(
             max(0, self.truth.by_process(cell_id, one.node_id) - one.acknowledged.get(place, 0))
@@ -578,12 +584,13 @@ class TruthCheck:
         return self.truth.by_region(cell_id, region) - lost
 
     def _has_aged_out(self, process: NodeProcess, cell_id: CellId) -> bool:
-        """The request came with a time of its own: node or origin keep nothing of the cell before, or of both."""
+        """The request carried its own, old time: the node or the origin no longer keeps the previous cell, or either
+        cell."""
         now_ms = max(process.clock.now_ms(), self._simulation.clock.now_ms())
         return now_ms >= (cell_id.sequence + 2) * cell_id.key[2]
 
     def note_degraded(self, region: str) -> None:
-        """A region has accepted something without an answer of its origin: others learn of it later."""
+        """A region accepted a request without an answer of its origin: other nodes learn of it later."""
         self._degraded_s[region] = self._simulation.loop.time()
 
     def is_exact(self, process: NodeProcess) -> bool:
@@ -599,17 +606,17 @@ class TruthCheck:
         return not self.losses[process.region] and not process.evictions
 
     def check_refusals(self) -> None:
-        """At the end: credit that nodes do not need is given back to those that ask for it (11).
+        """At the end: nodes gave back credit that they did not need when others asked for it (11).
 
-        A request may be denied beside what others hold: what was granted to their waiting requests is as good as
-        accepted. That happens now and then, at the limit. When nodes keep what they do not need, it happens often.
+        A request may be denied because of credit that others hold: credit granted to their waiting requests is as good
+        as spent. This happens now and then at the limit. If nodes keep credit that they do not need, it happens often.
         """
         if self.refused > REFUSED_MIN and self.refused * REFUSED_PART > self.exact:
             self._fail(
-                11, f"{self.refused} requests were denied beside credit of others, {self.exact} allowed"
+                11, f"{self.refused} requests were denied because of credit of others, {self.exact} allowed"
             )
 
-    # -- from time to time
+    # -- periodic checks
 
     def sweep(self, process: NodeProcess) -> None:
         """Check what a process has done in the background."""
@@ -642,7 +649,7 @@ class TruthCheck:
                 if writer.partition("~")[0] == process.node_id
             )
             if process.evictions:
-                # What a life counted that was evicted is in the total only.
+                # What was counted before an eviction is in the total only.
                 held = max(held, self._simulation.convergence.held(process.region, digest, sequence))
             if held >= count:
                 continue
@@ -664,7 +671,7 @@ class TruthCheck:
         chunks = 1 + len(self._simulation.plan.subjects) * 2 / tuning.publish_rows_max
         due_s = tick_s + (1 + chunks) * self._round_trip_s() + self._simulation.ledger.lag_ms / 1000 + 0.1
         if tuning.credit:
-            # Another node was responsible, and is not waited for any longer; and two more round trips to the origin.
+            # The time to wait for another node that was responsible, and two more round trips to the origin.
             due_s += GrantRules().publish_ms / 1000 + 2 * self._round_trip_s()
         now_us = self._now_us()
         calm = self._shared_calm_s(process) >= due_s + self._ledger_recovery_s()
@@ -700,9 +707,9 @@ class TruthCheck:
                         knowledge.publishable.append((now_us, cell_id, regional, known))
 
     def _check_volume(self, process: NodeProcess, knowledge: Knowledge) -> None:
-        """A component is sent again when its origin lost it, and now and then to refresh the previous cell (8).
+        """A component is sent again only when the origin lost it, or now and then to refresh the previous cell (8).
 
-        With credit a message carries both cells, and is sent for requests that wait, recalls and reports.
+        With credit, a message carries both cells, and is sent for waiting requests, recalls and reports.
         """
         cells = len(knowledge.acknowledged)
         lived_s = self._simulation.loop.time() - process.started_s
@@ -717,7 +724,7 @@ class TruthCheck:
             self._fail(8, f"{process.node_id} sent {knowledge.repeats} components again, {cells} cells")
 
     def _check_health(self, process: NodeProcess) -> None:
-        """Replays that fail show in the health of the node, and a node that works reports no problem (8)."""
+        """The health of a node shows failing replays, and a node that works reports no problem (8)."""
         simulation = self._simulation
         lines = {line.name: line for line in process.limiter.health()}
         origin = simulation.origins[process.region]

@@ -40,7 +40,7 @@ class Observer(Protocol):
         """The origin merged them: its values before and after."""
 
     def on_reply(self, components: Sequence[Component], merged: bool, asked_s: float) -> None:
-        """The node received the origin's reply for these, which it had asked for at that time of the event loop."""
+        """The node received the origin's reply for these components. It sent the request at `asked_s` (loop time)."""
 
     def on_publish(self, rows: Sequence[LedgerRow]) -> None:
         """The node sends these to the ledger."""
@@ -49,7 +49,7 @@ class Observer(Protocol):
         """The node is about to call the ledger."""
 
     def on_origin_call(self, cells: int) -> None:
-        """The node is about to call the origin for something else: its lease, a pulse, what the ledger holds."""
+        """The node is about to call the origin for something else: its lease, a pulse, or counts from the ledger."""
 
 
 class VirtualOrigin(Server):
@@ -59,7 +59,7 @@ class VirtualOrigin(Server):
         super().__init__()
         self.memory = MemoryOrigin(clock=clock)
         self.older: OriginSnapshot | None = None
-        # Like a Redis server that is read-only or out of memory: it answers reads and a pulse. And since when.
+        # Like a Redis server that is read-only or out of memory: it answers only reads and pulses. And since when.
         self.refuses_writes = False
         self.refuses_since_s = 0.0
         # By node id: how a recall is sent to the node.
@@ -233,7 +233,7 @@ class VirtualLedger(Server):
         self.memory = MemoryLedger(clock=clock)
         self._replica = MemoryLedger(clock=clock) if lag_ms else self.memory
         self._network = network
-        # What the replica has not done yet; None for a wipe.
+        # Writes that the replica has not applied yet; None for a wipe.
         self._behind: list[list[LedgerRow] | None] = []
         self.lag_ms = lag_ms
         # How many of the next publishes fail.

@@ -86,7 +86,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         return round(self._selector.now_s * 1e6)
 
     def run_forever(self) -> None:
-        # A caller that runs the loop again and again moves time by hand, or sends many requests at one instant.
+        # A caller that runs the loop repeatedly moves time itself, or sends many requests at one instant.
         self._selector.turns = 0
         super().run_forever()
 
@@ -142,7 +142,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
     def _run_held(
         self, timer: asyncio.TimerHandle, callback: Callable[..., object], args: tuple[Any, ...]
     ) -> None:
-        # What ran before it, after the pause, may have cancelled the timer.
+        # A callback that ran earlier after the pause may have cancelled the timer.
         if not timer.cancelled():
             callback(*args)
 

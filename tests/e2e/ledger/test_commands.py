@@ -1,4 +1,4 @@
-"""The commands for operators beside limiters that run; `tests/cli` has the rest."""
+"""The commands for operators, next to running limiters; `tests/cli` has the rest."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from tidegate.adapters.clock import WallClock
 
 pytestmark = pytest.mark.server
 
-# The commands know only the real time, so that it cannot be shifted to noon: a window that does not end by chance.
+# The commands use the real time, which cannot be shifted to noon: so a window that does not end during the test.
 DECADE = Limit(100, duration_ms=3650 * DAY_MS, namespace="tests")
 
 
 async def tidegate(*words: str) -> Any:
-    """What a command answers, as data."""
+    """The output of a command, as data."""
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "tidegate.cli", *words, "--json"),
         stdout=asyncio.subprocess.PIPE,

@@ -89,7 +89,7 @@ async def test_a_full_read_of_an_unharmed_ledger_publishes_nothing(world: World)
 
 
 class ReplicaReader:
-    """Writes to the primary, reads from a replica that is behind: its copy moves only when the test says so."""
+    """Writes to the primary, and reads from a replica that lags: its copy changes only when the test updates it."""
 
     def __init__(self, primary: Ledger, replica: Ledger) -> None:
         self._primary = primary

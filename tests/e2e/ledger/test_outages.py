@@ -35,7 +35,7 @@ from tidegate.testing.faults import TrackingLedger
 pytestmark = pytest.mark.server
 
 IMPATIENT = {"ledger_timeout_ms": 500}
-# Single turns are given by hand: after the first, the loop waits for an hour.
+# The test runs single turns itself: after the first one, the loop waits for an hour.
 BY_HAND = {"publish_interval_ms": 3_600_000, "pressure_interval_ms": 3_600_000}
 
 
@@ -70,7 +70,7 @@ class Traffic:
             self.rounds += 1
 
     async def more(self, rounds: int) -> None:
-        """Return when so many more rounds were decided: decisions go on."""
+        """Return when `rounds` more rounds were decided."""
         wanted = self.rounds + rounds
         await until(lambda: self.rounds >= wanted, "decisions go on")
 
@@ -82,7 +82,7 @@ async def traffic(nodes: list[AsyncLimiter], identifiers: list[str]) -> AsyncIte
     try:
         yield made
     finally:
-        # Not by cancelling it: a request may be accepted in the moment in which it is cancelled, and counts then.
+        # Not cancelled: a request may be accepted at the moment it is cancelled, and would count.
         made.is_over = True
         await running
 
@@ -91,10 +91,10 @@ async def traffic(nodes: list[AsyncLimiter], identifiers: list[str]) -> AsyncIte
 async def test_a_database_that_fails_in_the_middle_loses_and_doubles_nothing(
     server_world: World, how: str
 ) -> None:
-    """Decisions go on, nothing is lost or doubled, and propagation resumes by itself."""
+    """Decisions continue, nothing is lost or counted twice, and propagation resumes by itself."""
     world = server_world
     server = server_of(world).server
-    # Only what is frozen does not answer; a connection to what was killed fails at once.
+    # A frozen server does not answer; a connection to a killed one fails at once.
     nodes = await world.grid("fra", "iad", **IMPATIENT if how == "frozen" else {})
     identifiers = [f"user-{n}" for n in range(10)]
     async with traffic(nodes, identifiers) as requests:
@@ -124,7 +124,7 @@ async def test_a_database_that_fails_in_the_middle_loses_and_doubles_nothing(
 
 
 async def use_up_the_turn(limiter: AsyncLimiter, identifier: str) -> None:
-    """Under pressure the loop publishes at once, and then not for an hour: all else is published by hand."""
+    """Under pressure the loop publishes at once, and then not for an hour: the test publishes everything else."""
     publish, _ = loops_of(limiter)
     await until(
         node_of(limiter)._is_ledger_usable, "the database was opened, which a slow one does after the start"
@@ -268,7 +268,7 @@ async def test_a_thousand_timeouts_leave_no_connection_behind(server_world: Worl
 
     await until(healed, "both work again")
     await until(lambda: database.connections() <= 2, "the server counts one that writes and one that reads")
-    # The node's own loop may have the row in its hands, so that `healed` had nothing to publish.
+    # The node's own loop may be publishing the row, so that `healed` had nothing to publish.
     counted = await seen(fra, "ada", THOUSAND_A_DAY)
     await until(lambda: database.counts().get(("ada", "fra")) == counted, "every count is in the ledger")
 
@@ -302,7 +302,7 @@ async def test_a_schema_that_is_missing_when_the_ledger_comes_up_late_is_logged_
     server = server_of(world).server
     url = server.create_database()
     server.kill()
-    # A server that has just started, on a busy machine, needs its time.
+    # A server that has just started may be slow on a busy machine.
     fra = await world.region("fra", origin=None).start(url, ledger_timeout_ms=5_000)
     iad = await world.region("iad", origin=None).start(url, ledger_timeout_ms=5_000)
     await accept(fra, "ada", 40)
@@ -334,7 +334,7 @@ async def _late(database: ServerDatabase, rows: list[LedgerRow]) -> AsyncIterato
 async def test_a_transaction_that_commits_late_is_not_missed_by_a_running_importer(
     server_world: World,
 ) -> None:
-    """Nor does it delay others: imports continue past it, and come back for it."""
+    """It does not delay others either: imports continue past it, and read it later."""
     world = server_world
     (fra,) = await world.grid("fra", nodes=1)
     async with _late(server_of(world), [world.row("late", "syd", 77)]):

@@ -76,7 +76,7 @@ async def test_a_limit_that_is_used_up_in_one_region_denies_in_the_other(world: 
     assert denied.source == "local", "no request ever waits for cross-region state"
 
 
-async def test_an_identifier_of_any_unicode_crosses_as_it_is(world: World) -> None:
+async def test_an_identifier_of_any_unicode_reaches_other_regions_unchanged(world: World) -> None:
     fra, iad = await world.grid("fra", "iad", nodes=1)
     names = [
         "é",
@@ -98,7 +98,7 @@ async def test_an_identifier_of_any_unicode_crosses_as_it_is(world: World) -> No
     await until_all_see([iad], {name: 40 + weight for weight, name in enumerate(names)})
 
 
-async def test_windows_shorter_than_a_minute_never_touch_the_ledger(world: World) -> None:
+async def test_windows_shorter_than_a_minute_are_never_written_to_the_ledger(world: World) -> None:
     world.clock = WallClock()  # SQLite deletes by the real time what has expired by now
     fra, iad = await world.grid("fra", "iad", nodes=1)
     short = Limit(100, duration_ms=59_999, namespace="tests")
@@ -196,12 +196,12 @@ async def test_a_region_that_restarts_with_an_empty_origin_gets_its_counts_back_
     await accept(node, "ada", 60)
     await until(lambda: world.database.counts() == {("ada", "fra"): 60}, "it is published")
     await node.stop()
-    # Another process, and an origin that knows nothing.
+    # A new process, and an empty origin.
     again = await world.region("fra").start(world.database.url)
     await until_all_see([again], {"ada": 60})
     assert await accept(again, "ada", 41) == 0
     assert await accept(again, "ada", 40) == 40
-    await until(lambda: world.database.counts() == {("ada", "fra"): 100}, "it goes on from there")
+    await until(lambda: world.database.counts() == {("ada", "fra"): 100}, "it continues from there")
 
 
 async def test_the_previous_window_is_shared_too(world: World) -> None:
@@ -218,7 +218,7 @@ async def test_the_previous_window_is_shared_too(world: World) -> None:
     await until(has_crossed, "it has crossed")
 
 
-async def test_a_denial_propagates_nothing_that_blocks_anyone(world: World) -> None:
+async def test_a_denial_propagates_nothing_that_denies_other_requests(world: World) -> None:
     """Neither one for a cost above the limit, nor one because of the window before."""
     fra, iad = await world.grid("fra", "iad", nodes=1)
     now_ms = world.clock.now_ms()

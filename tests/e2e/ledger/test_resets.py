@@ -10,7 +10,7 @@ pytestmark = pytest.mark.server
 
 
 async def begins_again(nodes: list[AsyncLimiter], who: str) -> None:
-    """Every node knows of nothing counted."""
+    """Every node counts zero."""
     for node in nodes:
 
         async def is_zero(node: AsyncLimiter = node) -> bool:
@@ -19,7 +19,7 @@ async def begins_again(nodes: list[AsyncLimiter], who: str) -> None:
         await until(is_zero, f"{node!r} has applied the reset")
 
 
-async def test_a_reset_reaches_every_node_of_every_region_and_old_counts_stay_away(
+async def test_a_reset_reaches_every_node_of_every_region_and_old_counts_do_not_return(
     server_world: World,
 ) -> None:
     world = server_world

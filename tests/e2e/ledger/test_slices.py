@@ -16,7 +16,7 @@ CELLS = 50_000
 
 @asynccontextmanager
 async def steps(progress: Callable[[], int]) -> AsyncIterator[list[int]]:
-    """By how much something moved in each turn of the event loop."""
+    """By how much a value changed in each turn of the event loop."""
     moved: list[int] = []
 
     async def watch() -> None:
@@ -42,7 +42,7 @@ async def test_publish_and_import_of_fifty_thousand_cells_never_hold_the_event_l
 ) -> None:
     """A turn of the loop handles a slice, whatever the number of cells: that is what keeps `loop_stall_seconds` low."""
     world = server_world
-    # Single turns are given by hand.
+    # The test runs single turns itself.
     by_hand = {"publish_interval_ms": 3_600_000, "pressure_interval_ms": 3_600_000}
     fra = await world.region("fra", origin=None).start(world.ledger(), **by_hand)
     iad = await world.region("iad", origin=None).start(world.ledger(), import_interval_ms=3_600_000)
@@ -55,7 +55,7 @@ async def test_publish_and_import_of_fifty_thousand_cells_never_hold_the_event_l
     waiting = sender.ledger_sync.subjects_waiting
     async with steps(waiting) as planned:
         published = await sender.publish.run_once()
-    # The very first of them may have gone out before, under pressure.
+    # The first of them may have been published before, under pressure.
     assert published.ok and len(published.rows) >= CELLS - 1
     assert sender.publish.rows_published == CELLS
     assert max(planned) <= publish.SLICE_ROWS
@@ -66,7 +66,7 @@ async def test_publish_and_import_of_fifty_thousand_cells_never_hold_the_event_l
         imported = await receiver.importer.run_once(full=True)
     assert imported.ok and imported.rows == CELLS
     assert max(merged) <= importer.SLICE_ROWS
-    # And what changed a little costs a little.
+    # A small change costs little.
     for number in range(100):
         await fra.limit(THOUSAND_A_DAY, f"user-{number}")
     assert len((await sender.publish.run_once()).rows) == 100

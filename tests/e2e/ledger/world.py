@@ -1,4 +1,4 @@
-"""What the tests of the ledger share: real databases, regions of nodes around them, and how to wait."""
+"""Shared by the tests of the ledger: real databases, regions of nodes around them, and waiting."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ from tidegate.testing.servers import PostgresServer
 from tidegate.testing.servers.mysql_family import MySQLFamilyServer
 
 DAY_MS: Final = 86_400_000
-# Generous: a busy machine is not a bug.
+# Long, because a busy machine is not a bug.
 PATIENCE_S: Final = 30.0
 
-# The cadence of the design, twenty times as fast; everything else as it is.
+# The intervals of the design, twenty times as fast; everything else is unchanged.
 BRISK: Final[Mapping[str, Any]] = {
     "publish_interval_ms": 250,
     "import_interval_ms": 250,
@@ -64,12 +64,12 @@ class Database(ABC):
 
     @abstractmethod
     def sql(self, statement: str) -> list[list[str]]:
-        """Run statements and return the answer as text. What waits for locks belongs in a thread: a node of this
-        process may hold them, and gives them back only while the event loop runs."""
+        """Run statements and return the answer as text. Run statements that wait for locks in a thread: a node of this
+        process may hold the locks, and releases them only while the event loop runs."""
 
     @abstractmethod
     def copy(self) -> Callable[[], None]:
-        """Take a copy of all counts; the answer puts it back."""
+        """Copy all counts. Returns a function that restores the copy."""
 
     def counts(self) -> dict[tuple[str, str], int]:
         """The count of every row, by identifier and region."""
@@ -138,7 +138,7 @@ class ServerDatabase(Database):
         return f"convert_from({column}, 'UTF8')"
 
     def connections(self) -> int:
-        """How many clients the server counts, this question apart."""
+        """How many clients the server has, without this query."""
         name = self.url.rpartition("/")[2]
         if self.dialect == "mysql":
             question = (
@@ -253,7 +253,7 @@ class World:
         return self.regions[name]
 
     async def grid(self, *names: str, nodes: int = 2, **tuning: Any) -> list[AsyncLimiter]:
-        """Regions of so many nodes each, all running."""
+        """Regions with the given numbers of nodes, all running."""
         for name in names:
             region = self.region(name)
             for _ in range(nodes):
@@ -289,7 +289,7 @@ class World:
         )
 
     async def publish(self, *rows: LedgerRow) -> None:
-        """As a region would that is not part of this test."""
+        """Publish as another region, which is not part of this test."""
         ledger = self.ledger()
         try:
             await ledger.publish(sorted(rows), timeout_s=PATIENCE_S)
@@ -298,7 +298,7 @@ class World:
 
 
 def node_of(limiter: AsyncLimiter) -> Node:
-    """The loops of a limiter: tests that give single turns need them."""
+    """The loops of a limiter, for tests that run single turns."""
     node = limiter._parts.node
     assert node is not None
     return node
@@ -311,8 +311,8 @@ def publish_of(limiter: AsyncLimiter) -> PublishLoop:
 
 
 async def until_publishes_are_answered(limiters: Sequence[AsyncLimiter]) -> None:
-    """What stands in the database is known to the nodes that wrote it: each has begun another turn since. A row can be
-    seen there before its writer has the answer, and until then a turn by hand writes it again."""
+    """Wait until the nodes know what they have written: each has begun another turn since. A row is visible in the
+    database before its writer has the answer, and until then a turn that the test runs would write it again."""
     before = [publish_of(limiter).turns for limiter in limiters]
     await until(
         lambda: all(publish_of(one).turns > turns for one, turns in zip(limiters, before, strict=True)),
@@ -326,13 +326,13 @@ async def accept(limiter: AsyncLimiter, identifier: str, cost: int = 1, limit: L
 
 
 async def seen(limiter: AsyncLimiter, identifier: str, limit: Limit = HUNDRED_A_DAY) -> int:
-    """What this node believes was accepted."""
+    """How much was accepted, according to this node."""
     return (await limiter.peek(limit, identifier)).effective
 
 
 async def until(condition: Callable[[], bool | Awaitable[bool]], what: str) -> None:
-    """Poll what can be observed, with the event loop running. A question that holds the loop, as one to a command line
-    client does, is followed by as long a pause."""
+    """Poll a condition while the event loop runs. A check that blocks the loop, such as a call of a command line
+    client, is followed by a pause of the same length."""
     loop = asyncio.get_running_loop()
     deadline_s = loop.time() + PATIENCE_S
     while True:
@@ -347,7 +347,7 @@ async def until(condition: Callable[[], bool | Awaitable[bool]], what: str) -> N
 async def until_all_see(
     nodes: Sequence[AsyncLimiter], expected: Mapping[str, int], limit: Limit = HUNDRED_A_DAY
 ) -> None:
-    """Every node believes that so much was accepted for each identifier."""
+    """Wait until every node counts the expected numbers."""
     views: list[dict[str, int]] = []
 
     async def agreed() -> bool:

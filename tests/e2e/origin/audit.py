@@ -1,7 +1,7 @@
-"""What was accepted, and whether all agree: the origin, every node, and the sum of all answers.
+"""Compares the origin, every node and the sum of all answers: all must agree on what was accepted.
 
-Nodes live in this process (`Fleet.node`) or in processes of their own (`process.py`). All share a clock that is
-shifted so that the present is the middle of a window: no test meets the end of one.
+Nodes run in this process (`Fleet.node`) or in separate ones (`process.py`). All use a clock that is shifted to the
+middle of a window, so that no window ends during a test.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ LIMIT = Limit(10**9, duration_ms=DURATION_MS, namespace="audited")
 DEADLINE_S = 40.0
 POLL_S = 0.02
 
-# Timeouts and pauses are shorter than in production; what decides about correctness is the same.
+# Timeouts and pauses are shorter than in production; nothing that matters for correctness differs.
 QUICK = {
     "fresh_ms": 100,
     "breaker_open_ms": 400,
@@ -35,7 +35,7 @@ QUICK = {
 }
 
 
-# For tests in which no call may fail: on a busy machine an answer may come later than a request usually waits for it.
+# For tests in which no call may fail: on a busy machine, an answer may take longer than a request usually waits.
 PATIENT: dict[str, Any] = {"read_timeout_ms": 10_000, "replay_timeout_ms": 10_000}
 
 
@@ -55,7 +55,7 @@ class ShiftedClock:
 
 
 class Witness(Protocol):
-    """A node that can be asked what it believes."""
+    """A node that can be asked for its counts."""
 
     async def seen(self, identifier: str) -> int: ...
 
@@ -134,7 +134,7 @@ class Fleet:
                 await asyncio.sleep(0.001)
 
     async def more_traffic(self, answers: int = 300) -> None:
-        """Return when every node has answered so many more requests."""
+        """Return when every node has answered this many more requests."""
         targets = [node.answered + answers for node in self.nodes]
         await until(
             lambda: all(node.answered >= target for node, target in zip(self.nodes, targets, strict=True)),
@@ -165,9 +165,9 @@ class Fleet:
     async def agree(
         self, expected: Counter[str] | None = None, witnesses: Sequence[Witness] = (), url: str | None = None
     ) -> None:
-        """Wait until every node and the origin hold exactly what was accepted; then look again.
+        """Wait until every node and the origin hold exactly what was accepted; then check again.
 
-        Counts only rise, so that one that was too high even for a moment would be found by the second look.
+        Counts only rise, so the second check finds a count that became too high.
         """
         expected = self.accepted() if expected is None else expected
         assert expected, "nothing was accepted: nothing would be proven"

@@ -78,7 +78,7 @@ class NodeProcess:
         await self._process.wait()
 
     async def stop(self) -> None:
-        """End it in order, with the last flush."""
+        """Stop it gracefully, with the last flush."""
         await self.ask("stop")
         await self._process.wait()
 

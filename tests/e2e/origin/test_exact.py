@@ -1,8 +1,8 @@
 """Exactly the quota passes, however many nodes share it: on real servers and on a file that several processes share.
 
-The pauses between requests are the traffic of a published table; nothing is awaited by them. A machine that is busy
-makes answers late, so timeouts are long here, and a request that is denied although it would fit is repeated after its
-retry time: what is proven is that exactly the quota passes, not how fast.
+The pauses between requests are part of the traffic of a published table; no test waits for anything with them. A busy
+machine delays answers, so timeouts are long here, and a request that is denied although it would fit is repeated after
+its retry time: the tests prove that exactly the quota passes, not how fast.
 """
 
 from __future__ import annotations
@@ -142,18 +142,18 @@ async def test_nodes_without_credit_share_their_counts_with_nodes_that_have_it(s
         for _ in range(30):
             for index, limiter in enumerate(old.limiters):
                 await old.ask(index, 100)
-                # The answer tells it the counts of the others. Without this its loop may get no turn before the end.
+                # The answer contains the counts of the others. Without this, its loop may not run before the end.
                 await delivered(limiter)
             for index in range(len(new.limiters)):
                 await new.ask(index, 100)
 
         async def agree() -> bool:
-            # Of a limit that is not used up: one that is denies from memory, and hears no more.
+            # For a limit that is not used up: otherwise the node denies from memory and reads no more.
             looks = [await limiter.peek(limit_of(10_000), "x") for limiter in (*old.limiters, *new.limiters)]
             return {look.effective for look in looks} == {old.accepted + new.accepted}
 
         await until(agree, "all nodes to know all counts")
-        # An old node accepts what it has not heard of yet: one request each, asked in turn.
+        # An old node accepts requests until it learns of the others: one request each, in turn.
         assert 100 <= old.accepted + new.accepted <= 100 + len(old.limiters)
 
 
@@ -212,7 +212,7 @@ async def test_processes_all_at_once_pass_exactly_the_quota(processes: list[Node
         assert sum(process.accepted[name] for process in processes) == quota
 
 
-async def test_what_a_killed_process_held_is_usable_again_when_its_life_is_over(
+async def test_credit_of_a_killed_process_is_usable_again_when_it_expires(
     processes: list[NodeProcess],
 ) -> None:
     killed, *others = processes

@@ -1,7 +1,7 @@
 """Exactly the quota passes in every kind of traffic: on a real Redis, and over one SQLite file.
 
 As in `test_exact.py` a request that is denied although it would fit is repeated after its retry time, because a busy
-machine makes answers late. Time stands still where a test does not move it.
+machine makes answers late. Time moves only when a test moves it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 
 async def insist(limiter: AsyncLimiter, limit: Limit, cost: int = 1, *, expected: bool = True) -> bool:
-    """Ask once; if it should pass, again whenever other nodes had to give credit back first."""
+    """Ask once. If the request should pass, repeat it while other nodes have to give credit back first."""
     async with asyncio.timeout(DEADLINE_S):
         while True:
             decision = await limiter.limit(limit, "x", cost)
@@ -102,7 +102,7 @@ async def test_batches_pass_exactly_the_scarcest_of_their_limits_and_refused_one
 
 @pytest.mark.parametrize("duration_ms", [1_000, 60_000])
 async def test_windows_that_roll_over_pass_what_a_single_counter_passes(place: str, duration_ms: int) -> None:
-    """The same requests, one after the other, on four nodes and on a limiter that is alone."""
+    """The same requests, one after the other, on four nodes and on a single limiter."""
     # Ahead of the server's time: counts of the past expire there.
     clock = ManualClock(int(time.time() * 1000) + 3_600_000)
     limit = Limit(10, duration_ms=duration_ms, namespace="exact")

@@ -62,7 +62,7 @@ async def test_two_processes_with_the_same_subject_at_the_same_time(url: str, pr
             await node.stop()
 
 
-async def test_the_last_counts_of_a_process_that_stops_in_order_arrive(
+async def test_the_last_counts_of_a_process_that_stops_gracefully_arrive(
     url: str, processes: Processes
 ) -> None:
     async with Fleet(url) as fleet:
@@ -102,7 +102,7 @@ async def test_a_crash_loses_at_most_what_was_not_acknowledged(url: str, process
 
 
 @pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
-def test_forked_children_have_connections_of_their_own_and_the_parents_go_on(
+def test_forked_children_have_their_own_connections_and_the_parent_keeps_its_own(
     server: RedisServer,
 ) -> None:
     limiter = Limiter(region="fra", origin=server.url)
@@ -130,7 +130,7 @@ def test_forked_children_have_connections_of_their_own_and_the_parents_go_on(
     assert len(node_ids) == 4
     for source, connections, _, _ in children:
         assert source == "origin"
-        assert parents < set(connections), "one more than the parent's, which lives on"
+        assert parents < set(connections), "one more than the parent's, which is still open"
     assert limiter.limit(LIMIT, "x", 2)
     assert ids() == parents, "the parent kept its connection"
     limiter.stop()

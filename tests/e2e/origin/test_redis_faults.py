@@ -16,7 +16,7 @@ NAMES = [f"user {n}" for n in range(7)]
 
 
 async def test_two_nodes_converge_within_two_round_trips(server: RedisServer) -> None:
-    # No pulse, no reads by age and no credit to ask for: what is counted below is what convergence costs.
+    # No pulse, no reads because of age, no credit: the commands counted below are those of convergence.
     async with Fleet(server.url, credit=False, fresh_ms=3_600_000, pulse_interval_ms=3_600_000) as fleet:
         first, second = fleet.node(), fleet.node()
         await first.accept("x", 1)

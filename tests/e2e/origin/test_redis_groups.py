@@ -25,7 +25,7 @@ async def test_a_replica_that_is_behind_becomes_the_master(fresh_redis_sentinel:
         await second.delivered()
         old, replica = sentinel.master, sentinel.replica
         await asyncio.to_thread(sentinel.wait_for_replica)
-        # Frozen alone it would find the rest of the stream in its socket when it thaws.
+        # If it were only frozen, it would read the rest of the stream from its socket when it thaws.
         await asyncio.to_thread(replica.freeze)
         await asyncio.to_thread(old.command, "CLIENT", "KILL", "TYPE", "replica")
         for name in NAMES:

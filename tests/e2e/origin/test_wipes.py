@@ -42,7 +42,7 @@ def has_imported(limiter: AsyncLimiter) -> bool:
 
 
 async def accept(limiter: AsyncLimiter, wanted: int) -> int:
-    """How many of so many requests pass; one denied because of others' credit is repeated after its retry time."""
+    """How many of the requests pass; one denied because of credit of others is repeated after its retry time."""
     accepted = 0
     for _ in range(wanted):
         decision = await limiter.limit(LIMIT, "x")

@@ -45,7 +45,7 @@ def test_a_hostile_body_is_a_400_and_the_connection_stays_open(
         for operation in ("limit", "multiLimit", "setOverride", "listOverrides"):
             reply = client.ask(post(key, HOSTILE[kind], operation=operation))
             assert (reply.status, reply.problem) == (400, "unkey/application/invalid_input"), operation
-            assert len(reply.body) < 20_000, "the answer is not as large as the question"
+            assert len(reply.body) < 20_000, "the answer is smaller than the request"
         assert client.ask(post(key, body("after"))).data["success"]
 
 
@@ -124,7 +124,7 @@ def test_thousands_of_wrong_keys_at_once_are_refused_and_others_are_served(
                 client.send(post(key, body("nobody")))
             assert honest.ask(post(workspace.key.secret, body("honest"))).data["success"]
             assert {client.reply().status for client in clients} == {401}
-        # Remembered as unknown by now: refused at once, without asking the database.
+        # Cached as unknown by now: refused at once, without a query to the database.
         for key in wrong[-100:]:
             assert clients[0].ask(post(key, body("nobody"))).status == 401
 
@@ -150,11 +150,12 @@ def test_a_key_is_looked_up_by_its_digest_alone_so_that_no_prefix_shows_in_the_t
     for key in near:
         assert callers.find(b"Bearer " + key.encode(), key.encode()) is None
     with monkeypatch.context() as patched:
-        # With the same digest any other key is the right one: nothing else of it is compared.
+        # Any key with this digest is accepted: nothing else of it is compared.
         patched.setattr(view_module, "digest_of", lambda _key: digest_of(right))
         for key in near:
             assert callers.find(b"Bearer " + key.encode(), key.encode()) is not None
-    # A digest of 32 bytes: a key that is right but for its last character begins no more alike than chance has it.
+    # The digest has 32 bytes: that of a key with only its last character wrong has no more bytes in common than by
+    # chance.
     whole = digest_of(right)
     assert whole == blake2b(right.encode(), digest_size=32, person=b"tidegate-key").digest()
     assert not [key for key in near if digest_of(key)[:6] == whole[:6]]

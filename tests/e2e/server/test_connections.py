@@ -31,7 +31,7 @@ def test_pipelined_requests_are_answered_in_their_order(server: TidegateServer, 
             parts.append(b"GET /livez HTTP/1.1\r\nHost: localhost\r\n\r\n")
             wanted.append(None)
         elif number % 7 == 0:
-            # A namespace that is not there yet: this one has to wait for the database, and the others for it.
+            # A new namespace: this request has to wait for the database, and the others wait for it.
             parts.append(post(key, body("piped", namespace=f"new_{number}", limit=number)))
             wanted.append(number)
         else:

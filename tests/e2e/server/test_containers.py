@@ -1,4 +1,4 @@
-"""The container file, the compose file and the chart. What needs a program that is missing here is skipped by name."""
+"""The container file, the compose file and the chart. Tests that need a missing program are skipped, and name it."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def run(*argv: str) -> str:
 
 
 def instructions() -> list[tuple[str, str]]:
-    """Of the container file: continued lines are joined, comments left out."""
+    """The instructions of the container file: continued lines are joined, comments left out."""
     text = re.sub(r"^#.*\n", "", (DEPLOY / "Containerfile").read_text(encoding="utf-8"), flags=re.MULTILINE)
     lines = [line for line in text.replace("\\\n", " ").splitlines() if line.strip()]
     return [(name, rest) for name, _, rest in (line.partition(" ") for line in lines)]

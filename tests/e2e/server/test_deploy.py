@@ -110,7 +110,7 @@ def test_the_unit_can_read_the_tls_key_as_the_how_to_says(tmp_path: Path) -> Non
     unit = tmp_path / "tidegate.service"
     unit.write_text((DEPLOY / unit.name).read_text(encoding="utf-8"), encoding="utf-8")
     assert "SupplementaryGroups" not in unit_of(unit)["Service"], (
-        "a group that is not there keeps a unit down"
+        "a unit with a group that does not exist cannot start"
     )
     (edit,) = [words for words in commands if words[0] == "sed"]
     assert edit[-1] in installed, "it edits what was installed"
@@ -132,7 +132,7 @@ def test_systemd_finds_no_fault_in_a_unit(unit_file: Path, tmp_path: Path) -> No
 
 
 def test_a_server_starts_from_the_sample(tmp_path: Path) -> None:
-    """Everything but the shared servers: one region, embedded."""
+    """Without the shared servers: one region, embedded."""
     with TidegateServer(
         "--config", str(local_copy(tmp_path)), "--workers", "1", data_dir=tmp_path / "data"
     ) as server:

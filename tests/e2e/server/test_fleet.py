@@ -56,7 +56,7 @@ def fleet(request: pytest.FixtureRequest) -> Iterator[Fleet]:
 
 @pytest.fixture
 def workspace(fleet: Fleet) -> Workspace:
-    """In a fleet that is whole, whatever the test before left behind."""
+    """All servers of the fleet run, whatever the previous test left behind."""
     fleet.database.recover()
     for node in fleet[1:]:
         if node.process is None or node.process.poll() is not None:
@@ -96,7 +96,7 @@ def test_a_region_learns_of_the_other_while_both_are_used(fleet: Fleet, workspac
         return not any(results)
 
     eventually(spend, "both regions deny")
-    # A guess about the other region may deny a little early; without any knowledge of it there would be two limits.
+    # Anticipation may deny a little early; without knowledge of the other region, twice the limit would pass.
     assert 150 <= accepted < 400
     eventually(lambda: {used(each, key, "both") for each in nodes} == {accepted}, "both know the whole")
 
@@ -238,7 +238,7 @@ def test_a_namespace_made_while_the_database_was_away_is_written_when_it_is_back
     fleet: Fleet, workspace: Workspace
 ) -> None:
     key = workspace.key.secret
-    # It may still be pausing after the outage of the test before, and not ask about new keys.
+    # It may still back off after the outage of the previous test, and not look up new keys.
     eventually(lambda: fleet.iad.call("limit", body("known"), key).status == 200, "the key is known")
     fleet.database.kill()
     try:

@@ -92,7 +92,7 @@ def ask(channel: Any, *descriptors: Any, **options: Any) -> Any:
 
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gatekeeper]:
-    """For tests whose users have names of their own."""
+    """Shared by tests that use their own user names."""
     with Gatekeeper(tmp_path_factory.mktemp("rules")) as server:
         yield server
 
@@ -133,7 +133,7 @@ def test_a_policy_may_choose_another_status_for_a_denial(shared: Gatekeeper) -> 
 def test_all_limits_of_a_policy_are_one_decision(shared: Gatekeeper) -> None:
     fields = {"x_user": "together", "x_tier": "together"}
     assert [shared.check("/v1/check?policy=api", **fields).status for _ in range(4)] == [200] * 3 + [429]
-    # The tier denied the fourth, which cost the user nothing.
+    # The tier denied the fourth request, which therefore does not count for the user.
     assert shared.ask(one([("user", "together")], 0)).statuses[0].remaining == 2
 
 
@@ -156,7 +156,7 @@ def test_the_address_is_the_last_one_that_a_trusted_proxy_wrote(shared: Gatekeep
     assert shared.ask(one([("user", "127.0.0.1")], 0)).statuses[0].remaining == 4
 
 
-def test_a_question_that_cannot_be_understood_is_a_400_and_counts_nothing(shared: Gatekeeper) -> None:
+def test_a_query_that_cannot_be_parsed_is_a_400_and_counts_nothing(shared: Gatekeeper) -> None:
     for query in (
         "",
         "policy=nothing",

@@ -28,7 +28,7 @@ def is_replayed(server: TidegateServer) -> bool:
 
 
 class Steady(NamedTuple):
-    """What a client saw that asked without a pause."""
+    """What a client saw that sent requests without a pause."""
 
     answered_at: list[float]
     longest_gap_s: float
@@ -64,7 +64,7 @@ def test_a_killed_embedded_server_loses_at_most_its_last_second() -> None:
         server.kill()
         server.start()
         assert used_before(server, key, "early") == 50
-        # A machine that stalls the client stalls the writing too: the longest pause that the client saw is allowed for.
+        # If the machine stalls the client, it stalls the writing too: the longest pause that the client saw is added.
         kept = used_before(server, key, "steady")
         assert seen.before(killed_at - 1.0 - seen.longest_gap_s) <= kept <= len(seen.answered_at)
 
@@ -79,10 +79,10 @@ def test_a_killed_server_with_redis_loses_nothing_that_is_older_than_a_round_tri
         killed_at = time.monotonic()
         server.kill()
         server.start()
-        round_trip_s = 0.1  # generous for a loopback, and still a small part of what was sent
+        round_trip_s = 0.1  # long for a loopback connection, and still a small part of what was sent
         kept = used_before(server, key, "steady")
         assert seen.before(killed_at - round_trip_s - seen.longest_gap_s) <= kept <= len(seen.answered_at)
-        # What the origin has acknowledged survives to the last count.
+        # Everything that the origin has acknowledged survives.
         for _ in range(20):
             assert server.call("limit", body("settled"), key).data["success"]
         eventually(lambda: is_replayed(server), "the origin has it all")

@@ -139,18 +139,18 @@ def test_a_worker_that_replaces_another_logs_at_the_level_that_sighup_set(tmp_pa
 
 
 class StoppedWhileStarting(Supervisor):
-    """The signal comes while a worker is being made, when it is in no list yet."""
+    """The signal comes while a worker is being created, before it is in the list."""
 
     async def _start(self, bound: Sockets) -> Any:
         self._stopping.set()
-        for _ in range(10):  # turns of the loop: those that are in the list are told to stop
+        for _ in range(10):  # turns of the loop in which the workers in the list get the signal
             await asyncio.sleep(0)
         return await super()._start(bound)
 
 
 async def test_a_worker_that_is_started_while_the_supervisor_stops_is_stopped_too(tmp_path: Path) -> None:
     config = ServerConfig(listen="127.0.0.1:0", data_dir=str(tmp_path), workers=2)
-    await prepare(config)  # or it would end by itself, for want of a schema
+    await prepare(config)  # otherwise it would exit by itself, because the schema is missing
     assert await StoppedWhileStarting(config).run() == 0
 
 

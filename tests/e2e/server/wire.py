@@ -1,4 +1,4 @@
-"""Raw HTTP/1.1 for tests that must decide themselves which bytes leave when."""
+"""Raw HTTP/1.1, for tests that control which bytes are sent when."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def body(identifier: str = "user", *, namespace: str = "api", limit: int = 1_000
 
 
 def post(key: str, content: bytes, *, operation: str = "limit", length: int | None = None) -> bytes:
-    """The bytes of one request. `length`: what the head says, where that is not the truth."""
+    """The bytes of one request. `length` is the Content-Length to send, if not the real one."""
     head = (
         f"POST /v2/ratelimit.{operation} HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {key}\r\n"
         f"Content-Type: application/json\r\nContent-Length: {len(content) if length is None else length}\r\n\r\n"
@@ -27,7 +27,7 @@ def post(key: str, content: bytes, *, operation: str = "limit", length: int | No
 
 
 class Client:
-    """One connection. Reads exactly one answer at a time, and keeps what came behind it."""
+    """One connection. Reads exactly one answer at a time, and keeps the bytes after it."""
 
     def __init__(self, server: TidegateServer) -> None:
         self.socket = server.socket()
@@ -79,8 +79,8 @@ def used(server: TidegateServer, key: str, identifier: str, limit: int = 1_000_0
 
 
 def used_before(server: TidegateServer, key: str, identifier: str) -> int:
-    """What a server that was started again counts for an identifier of its life before. On a busy machine the answer of
-    its first read may come too late, and until the next one it counts nothing."""
+    """What a restarted server counts for an identifier from before the restart. On a busy machine, the answer to its
+    first read may come too late, and until the next one it counts nothing."""
     eventually(lambda: used(server, key, identifier) > 0, f"the counts of {identifier!r} come back")
     return used(server, key, identifier)
 

@@ -89,7 +89,7 @@ class Peer:
         return Frame(word & 0xFF, flags, stream_id, payload)
 
     async def frame_of(self, *kinds: int) -> Frame:
-        """The next frame of one of these kinds; others are skipped."""
+        """The next frame of one of these kinds; skips all others."""
         while True:
             frame = await self.frame()
             if frame.kind in kinds:
@@ -127,7 +127,7 @@ class Peer:
         assert (reply.status, reply.body) == ("0", message(data))
 
     async def goaway(self) -> h2.ErrorCode:
-        """The reason with which the server ends the connection; and it does end it."""
+        """The error code with which the server ends the connection. Waits until it has closed it."""
         frame = await self.frame_of(h2.GOAWAY)
         with contextlib.suppress(ConnectionResetError):
             async with asyncio.timeout(TIMEOUT_S):
@@ -135,7 +135,7 @@ class Peer:
         return h2.ErrorCode(frame.error_code)
 
     async def closed(self) -> None:
-        """Nothing but the end comes."""
+        """The server sends nothing more and closes the connection."""
         with contextlib.suppress(ConnectionResetError):
             async with asyncio.timeout(TIMEOUT_S):
                 await self._reader.read()
@@ -182,7 +182,7 @@ class Served:
         return peer
 
     def pass_time(self, seconds: float) -> None:
-        """Let the server's deadlines see so many seconds pass."""
+        """Move the time of the server's deadlines forward."""
         for _ in range(self.server.wheel.ticks(seconds)):
             self.server.run_once()
 

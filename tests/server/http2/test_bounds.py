@@ -146,7 +146,7 @@ async def test_at_the_bound_the_connection_that_is_idle_the_longest_makes_room()
         assert served.server.statistics().connections_evicted == 1
 
 
-async def test_a_connection_whose_call_is_being_worked_on_is_not_closed_for_another_one() -> None:
+async def test_a_connection_with_a_call_in_progress_is_not_closed_for_another_one() -> None:
     release = asyncio.Event()
 
     async def slow(data: bytes) -> bytes:
@@ -169,7 +169,7 @@ async def test_a_connection_whose_call_is_being_worked_on_is_not_closed_for_anot
         await waiting.frame_of(h2.SETTINGS)
 
 
-async def test_a_peer_cannot_make_us_hold_more_than_the_window() -> None:
+async def test_a_peer_cannot_make_the_server_hold_more_than_the_window() -> None:
     async with serving(options=Http2Options(window_bytes=65_535)) as served:
         peer = await served.peer()
         ids = [peer.next_id() for _ in range(3)]

@@ -1,4 +1,4 @@
-"""Requests of the rate limit service as tests write them, and responses as tests read them."""
+"""Short forms for requests to the rate limit service and for its responses."""
 
 from __future__ import annotations
 

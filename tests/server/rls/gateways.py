@@ -1,4 +1,4 @@
-"""Real gateways and a rate limit service in a process of its own, for tests that ask through all of them."""
+"""Real gateways and a rate limit service in its own process, for tests that send requests through both."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ NOT_CHECKED = "Envoy with Tidegate as its rate limit service"
 
 
 def code_block(page: str, first_line: str) -> str:
-    """The code block of a documentation page that begins with this line: what is shown is what is tested."""
+    """The code block of a documentation page that begins with this line, so that the tests run what the page shows."""
     text = (ROOT / "docs" / "how-to" / page).read_text()
     for block in re.findall(r"```\w+\n(.*?)```", text, re.DOTALL):
         if block.startswith(first_line):
@@ -29,7 +29,7 @@ def code_block(page: str, first_line: str) -> str:
 
 
 class Stateless(ServerProcess):
-    """A server that keeps nothing between starts: its files are written when its port is known."""
+    """A server that keeps nothing between starts; its files are written when its port is known."""
 
     def _prepare(self) -> None:
         """Nothing to make ready."""
@@ -51,7 +51,7 @@ class Stateless(ServerProcess):
 
 
 class TidegateProcess(Stateless):
-    """`tidegate serve` whose counts a restart forgets. Its `port` is that of one listener for gateways."""
+    """`tidegate serve` whose counts are lost in a restart. Its `port` is that of one listener for gateways."""
 
     kind: ClassVar[str] = "tidegate"
 
@@ -71,7 +71,7 @@ class TidegateProcess(Stateless):
 
 
 def is_listening(pid: int, port: int) -> bool:
-    """Whether this very process listens on the port, by /proc."""
+    """Whether this process listens on the port, according to /proc."""
     inodes = set()
     lines = [
         line for name in ("tcp", "tcp6") for line in Path(f"/proc/{pid}/net/{name}").read_text().splitlines()
@@ -108,8 +108,8 @@ def get(port: int, path: str = "/", **headers: str) -> Reply:
 class Envoy(Stateless):
     """Envoy with a configuration of the documentation.
 
-    Changed for tests: addresses; a timeout that a busy machine does not reach; a second listener `closed` that denies
-    when the service does not answer; an application within Envoy itself.
+    Changes for tests: addresses; a timeout that a busy machine does not reach; a second listener `closed` that denies
+    when the service does not answer; an application inside Envoy itself.
     """
 
     kind: ClassVar[str] = "envoy"

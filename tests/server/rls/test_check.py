@@ -63,7 +63,7 @@ CONFIG = parse_check_config(
 
 
 class Gateway:
-    """Asks as a gateway would, and gets what it would get."""
+    """Sends requests as a gateway would."""
 
     def __init__(self, config: CheckConfig = CONFIG) -> None:
         self._config = config
@@ -113,7 +113,7 @@ def test_several_limits_are_all_or_nothing() -> None:
     assert answer.headers["RateLimit"].startswith('"address";r=7;')
 
 
-def test_cost_is_consumed_and_zero_looks() -> None:
+def test_cost_is_consumed_and_cost_zero_only_checks() -> None:
     gateway = Gateway()
     assert gateway.check("domain=edge&descriptor=user=ann&cost=3").status == 200
     assert gateway.check("domain=edge&descriptor=user=ann&cost=0").status == 200
@@ -210,7 +210,7 @@ def test_what_a_client_writes_never_reaches_the_address(forged: list[str], hops:
         ("domain=%FF&descriptor=a=b", {}, "query: "),
     ],
 )
-def test_an_invalid_question_is_a_400_with_the_reason(query: str, headers: dict[str, str], text: str) -> None:
+def test_an_invalid_check_is_a_400_with_the_reason(query: str, headers: dict[str, str], text: str) -> None:
     answer = Gateway().check(query, **headers)
     assert answer.status == 400
     assert text in answer.body.decode()
@@ -224,7 +224,7 @@ def test_any_request_is_answered_or_refused_clearly(query: str, headers: dict[st
     for text in (query, "policy=login&" + query, "domain=edge&descriptor=" + quote(query)):
         with contextlib.suppress(BadCheck):
             question = ask_check(CheckRequest(text, headers, "10.0.0.1"), CONFIG)
-            # What is understood can be decided.
+            # A request that was parsed can be decided.
             service = RateLimitService(AsyncLimiter(), parse_rules([("rules.yaml", RULES)]))
             service.decide(service.plan(question.domain, question.descriptors, question.cost))
 
@@ -273,7 +273,7 @@ def test_a_check_without_a_policy_in_its_path_has_its_query() -> None:
     assert check_request(whole).query == "policy=api&x=/v1/check/other/"
 
 
-def test_policies_come_from_a_file_that_is_right_or_an_error_that_names_it(tmp_path: Path) -> None:
+def test_a_file_of_policies_loads_or_is_an_error_that_names_it(tmp_path: Path) -> None:
     assert read_check_config(None) == CheckConfig()
     file = tmp_path / "check.toml"
     with pytest.raises(ConfigurationError, match="cannot be read"):

@@ -1,4 +1,4 @@
-"""A real Envoy in front, the rate limit service behind it, each in a process of its own."""
+"""A real Envoy with the rate limit service, each in its own process."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_nested_and_specific_rules_apply(envoy: Envoy) -> None:
     assert [get(port, x_tenant="a").status for _ in range(6)] == [200] * 6
 
 
-def test_a_request_denied_by_one_descriptor_costs_the_other_nothing(envoy: Envoy) -> None:
+def test_a_request_denied_by_one_descriptor_does_not_count_for_the_other(envoy: Envoy) -> None:
     port = envoy.listener("edge")
     assert [get(port, x_tier="tin").status for _ in range(4)] == [200, 200, 200, 429]
     for _ in range(3):
@@ -78,7 +78,7 @@ def test_a_request_denied_by_one_descriptor_costs_the_other_nothing(envoy: Envoy
     assert get(port, x_user="ann").headers["x-ratelimit-remaining"] == "4"
 
 
-def test_hits_addend_is_the_cost_and_zero_only_looks(envoy: Envoy) -> None:
+def test_hits_addend_is_the_cost_and_zero_only_checks(envoy: Envoy) -> None:
     port = envoy.listener("edge")
     assert get(port, "/report", x_user="ann").headers["x-ratelimit-remaining"] == "2"
     assert get(port, "/report", x_user="ann").status == 429
@@ -88,7 +88,7 @@ def test_hits_addend_is_the_cost_and_zero_only_looks(envoy: Envoy) -> None:
 
 
 def test_the_envoy_part_of_the_page_about_istio_limits(service: TidegateProcess) -> None:
-    """The patches of the page, applied by hand to the configuration of the other page, where Istio would."""
+    """The patches of the page, applied to the configuration of the other page as Istio would."""
     config = yaml.safe_load(code_block("behind-envoy.md", "# envoy.yaml"))
     patches = {
         patch["applyTo"]: patch["patch"]["value"]

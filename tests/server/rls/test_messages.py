@@ -1,4 +1,4 @@
-"""Our messages against the published ones (xds-protos), in both directions."""
+"""The messages of Tidegate against the published ones (xds-protos), in both directions."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def as_published(request: Any) -> object:
 
 
 @given(published_requests())
-def test_a_published_request_is_read_as_it_was_meant(request: Any) -> None:
+def test_a_published_request_is_read_correctly(request: Any) -> None:
     assert parse_request(request.SerializeToString()) == as_published(request)
 
 
@@ -115,7 +115,7 @@ def check_same(data: bytes) -> None:
         st.tuples(st.sampled_from(list(Code)), uint32, st.integers(1, 7), text, uint32, uint32), max_size=5
     )
 )
-def test_a_response_says_the_same_to_the_published_parser(
+def test_the_published_parser_reads_the_same_response(
     items: list[tuple[Code, int, int, str, int, int]],
 ) -> None:
     data = response_start(Code.OVER_LIMIT)

@@ -21,7 +21,7 @@ PAGE = "behind-other-gateways.md"
 
 
 class Application:
-    """What the gateways protect: answers 200 to everything."""
+    """The application behind the gateways: answers 200 to everything."""
 
     def __init__(self) -> None:
         class Handler(BaseHTTPRequestHandler):
@@ -132,7 +132,7 @@ def service(tmp_path: Path) -> Iterator[TidegateProcess]:
 def gateway(request: pytest.FixtureRequest) -> Iterator[Gateway]:
     name = str(request.param)
     find_program(name, f"{name} with Tidegate's check")
-    # Asked for only now: a program that is missing costs no server.
+    # Started only now: if the program is missing, no server is started.
     service = request.getfixturevalue("service")
     with Application() as application, Gateway(name, service, application) as gateway:
         yield gateway
@@ -155,7 +155,7 @@ def test_a_client_cannot_choose_its_address(gateway: Gateway) -> None:
     assert first.count(429) > 0, "all of them are one client"
 
 
-def test_a_service_that_is_gone_fails_open_or_closed_and_comes_back(gateway: Gateway) -> None:
+def test_a_stopped_service_fails_open_or_closed_and_comes_back(gateway: Gateway) -> None:
     gateway.service.kill()
     status = get(gateway.port, x_user="ann").status
     assert status == 200 if gateway.name == "haproxy" else status >= 500

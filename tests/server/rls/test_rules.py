@@ -116,7 +116,7 @@ def test_an_identifier_that_is_too_long_is_digested() -> None:
     assert max(len(one), len(two)) <= 512
 
 
-# Against a matcher written down naively: sort the alternatives of each level, take the first.
+# Compared with a naive matcher: sort the alternatives of each level, take the first.
 
 values = st.sampled_from(["", "a", "ab", "abc", "b", "a*", "ab*", "*"])
 keys = st.sampled_from(["k", "l"])

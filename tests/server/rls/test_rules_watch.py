@@ -101,7 +101,7 @@ async def test_a_file_that_is_gone_keeps_the_old_rules_and_may_come_back(file: P
     assert watch.error is None
 
 
-async def test_files_of_a_directory_come_and_go(tmp_path: Path) -> None:
+async def test_files_of_a_directory_are_added_and_removed(tmp_path: Path) -> None:
     (tmp_path / "a.yaml").write_text(text(5))
     watch = RulesWatch(tmp_path)
     (tmp_path / "b.yaml").write_text(text(9, domain="other"))
@@ -112,7 +112,7 @@ async def test_files_of_a_directory_come_and_go(tmp_path: Path) -> None:
     assert set(watch.rules.domains) == {"edge"}
 
 
-async def test_counts_of_rules_that_stay_go_on(file: Path) -> None:
+async def test_counts_of_unchanged_rules_are_kept(file: Path) -> None:
     watch = RulesWatch(file)
     rule = watch.rules.match("edge", [("user", "u")]).rule
     assert rule is not None

@@ -76,7 +76,7 @@ def descriptor_set(file: Any) -> bytes:
 
 
 async def asked(server: RlsServer, play: Callable[[Any], None]) -> None:
-    """Play the client in a thread: grpcio's calls block."""
+    """Run the client in a thread, because grpcio's calls block."""
 
     def run() -> None:
         with grpc.insecure_channel(f"127.0.0.1:{server.port}") as channel:
@@ -205,7 +205,7 @@ async def test_a_drain_says_not_serving_and_loses_no_call(tmp_path: Path) -> Non
             loop.call_soon_threadsafe(ready.set)
             asyncio.run_coroutine_threadsafe(stopping.wait(), loop).result()
             health = health_pb2_grpc.HealthStub(channel)
-            # While it drains, calls on the open connection go on until the client has seen the GOAWAY.
+            # While it drains, calls on the open connection continue until the client has seen the GOAWAY.
             with contextlib.suppress(grpc.RpcError):
                 seen.append(health.Check(health_pb2.HealthCheckRequest(), timeout=20).status)
 
@@ -231,7 +231,7 @@ async def test_tls(tmp_path: Path) -> None:
                 assert ask(channel, one(USER)).code == OK
 
         await asyncio.to_thread(play)
-        # A client that speaks TLS and no HTTP/2 is turned away.
+        # A client that speaks TLS but not HTTP/2 is disconnected.
         plain = ssl.create_default_context(cafile=certificate)
         reader, writer = await asyncio.open_connection("localhost", server.port, ssl=plain)
         with contextlib.suppress(ConnectionResetError):

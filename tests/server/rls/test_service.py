@@ -109,7 +109,7 @@ def test_hits_addend_of_the_request_and_of_a_descriptor_are_the_cost() -> None:
     assert asked.ask(one(USER), hits=2**32 - 1).code == OVER_LIMIT
 
 
-def test_an_explicit_zero_looks_without_consuming() -> None:
+def test_an_explicit_zero_checks_without_consuming() -> None:
     asked = Asked()
     asked.ask(one(USER), hits=4)
     for _ in range(10):
@@ -199,7 +199,7 @@ def test_an_invalid_request_fails_with_invalid_argument(data: bytes, text: str) 
     assert (asked.service.statistics().allowed, asked.service.statistics().denied) == (0, 0)
 
 
-def test_new_rules_apply_at_once_and_counters_go_on() -> None:
+def test_new_rules_apply_at_once_and_counters_are_kept() -> None:
     asked = Asked()
     asked.ask(one(USER), hits=3)
     rules = parse_rules([("rules.yaml", RULES.replace(b"requests_per_unit: 5}", b"requests_per_unit: 10}"))])

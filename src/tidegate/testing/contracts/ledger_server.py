@@ -158,11 +158,11 @@ class ServerLedgerContract(LedgerContract):
         rows = [row(region="fra"), row(region="iad")]
         await publish(ledger, rows)
         raised = [row(region="fra", regional=2), row(region="iad", regional=2)]
-        async with place.opposite("iad", "fra") as close_the_circle:
+        async with place.opposite("iad", "fra") as complete_the_deadlock:
             publishing = asyncio.create_task(ledger.publish(raised, timeout_s=TIMEOUT_S))
             await until(lambda: place.waiting() == 1, "the publisher holds fra and waits for iad")
             with suppress(DependencyUnavailable):  # either of the two may be the victim
-                await close_the_circle()
+                await complete_the_deadlock()
         await publishing
         assert await held(ledger) == raised
 
