@@ -1,8 +1,8 @@
-"""What the console costs decisions: what is recorded for it all the time, and what viewers add.
+"""What the console costs: recording decisions for it, and serving viewers.
 
-First what one decision pays for being recorded, by itself. Then a real server on one core at a steady rate, with 0 to
-32 viewers on another: what they cost while nothing else happens, then CPU time per request and latency while requests
-come. A viewer reads the stream of events as a page does.
+First the cost of recording one decision, by itself. Then a real server on one core at a steady rate, with 0 to 32
+viewers on another: their cost while there are no requests, then CPU time per request and latency under load. A viewer
+reads the stream of events as a page does.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def per_call_ns(work: Callable[[int], None]) -> float:
 
 
 def recording(out: Printer) -> None:  # noqa: C901 - one small loop for each row
-    """What `operations` does for each decision, with and without recording it."""
+    """The work of `operations` for each decision, with and without recording it."""
     limiter = AsyncLimiter()
     activity = Activity(lambda: limiter.inspection)
     limit = Limit(1, duration_ms=3_600_000, namespace="rlns_1", workspace="w")

@@ -1,8 +1,8 @@
 """What credit costs and what it saves, on a real Redis: every figure with credit beside the same without it.
 
-Run by `bench.origin`. Both variants use the same server, each with a namespace of its own; what depends on the
-moment is measured at the same time, what depends on the CPU in turns. `limits` and `throttled-py` ask Redis for each
-decision. The reference fleet alone is simulated: real nodes in virtual time (`tidegate simulate capacity`).
+Run by `bench.origin`. Both variants use the same server, each with its own namespace; waiting is measured for both at
+the same time, CPU time in turns. `limits` and `throttled-py` ask Redis for each decision. Only the reference fleet is
+simulated: real nodes in virtual time (`tidegate simulate fleet`).
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Variant:
     def __init__(self, url: str, nodes: int, *, credit: bool, clock: ManualClock | None = None) -> None:
         self.credit = credit
         self.namespace = f"bench.{'with' if credit else 'without'}"
-        # No pulse: it asks once a second whatever happens, and is not what is counted here.
+        # No pulse: it asks once a second in any case, and is not counted here.
         tuning = Tuning(credit=credit, pulse_interval_ms=HOUR_MS)
         self.origins = [RedisOrigin(url) for _ in range(nodes)]
         self.limiters: list[AsyncLimiter] = [
@@ -88,7 +88,7 @@ async def warm(limiter: AsyncLimiter, limit: Limit) -> None:
 
 
 async def hot_rate(way: Variant, seconds: float) -> tuple[float, float]:
-    """One subject as fast as a loop goes: decisions per CPU second, and commands for each."""
+    """One subject, as fast as possible: decisions per CPU second, and commands per decision."""
     limiter, limit = way.limiters[0], way.limit(10**12)
     await limiter.limit(limit, "hot")
     await way.settle()
@@ -167,7 +167,7 @@ async def busy_subjects(url: str, scale: Scale) -> list[Figure]:
                 async def ask(name: str, limiter: AsyncLimiter = limiter, limit: Limit = limit) -> None:
                     await limiter.limit(limit, name)
 
-                # First until the traffic of the last seconds is known: the other way has used them.
+                # Runs first until the traffic of the last seconds is known, which the other variant has used.
                 await rate_of(ask, scale.seconds, yields=True)
                 statistics_before = limiter.statistics()
                 rate = await rate_of(ask, scale.seconds / 2, yields=True)
@@ -201,7 +201,7 @@ async def busy_subjects(url: str, scale: Scale) -> list[Figure]:
 
 
 async def server_cpu_s(url: str) -> float:
-    """What the server has used so far."""
+    """CPU time that the server has used so far."""
     address = urlsplit(url)
     reader, writer = await asyncio.open_connection(address.hostname, address.port)
     try:
@@ -225,7 +225,9 @@ async def message_cost(url: str, scale: Scale) -> list[Figure]:
                 limiter.limit_nowait(limit, name)
             before, server_before_s = limiter.statistics().credit_messages, await server_cpu_s(url)
             began_s = time.process_time()
-            await acknowledged(limiter, 0.005)  # asking costs too: rarely enough not to be what is measured
+            await acknowledged(
+                limiter, 0.005
+            )  # rarely, because each query costs time that would be measured too
             took_s = time.process_time() - began_s
             messages = limiter.statistics().credit_messages - before
             ours_s.append(took_s / messages)
@@ -298,7 +300,7 @@ class Traffic(NamedTuple):
 
 
 async def offer(way: Variant, traffic: Traffic) -> tuple[int, int, int]:
-    """Counted from `counted_from_s` on: requests, those that waited, those allowed."""
+    """From `counted_from_s` on: the number of requests, of those that waited, and of those allowed."""
     limit = way.limit(traffic.quota, traffic.duration_ms)
     counted = waited = allowed = 0
 

@@ -1,8 +1,8 @@
 """The figures of the embedded limiter: decisions against peers, large tables, memory, pauses, threads, import.
 
-Everything runs on one core (but the threads), in one process; the interpreted core runs in a second one, started by
-this. What is compared is measured in turns, every other round in reverse order, and shown as median and range. Times
-are CPU time of this thread: other work on a shared machine is not counted, a pause of ours is.
+Everything except the threads runs on one core, in one process; the interpreted core runs in a second process, which
+this one starts. Compared figures are measured in turns, every other round in reverse order, and shown as median and
+range. Times are CPU time of this thread: other programs do not count, pauses of Tidegate do.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ QUOTA = 10**9
 NOW_MS = 1_800_000_000_000
 ROUNDS = 9
 CALLS = 20_000
-# Of a peer: a fortieth of our speed.
+# For a peer that has a fortieth of Tidegate's speed.
 PEER_CALLS = 2_000
 ACCESSES = 100_000
 SUBJECTS = 1_000_000
@@ -63,7 +63,7 @@ class Figures(list[float]):
 
 
 def ns_per_call(decide: Decide, limit: Limit, identifiers: Sequence[str]) -> float:
-    """CPU nanoseconds of one call. Called as users call it: no function of the benchmark is in between."""
+    """CPU nanoseconds of one call, without a function of the benchmark in between."""
     started = time.thread_time_ns()
     for identifier in identifiers:
         decide(limit, identifier)
@@ -80,7 +80,7 @@ def ns_per_look_up(table: dict[str, int], identifiers: Sequence[str]) -> float:
 
 
 def in_turns(measures: Mapping[str, Callable[[], float]], rounds: int = ROUNDS) -> dict[str, Figures]:
-    """Each once in every round, after one that is not counted."""
+    """Run each once per round, after one round that is not counted."""
     found = {name: Figures() for name in measures}
     for measure in measures.values():
         measure()
@@ -140,10 +140,10 @@ def decision_figures(others: Mapping[str, Decide] | None = None) -> dict[str, Fi
 
 
 class Threads(NamedTuple):
-    """Calls of two threads by those of one."""
+    """Calls of two threads divided by those of one."""
 
     rate: Figures
-    """Decisions per second of real time: what other programs do is in it."""
+    """Decisions per second of real time, which other programs affect."""
     decisions: Figures
     """Decisions per second of CPU time."""
     nothing: Figures
@@ -197,13 +197,13 @@ def import_figures() -> Figures:
 
 
 class Access(NamedTuple):
-    """Random access to a million by that to a thousand."""
+    """Time of random access to a million subjects, divided by that to a thousand."""
 
     decisions: Figures
     plain: Figures
-    """Of a dict with the same keys: what the caches of this machine make of any table."""
+    """The same for a dict with the same keys: the effect of this machine's caches on any table."""
     added: Figures
-    """What a million adds to a decision by what it adds to a look-up in the dict."""
+    """What a million subjects add to a decision, divided by what they add to a look-up in the dict."""
     bytes_per_subject: float
 
 
@@ -222,7 +222,7 @@ def access_figures() -> Access:
     draw = random.Random(1)
     of_small = draw.choices(IDENTIFIERS, k=ACCESSES)
     of_large = [f"subject_{draw.randrange(SUBJECTS):07d}" for _ in range(ACCESSES)]
-    # Once more before the rounds: the first access of a second also notes that the subject is in use.
+    # Once before the rounds, because the first access in a second also marks the subject as used.
     ns = in_turns(
         {
             "small": lambda: ns_per_call(small.limit, PLENTY, of_small),
@@ -300,7 +300,7 @@ async def longest_hold_ms(url: str) -> tuple[float, int]:
 
 
 def hold_figures() -> tuple[Figures, int]:
-    """`longest_hold_ms`, as the server runs: with what was made at the start out of the collector's sight."""
+    """`longest_hold_ms` as in the server, where the garbage collector ignores the objects created at the start."""
     gc.collect()
     gc.freeze()
     with RedisServer() as server:

@@ -1,4 +1,4 @@
-"""What the benchmarks of one region share: the lines of their table, how much is measured, and how a rate is."""
+"""Shared by the benchmarks of one region: the lines of their table, the amounts, and how a rate is measured."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ HOUR_MS = 3_600_000
 FREE = Limit(10**12, duration_ms=HOUR_MS, namespace="bench")
 SUBJECTS = [f"user_{n}" for n in range(10_000)]
 TASKS = 64
-# A server's event loop turns once per batch of sockets that were ready: this many decisions to a turn.
+# The event loop of a server runs one turn per batch of ready sockets: this many decisions per turn.
 DECISIONS_PER_TURN = 64
 
 
@@ -40,7 +40,7 @@ class Figure(NamedTuple):
     against: str
     target: str
     met: bool | None
-    """None where nothing was promised."""
+    """None if there is no target."""
 
 
 class Scale(NamedTuple):
@@ -57,7 +57,7 @@ QUICK = Scale(decisions=30_000, seconds=0.5, turns=40, freeze_s=4.0)
 
 
 async def acknowledged(limiter: AsyncLimiter | Limiter, poll_s: float = 0.0005) -> None:
-    """Return when everything accepted has been acknowledged, give or take `poll_s`."""
+    """Return when everything accepted has been acknowledged, checked every `poll_s`."""
     while True:
         now = limiter.statistics()
         if now.origin_dirty_subjects == 0 and now.replay_lag_s == 0.0:
@@ -66,10 +66,10 @@ async def acknowledged(limiter: AsyncLimiter | Limiter, poll_s: float = 0.0005) 
 
 
 async def rate_of(call: Callable[[str], Awaitable[Any]], seconds: float, *, yields: bool) -> float:
-    """Decisions per CPU second of this process, of so many concurrent tasks over all subjects.
+    """Decisions per CPU second of this process, with this many concurrent tasks over all subjects.
 
-    All that are compared keep their core busy, so that on an idle machine it is the rate by the clock; on a busy one
-    it leaves out what others took.
+    Everything that is compared keeps its core busy, so on an idle machine this equals the rate per second of real time;
+    on a busy one it leaves out the time of other programs.
     """
     ends_s = time.perf_counter() + seconds
     done = 0
@@ -86,6 +86,6 @@ async def rate_of(call: Callable[[str], Awaitable[Any]], seconds: float, *, yiel
                 await asyncio.sleep(0)
 
     started_s = time.process_time()
-    # With so many decisions between two turns of the loop one task is as good as many, and turns are short.
+    # With this many decisions between two turns of the loop, one task is as good as many.
     await asyncio.gather(*(task(number) for number in range(1 if yields else TASKS)))
     return done / (time.process_time() - started_s)

@@ -75,7 +75,7 @@ async def _idle_life(pipe: Connection, ledger: str, origin: str) -> None:
 
 
 class Watcher:
-    """Reads what the idle region's Redis knows: what a node answers with, as soon as it is asked."""
+    """Reads the counts in the idle region's Redis, which its nodes decide with."""
 
     def __init__(self, url: str) -> None:
         self._origin = RedisOrigin(url)
@@ -139,7 +139,7 @@ def _takeover(server: Any, redis: RedisServer) -> list[Line]:
         for n, at_s in used_up.items()
         if n in watcher.seen_s and not any(low - 1 <= at_s - first_s <= high for low, high in away)
     ]
-    # Counted once: no request passes in the idle region, on the node that is left.
+    # Counted once: no request passes on the last node of the idle region.
     passed = 0
     for process, pipe in zip(idle.processes, idle.pipes, strict=True):
         with suppress(ProcessLookupError, OSError, EOFError, BrokenPipeError):
@@ -175,8 +175,8 @@ def _takeover(server: Any, redis: RedisServer) -> list[Line]:
 
 
 async def _ten_life(pipe: Connection, ledger: str, origins: Sequence[str]) -> None:
-    """All regions in one process: what is measured is the way to the database, not how long ten processes wait for
-    two cores."""
+    """All regions in one process, to measure the path to the database and not how long ten processes wait for two
+    cores."""
     async with AsyncExitStack() as stack:
         limiters = [
             make_async_limiter(region=f"region-{number}", ledger=ledger, origin=origin)
@@ -184,7 +184,7 @@ async def _ten_life(pipe: Connection, ledger: str, origins: Sequence[str]) -> No
         ]
         for number, limiter in enumerate(limiters):
             await stack.enter_async_context(limiter)
-            # A region that has published before: the first row of a new one takes the others two more round trips.
+            # A region that has published before: the first row of a new region costs the others two more round trips.
             while await limiter.limit(FULL, f"before {number}"):
                 pass
         for limiter in limiters:
@@ -229,7 +229,7 @@ def _ten(server: Any, redis: RedisServer) -> list[Line]:
         origins = [f"{redis.url}?prefix={run}-{number}" for number in range(REGIONS)]
         regions = Regions(_ten_life, [(proxy.through(url), origins)])
         regions.receive()
-        # At the start of a minute by the wall clock: Redis knows no other.
+        # At the start of a minute by the wall clock, which Redis uses.
         wait_ms = MINUTE_MS - (time.time_ns() // 1_000_000) % MINUTE_MS
         regions.send(time.monotonic() + wait_ms / 1000 + (60 if wait_ms < 1_000 else 0))
         ((admitted, written, read, late_s),) = regions.receive(timeout_s=240)

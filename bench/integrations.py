@@ -1,7 +1,7 @@
 """What rate limits add to a request: each integration against its bare framework, and against other limiters.
 
-Applications are called in this process, without an HTTP server between: CPU time of the whole process per request,
-background threads included, time that is spent waiting for Redis not. All variants of a framework take turns, and the
+Applications are called in this process, without an HTTP server. Figures are CPU time of the whole process per request,
+with background threads and without the time spent waiting for Redis. All variants of a framework take turns, and the
 best of several rounds counts. Every limit is one per hour and address that is never used up; every variant keeps its
 defaults (Tidegate writes header fields on every answer, the others write none).
 """
@@ -194,7 +194,7 @@ def asgi_variants(url: str, region: str) -> dict[str, Any]:
 
 
 def aiohttp_calls(url: str, region: str) -> dict[str, AsyncCall]:
-    """Routing, middleware, handler and header fields of aiohttp, with a request that comes from no socket."""
+    """Routing, middleware, handler and header fields of aiohttp, with a request without a socket."""
     from aiohttp import web
     from aiohttp.test_utils import make_mocked_request
 
@@ -210,7 +210,9 @@ def aiohttp_calls(url: str, region: str) -> dict[str, AsyncCall]:
 
     def call_of(app: web.Application) -> AsyncCall:
         app.freeze()
-        request = make_mocked_request("GET", "/mail", app=app)  # once: its mocks cost more than all the rest
+        request = make_mocked_request(
+            "GET", "/mail", app=app
+        )  # created once: its mocks cost more than everything else
 
         async def call() -> None:
             response = await app._handle(request)
@@ -312,7 +314,7 @@ def django_variants(url: str, region: str) -> dict[str, Any]:
 
 
 def with_urls(handler: Any, urls: str) -> Any:
-    """Every variant has the same path: choose the URLs by request, which costs all of them the same."""
+    """Every variant has the same path: the URLs are chosen per request, which costs all of them the same."""
     inner = handler._middleware_chain
 
     def choose(request: Any) -> Any:

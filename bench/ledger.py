@@ -1,5 +1,6 @@
-"""Regions over a real MariaDB, MySQL and PostgreSQL, without Redis: what publishing and importing cost, how long counts
-travel, what ten regions allow. `python -m bench importer` measures regions with Redis.
+"""Regions over a real MariaDB, MySQL and PostgreSQL, without Redis: the cost of publishing and importing, how long
+counts take to reach another region, and how much ten regions allow. `python -m bench importer` measures regions with
+Redis.
 
     python -m bench ledger [--on mariadb|mysql|postgres] [--only publish|incremental|idle|lag|ten]
 
@@ -44,7 +45,7 @@ MINUTE_MS: Final = 60_000
 
 @dataclass(frozen=True)
 class Line:
-    """One row of the table: what, how much, and what was asked for, if anything."""
+    """One row of the table: what was measured, the result, and the target, if any."""
 
     what: str
     measured: str
@@ -96,7 +97,7 @@ class Shifted:
 
 
 class Regions:
-    """Processes, each with one end of a pipe: a region's whole life is one coroutine function."""
+    """Processes, each with one end of a pipe: a region runs one coroutine function."""
 
     def __init__(self, life: Callable[..., Any], arguments: Sequence[tuple[Any, ...]]) -> None:
         context = multiprocessing.get_context("spawn")
@@ -237,7 +238,7 @@ async def _sender_life(pipe: Connection, url: str, shift_ms: int) -> None:
 
 
 async def _idle_life(pipe: Connection, url: str, shift_ms: int) -> None:
-    """Takes no requests; looks at what it would answer."""
+    """Takes no requests, and peeks at what it would answer."""
     async with make_async_limiter(region="idle", ledger=url, clock=Shifted(shift_ms)) as limiter:
         await _until_regions(limiter, 2)
         pipe.send("ready")
@@ -265,8 +266,8 @@ async def _both_life(
     rate: float,
     seconds: float,
 ) -> None:
-    """Takes requests for a cell that the other region takes requests for too; notes when each count was reached
-    here, and when it was seen of the other."""
+    """Takes requests for a cell that the other region uses too; records when each count was reached here, and when the
+    count of the other region was seen."""
     limit = Limit(quota, duration_ms=HOUR_MS, namespace="bench")
     async with make_async_limiter(region=region, ledger=url, clock=Shifted(shift_ms)) as limiter:
         await _until_regions(limiter, 2)
@@ -296,7 +297,7 @@ async def _both_life(
             if await limiter.limit(limit, "one"):
                 reached.append(time.monotonic())
             next_s += chance.expovariate(rate)
-        await asyncio.sleep(7)  # what is on its way still arrives
+        await asyncio.sleep(7)  # what is in flight still arrives
         watching.cancel()
         with suppress(asyncio.CancelledError):
             await watching
@@ -305,7 +306,7 @@ async def _both_life(
 
 
 def _lags(reached: Sequence[float], seen: Sequence[tuple[float, int]]) -> list[float]:
-    """For every count above the threshold, how much later than there it was known here."""
+    """For every count above the threshold, how long after the other region this region knew it."""
     lags_s: list[float] = []
     place = 0
     first = seen[0][1] if seen else 0
@@ -382,8 +383,8 @@ def _lag(url: str, server: Server) -> list[Line]:
 class Watch:
     """Wall time, our own CPU time, and the longest time that one turn held the event loop.
 
-    The garbage collector is counted separately: it visits every object of the process in one go, and how many that are
-    depends on whether the core is compiled (it does not track compiled subjects and cells).
+    The garbage collector is counted separately: it visits every object of the process at once, and their number depends
+    on whether the core is compiled (it does not track compiled subjects and cells).
     """
 
     async def __aenter__(self) -> Self:
@@ -425,7 +426,7 @@ class Watch:
 
 
 async def _by_hand(region: str, url: str, clock: Shifted) -> AsyncLimiter:
-    """A limiter whose ledger is open and whose loops do not run: every turn is ours."""
+    """A limiter whose ledger is open and whose loops do not run: the benchmark runs every turn."""
     limiter = make_async_limiter(region=region, ledger=url, clock=clock)
     await _node(limiter)._open_ledger()  # noqa: SLF001 - `start` would begin to publish and to import
     return limiter

@@ -1,4 +1,4 @@
-"""The open-loop load generator (`openloop.c`): it is compiled when it runs, and its results are values."""
+"""Compiles and runs the open-loop load generator (`openloop.c`), and returns its results."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SOURCE = Path(__file__).parent / "openloop.c"
 
 
 class Latencies(NamedTuple):
-    """Of one run, in milliseconds from the moment at which each request should have left."""
+    """Latencies of one run, in milliseconds from the moment at which each request should have been sent."""
 
     sent: int
     errors: int
@@ -26,7 +26,7 @@ class Latencies(NamedTuple):
     sent_late: float
     """Share of requests sent more than a millisecond late with a free connection: the generator was too slow."""
     is_real_time: bool
-    """The generator ran before everything else on its core."""
+    """The generator ran with real-time priority on its core."""
 
 
 class Generator:

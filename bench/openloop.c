@@ -1,13 +1,13 @@
-/* An open-loop load generator: requests leave at times fixed beforehand, whatever the server does.
+/* An open-loop load generator: requests are sent at times fixed beforehand, whatever the server does.
  *
  *   openloop PORT RATE_PER_S SECONDS CONNECTIONS SEED FILE
  *
  * FILE holds requests, each behind its length in 4 bytes, little-endian; they are sent in turn, with Poisson
- * arrivals, one at a time on a connection. A latency counts from the moment at which the request should have left:
+ * arrivals, one at a time on a connection. A latency counts from the moment at which the request should have been sent:
  * waiting for a free connection, or for the processor, counts against the server. Prints one JSON object.
  *
- * In C, and as a real-time process where that is allowed, because databases of the run may share its core: it stands
- * for clients on other machines, which a busy core here would not delay. It sleeps when there is nothing to do.
+ * In C, and as a real-time process where that is allowed, because databases of the run may share its core: it represents
+ * clients on other machines, which a busy core here would not delay. It sleeps when there is nothing to do.
  */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
@@ -31,7 +31,7 @@ enum { ANSWER_MAX = 65536, LATE_NS = 1000000, SECOND_NS = 1000000000 };
 
 typedef struct {
     int fd;
-    int64_t due_ns; /* when the request in flight should have left; 0 when free */
+    int64_t due_ns; /* when the request in flight should have been sent; 0 when free */
     size_t filled;
     char answer[ANSWER_MAX];
 } Connection;
@@ -61,7 +61,7 @@ static int compare(const void *one, const void *other) {
     return (a > b) - (a < b);
 }
 
-/* 1 when the whole answer is there, 0 when more must come. */
+/* 1 if the answer is complete, 0 if more bytes must come. */
 static int is_complete(const Connection *connection) {
     const char *end = memmem(connection->answer, connection->filled, "\r\n\r\n", 4);
     if (end == NULL) return 0;

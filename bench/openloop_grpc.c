@@ -2,9 +2,9 @@
  *
  *   openloop_grpc PORT RATE_PER_S SECONDS CONNECTIONS STREAMS SEED PATH FILE
  *
- * FILE holds messages, each behind its length in 4 bytes, little-endian; they are sent in turn. With a rate calls
- * leave at times fixed beforehand (Poisson arrivals), whatever the server does, and a latency counts from the moment at
- * which the call should have left: waiting for a free stream, or for the processor, counts against the server. With
+ * FILE holds messages, each behind its length in 4 bytes, little-endian; they are sent in turn. With a rate, calls
+ * are sent at times fixed beforehand (Poisson arrivals), whatever the server does, and a latency counts from the moment at
+ * which the call should have been sent: waiting for a free stream, or for the processor, counts against the server. With
  * rate 0 all streams are kept busy. Prints one JSON object.
  *
  * Header blocks use literals without indexing only: every call of a connection has the same block, and no server has
@@ -174,7 +174,7 @@ int main(int count, char **values) {
         put_frame(connection, 8, 0, 0, more, 4);
         flush(connection);
     }
-    /* Before everything else on this core, where that is allowed: it stands for clients on other machines. */
+    /* Before everything else on this core, where that is allowed: it represents clients on other machines. */
     struct sched_param first = {.sched_priority = 1};
     int is_real_time = sched_setscheduler(0, SCHED_FIFO, &first) == 0;
     prctl(PR_SET_TIMERSLACK, 1000UL);

@@ -33,13 +33,13 @@ from tidegate.testing import RedisServer
 
 __all__ = ["main"]
 
-# -- what the origin is asked
+# -- commands to the origin
 
 
 async def blocked_subject(url: str, _scale: Scale) -> list[Figure]:
     """Commands for denied requests on one blocked subject."""
     origin = RedisOrigin(url)
-    # No pulse: it asks once a second whatever happens, and is not what is counted here.
+    # No pulse: it asks once a second in any case, and is not counted here.
     async with AsyncLimiter(
         region=REGION, origin=origin, tuning=Tuning(pulse_interval_ms=HOUR_MS)
     ) as limiter:
@@ -69,7 +69,7 @@ async def blocked_subject(url: str, _scale: Scale) -> list[Figure]:
 
 async def replay_cost(url: str, scale: Scale) -> list[Figure]:
     """Cells merged per second and CPU per cell, with every cell dirty."""
-    # Always fresh: no request has to read, and what is measured is replay alone.
+    # Always fresh, so that no request has to read and only replay is measured.
     tuning = Tuning(credit=False, fresh_ms=HOUR_MS)
     async with AsyncLimiter(region=REGION, origin=url, tuning=tuning) as limiter:
         for name in SUBJECTS:
@@ -81,7 +81,9 @@ async def replay_cost(url: str, scale: Scale) -> list[Figure]:
                 limiter.limit_nowait(FREE, name)
             assert limiter.statistics().origin_dirty_subjects == cells
             started_s, started_cpu_s = time.perf_counter(), time.process_time()
-            await acknowledged(limiter, 0.005)  # asking costs too: rarely enough not to be what is measured
+            await acknowledged(
+                limiter, 0.005
+            )  # rarely, because each query costs time that would be measured too
             wall_s.append(time.perf_counter() - started_s)
             cpu_s.append(time.process_time() - started_cpu_s)
     cpu_us = min(cpu_s) / cells * 1e6
@@ -164,7 +166,7 @@ async def throughput(url: str, scale: Scale) -> list[Figure]:
 
 async def convergence(url: str, scale: Scale) -> list[Figure]:
     """From the last accepted request of one node until another node decides with it, in round trips."""
-    # Every look of the second node is a read; what the measurement does not ask for is kept out of it.
+    # Every peek of the second node is a read; other messages are turned off.
     tuning = Tuning(credit=False, pulse_interval_ms=HOUR_MS, fresh_ms=0)
     origins = [RedisOrigin(url), RedisOrigin(url)]
     async with (
@@ -205,7 +207,7 @@ async def convergence(url: str, scale: Scale) -> list[Figure]:
 async def frozen(server: RedisServer, scale: Scale) -> list[Figure]:
     """Decisions while the origin is frozen (SIGSTOP): p99 with an open breaker, and the longest wait."""
     async with AsyncLimiter(region=REGION, origin=server.url) as limiter:
-        # Together, in a few round trips: a thousand successes a moment ago would keep the breaker closed for long.
+        # All at once, in a few round trips: a thousand recent successes would keep the breaker closed for long.
         await asyncio.gather(*(limiter.limit(FREE, name) for name in SUBJECTS[:1_000]))
         await acknowledged(limiter)
         await asyncio.to_thread(server.freeze)

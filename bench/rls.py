@@ -1,9 +1,9 @@
 """The figures of Envoy's rate limit service: calls per second, CPU per call, latency at fixed rates.
 
-Beside it, in turns in the same run: grpcio with a handler that does nothing, and the Go service (envoyproxy/ratelimit)
-with its Redis, where its binary is installed (scripts/gateways). The service runs on one core; the generator
-(openloop_grpc.c) and Redis run on the other. CPU per call is that of the service's process alone; what Redis used is
-printed apart.
+Compared in the same run, in turns: grpcio with a handler that does nothing, and the Go service (envoyproxy/ratelimit)
+with its Redis, if its binary is installed (scripts/gateways). The service runs on one core; the generator
+(openloop_grpc.c) and Redis run on the other. CPU per call is that of the service's process alone; that of Redis is
+printed separately.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ PATH = "/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit"
 CONNECTIONS, STREAMS = 4, 32
 RATES_PER_S = (5_000, 20_000)
 START_TIMEOUT_S = 30.0
-# The same load before a turn, not counted: while other services had theirs, users were forgotten. Not before the load
-# that shows what users cost who were not seen for long.
+# The same load before a turn, not counted, because users were dropped from memory during the turns of other services.
+# Not before the load that measures users who were not seen for long.
 WARM_S = 2.0
 WIDE = "1,000,000 users in turn"
 RULES = """
@@ -47,7 +47,7 @@ descriptors:
 
 
 class Run(NamedTuple):
-    """What the generator found in one turn."""
+    """The results of the generator for one turn."""
 
     sent: int
     errors: int
@@ -61,7 +61,7 @@ class Run(NamedTuple):
 
 
 class Figures(NamedTuple):
-    """Of one turn, with the CPU time that the service and its Redis used."""
+    """The results of one turn, with the CPU time of the service and its Redis."""
 
     run: Run
     cpu_us: float
@@ -79,7 +79,7 @@ def cpu_s(pid: int) -> float:
 
 
 class Service:
-    """One contestant, on the service's core."""
+    """One of the compared services, on the service's core."""
 
     def __init__(
         self,
@@ -145,7 +145,7 @@ class Service:
             self._process.wait()
 
     def become_real_time(self) -> None:
-        """Run before everything else on this core. At fixed rates that is a part of it only."""
+        """Give the service real-time priority on its core. At fixed rates it uses only a part of the core."""
         assert self._process is not None
         subprocess.run(
             ["chrt", "-f", "-a", "-p", "1", str(self._process.pid)], check=True, capture_output=True

@@ -1,9 +1,9 @@
 """The figures of the server: CPU and rate against a raw ASGI handler, Go and Rust, latency, memory, start, cold starts.
 
-The server runs on one core, whatever loads or serves it (wrk, Redis, MariaDB, the open-loop generator) on another.
-Everything that is compared is measured in turns in the same run, every other round in reverse order. Two figures each,
-as medians with their range: requests per second, and CPU time per request, which other work on a shared machine
-disturbs less. `--part` runs some of the parts; all of them take about ten minutes.
+The server runs on one core; wrk, Redis, MariaDB and the open-loop generator run on another. Everything that is compared
+is measured in turns in the same run, every other round in reverse order. Each has two figures, as medians with their
+range: requests per second, and CPU time per request, which other work on a shared machine affects less. `--part` runs
+some of the parts; all of them take about ten minutes.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ WARM_S = 2.0
 STEADY_PER_S = 5_000
 COLD_BATCH = 100
 COLD_SUBJECTS = 5_000
-# Starts that are measured, and for each so many turns of wrk, the later half of which is warm.
+# The number of starts, and of turns of wrk for each; the later half of the turns is warm.
 COLD_STARTS = 3
 COLD_SLICES = 8
 COLD_SLICE_S = 1.0
@@ -49,22 +49,22 @@ COLD_WARM = 3
 PATH = "/v2/ratelimit.limit"
 MULTI_PATH = "/v2/ratelimit.multiLimit"
 CHECK_PATH = "/v1/check"
-# The question of `check` is in its query: the lines of its file are sent as GET, not as bodies.
+# `check` has its parameters in the query: the lines of its file are sent as GET, not as bodies.
 CHECK_RULES = """
 domain: bench
 descriptors:
   - key: user
     rate_limit: {unit: hour, requests_per_unit: 1000000000}
 """
-# Never reached by the run. The first request of each identifier costs a quarter of it, so that every cell is above
-# the threshold of publishing and the ledger has work to do.
+# Never reached in a run. The first request of each identifier costs a quarter of it, so that every cell is above the
+# publish threshold and the ledger has work to do.
 LIMIT = 20_000
 FIRST_COST = LIMIT // 4
 DURATION_MS = 3_600_000
 
 
 class Load(NamedTuple):
-    """What one turn of wrk found."""
+    """The results of one turn of wrk."""
 
     rate: float
     cpu_us: float
@@ -93,7 +93,7 @@ class Contestant:
         path: str = PATH,
         bodies: Path | None = None,
     ) -> None:
-        """`path` and `bodies`: of its own form of `limit`, if it has one."""
+        """`path` and `bodies` are for a server with another form of `limit`."""
         self.name = name
         self.key = key
         self.path = path
@@ -178,7 +178,7 @@ class Contestant:
         return (head + body).encode()
 
     def send_all(self, path: str, bodies: Iterable[str]) -> None:
-        """One after the other, on one connection; each must be answered with 200."""
+        """Send requests one after the other on one connection; each must be answered with 200."""
         with socket.create_connection(self.address, timeout=60) as connection:
             for body in bodies:
                 connection.sendall(self.post(path, body))
@@ -227,7 +227,7 @@ def multi_bodies(prefix: str, count: int, size: int, *, namespace: str = "bench"
 
 
 class Turns:
-    """What the turns of one contestant found."""
+    """The results of all turns of one server."""
 
     def __init__(self, loads: Sequence[Load | loadgen.Latencies]) -> None:
         self._loads = loads
@@ -243,7 +243,7 @@ class Turns:
         return f"{median(all_of_them):,.{digits}f} ({low:,.{digits}f} to {high:,.{digits}f})"
 
     def over(self, other: Turns, figure: str) -> Ratios:
-        """This figure by that of `other`, round by round: what disturbs a round disturbs both."""
+        """This figure divided by that of `other`, round by round, because a disturbance in a round affects both."""
         return Ratios(
             getattr(mine, figure) / getattr(theirs, figure)
             for mine, theirs in zip(self._loads, other._loads, strict=True)
@@ -264,7 +264,7 @@ class Ratios:
 def turns(
     seconds: float, rounds: int, loads: Mapping[str, Callable[[float], Load | loadgen.Latencies]]
 ) -> dict[str, Turns]:
-    """Each load once in every round; every other round in reverse order, so that none profits from its place."""
+    """Each load once per round; every other round in reverse order, so that the order favours none."""
     found: dict[str, list[Load | loadgen.Latencies]] = {name: [] for name in loads}
     for load in loads.values():
         load(min(2.0, seconds))  # warm: connections, caches, branch predictors
@@ -376,8 +376,7 @@ def operations(bench: Bench, out: Printer) -> None:
         )
     }
 
-    # What goes to the file does not depend on how many requests bring it: by CPU the rarer request is charged with
-    # more of it.
+    # The writes to the file do not depend on the number of requests, so a rarer request appears to use more CPU.
     def shown(name: str) -> str:
         one = found[name]
         steadily = f"{steady[name] / steady['single']:.2f} by CPU at {STEADY_PER_S:,} requests/s each"
@@ -424,8 +423,8 @@ def shared(bench: Bench, out: Printer) -> None:
 def latency(bench: Bench, out: Printer) -> None:
     """At half of the maximum rate, open loop.
 
-    Beside each server, at the same rate and with bodies of the same size: `GET /livez` of the same process, which is
-    what loop, sockets and machine take by themselves; and Go. Rounds alternate, and a ratio is that of one round.
+    Compared at the same rate and with bodies of the same size: `GET /livez` of the same process, which shows the cost
+    of loop, sockets and machine; and Go. Rounds alternate, and a ratio is that of one round.
     """
     servers = (bench.embedded, bench.fleet)
     rates = bench.rates or {each.name: each.load(PATH, bench.bodies, bench.seconds).rate for each in servers}
@@ -443,7 +442,7 @@ def latency(bench: Bench, out: Printer) -> None:
         )
 
         def load(seconds: float) -> loadgen.Latencies:
-            run(seconds=WARM_S)  # while others had their turn, what was read of the origin has become stale
+            run(seconds=WARM_S)  # the counts from the origin became stale during the turns of other servers
             found = run(seconds=max(5.0, seconds))
             if found.errors:
                 raise SystemExit(f"{name}: {found.errors} of {found.sent} requests failed")
@@ -515,7 +514,7 @@ def cold(bench: Bench, out: Printer) -> None:
     out.figure(what, f"{shown}; known: {known:.1f} µs", "≤ 25 µs", is_met=new <= 25)
     starts = [cold_start(bench, number) for number in range(min(COLD_STARTS, bench.rounds))]
     what = "two cold workers on one core, 80 % of their warm rate"
-    # Each worker meets each subject once. Before most requests find theirs in memory there is no warm rate.
+    # Each worker reads each subject once. There is no warm rate until most requests find their subject in memory.
     fewest = min(each.answered for each in starts)
     if fewest < COLD_WARM * 2 * IDENTIFIERS:
         out.row(what, f"not measured: {fewest:,} requests were too few to warm both workers", "≤ 3 s", "")
@@ -528,7 +527,7 @@ def cold(bench: Bench, out: Printer) -> None:
 
 
 class Start(NamedTuple):
-    """How the rate of workers rose after their start."""
+    """How the rate of new workers rises after their start."""
 
     answered: int
     """Requests before the warm half."""
@@ -565,7 +564,7 @@ class Bench:
         if len(cores) < 2:
             raise SystemExit("two cores are needed: one for the server, one for the load")
         self.cores = Cores(cores[0], cores[-1])
-        os.sched_setaffinity(0, {self.cores.load})  # inherited by all that is started from here
+        os.sched_setaffinity(0, {self.cores.load})  # inherited by all processes that are started from here
         self.directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="tidegate-bench-")))
         self.generator = loadgen.Generator(self.directory)
         identifiers = [f"user_{number}" for number in range(IDENTIFIERS)]
@@ -588,7 +587,7 @@ class Bench:
         self.raw_asgi = stack.enter_context(
             Contestant("raw ASGI, uvicorn (httptools, uvloop)", uvicorn, self.cores, key, path)
         )
-        # A contestant, or why it does not run.
+        # The server, or why it does not run.
         self.go: Contestant | str = "no go on this machine"
         if shutil.which("go"):
             self.go = stack.enter_context(self._go(key))
@@ -667,7 +666,7 @@ def main(arguments: Sequence[str] = ()) -> None:
     parser.add_argument("--rounds", type=int, default=9, help="turns of each contestant")
     parser.add_argument("--part", action="append", choices=PARTS, help="only this part; may be repeated")
     parser.add_argument("--quick", action="store_true", help="short turns, one of each; not for conclusions")
-    # Options of other benchmarks may stand on the same command line.
+    # The same command line may have options of other benchmarks.
     options, _ = parser.parse_known_args(arguments)
     if options.quick:
         options.seconds, options.rounds = 2.0, 1

@@ -1,7 +1,8 @@
 """What telemetry costs a decision: OpenTelemetry off, with metrics, with spans; and the log of decisions.
 
-One region with its origin in memory. Decisions of one limiter each, measured in turns in the same run: CPU time of this
-thread, with the limiter's own background work. A round trip to the origin is measured apart: only that is ever traced.
+One region with its origin in memory. Each variant has one limiter; they are measured in turns in the same run, as CPU
+time of this thread with the background work of the limiter. Round trips to the origin are measured separately, because
+only they are traced.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ ROUNDS = 61
 
 
 class Lap:
-    """Decisions of one limiter. What memory cannot decide waits for the origin, as in a server."""
+    """Decisions of one limiter. A decision that memory cannot make waits for the origin, as in a server."""
 
     def __init__(self, limiter: AsyncLimiter) -> None:
         self._limiter = limiter
@@ -53,7 +54,7 @@ class Lap:
 
 
 async def _limiters(directory: Path) -> dict[str, AsyncLimiter]:
-    """Off first: until here nothing of OpenTelemetry is loaded."""
+    """Off comes first, before anything of OpenTelemetry is loaded."""
     found = {"off": AsyncLimiter(region="fra", origin=MemoryOrigin())}
     assert not [name for name in sys.modules if name.startswith("opentelemetry")]
     from opentelemetry.sdk.metrics import MeterProvider
@@ -93,7 +94,7 @@ async def _run(directory: Path) -> None:
     recording = limiters["log of decisions"]
     assert isinstance(recording, RecordingLimiter)
     laps = {name: Lap(limiter) for name, limiter in limiters.items()}
-    # The same limiter twice: what two equal things differ by in this run.
+    # The same limiter twice, to show the noise of this run.
     laps["off, again"] = Lap(limiters["off"])
     for lap in laps.values():
         await lap.run()
@@ -102,7 +103,7 @@ async def _run(directory: Path) -> None:
     order = list(laps)
     random = Random(1)
     for _ in range(ROUNDS):
-        # In another order each time: the loop also finishes what the one before has left.
+        # In another order each time, because the loop also finishes work of the previous limiter.
         random.shuffle(order)
         for name in order:
             await asyncio.sleep(0.01)

@@ -1,7 +1,7 @@
 """The health check of the container image: exits 0 if the server of this container answers /livez.
 
-It finds the server by the variables that the image sets; a server with --listen or --tls-cert as flags needs a check of
-its own.
+It finds the server by the variables that the image sets; a server with --listen or --tls-cert as flags needs another
+check.
 """
 
 import http.client

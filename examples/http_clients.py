@@ -9,7 +9,7 @@ from tidegate.integrations.requests import RateLimitAdapter
 
 
 def fetch(url: str, times: int) -> int:
-    """How many of so many requests the quota allows without waiting."""
+    """How many of these requests the quota allows without waiting."""
     sent = 0
     with httpx.Client(transport=RateLimitTransport("2/hour", timeout=0)) as client:
         for _ in range(times):

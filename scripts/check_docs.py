@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Fails if a link in the Markdown files of this repository is broken.
 
-It checks relative links and their #anchors (headings of the target page), but no links to other sites, because those
+It checks relative links and their #anchors (headings of the target page), but not links to other sites, because those
 depend on the network.
 """
 

@@ -5,7 +5,7 @@
 
 `pyright --verifytypes` judges every module. The library must be complete; the server, the simulator, the demo, the
 command line and the servers for tests are programs, whose modules are not public. Needs Node.js: the pyright package
-uses the one on the machine, or tries to fetch one; where there is none, this says so and checks nothing.
+uses the one on the machine, or tries to fetch one; without it, this script says so and checks nothing.
 """
 
 import json

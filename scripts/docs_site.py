@@ -5,7 +5,7 @@
     python scripts/docs_site.py serve      the same on http://127.0.0.1:8000, following edits
 
 The pages of the repository are prepared in build/docs first: pages from outside docs/ are added, links that leave the
-site become links to the repository, and a code block that no test runs says so. mkdocs.yml then needs no hook of ours
+site become links to the repository, and a code block that no test runs says so. mkdocs.yml then needs no hooks
 (docs/adr/0023-documentation-site.md).
 """
 
@@ -155,7 +155,8 @@ def external_assets(site: Path) -> list[str]:
 
 
 def missing_assets(site: Path) -> list[str]:
-    """What pages of a built site load from it, and is not there. MkDocs checks Markdown only, not HTML in a page."""
+    """Files that pages of a built site load from the site and that do not exist. MkDocs checks Markdown, not HTML in a
+    page."""
     return [
         f"{page.relative_to(site)}: {target}"
         for page in sorted(site.rglob("*.html"))

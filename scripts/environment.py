@@ -30,7 +30,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE_FILES = ("pyproject.toml", "setup.py", "MANIFEST.in", "README.md", "LICENSE")
 BUILD_LEFTOVERS = shutil.ignore_patterns("__pycache__", "*.egg-info", "*.so", "*.pyd")
-# How often a long step shows how long it has been running: a new line each time, on a terminal the same line.
+# How often a long step shows how long it has been running: as a new line, or on a terminal in the same line.
 PROGRESS_S = 10
 TERMINAL_PROGRESS_S = 1
 SELF_REFERENCE = re.compile(r"tidegate\[([\w\s,-]+)\]$")

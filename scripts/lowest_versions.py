@@ -3,8 +3,8 @@
 
     python scripts/lowest_versions.py [PYTEST_ARGUMENT]...
 
-They are installed into an environment of their own, in a temporary folder. Warnings are not errors there: an old
-framework beside new libraries has some that are not ours.
+They are installed into a separate environment in a temporary folder. Warnings are not errors there: an old framework
+with new libraries causes some of its own.
 """
 
 import os

@@ -231,7 +231,7 @@ def runbook_index() -> str:
 FILES: Final = {
     "deploy/prometheus/alerts.yml": alert_rules,
     "deploy/grafana/tidegate.json": dashboard,
-    # A chart can only read files of its own.
+    # A Helm chart can only read its own files.
     "deploy/helm/tidegate/files/alerts.yml": alert_rules,
     "deploy/helm/tidegate/files/tidegate.json": dashboard,
     "docs/operations/runbooks/index.md": runbook_index,

@@ -4,7 +4,7 @@
     python scripts/package.py [DIRECTORY]      dist by default; what is in it is replaced
 
 It needs `build`, `setuptools`, `wheel` and mypy in its environment, and builds from a copy of the working tree without
-leftovers of earlier builds. Both wheels are built from the sdist, as for users for whom there is no wheel.
+leftovers of earlier builds. Both wheels are built from the sdist, as pip does for users without a matching wheel.
 """
 
 from __future__ import annotations

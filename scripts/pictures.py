@@ -94,7 +94,7 @@ def measure_fleets() -> dict[str, Any]:
         print(f"fleet: {text} (minutes)", file=sys.stderr, flush=True)
 
     fleets = [one.document() for one in simulate_fleets(FLEET_SECONDS, 1, say)]
-    # What was measured when every node read every row stays, for comparison.
+    # The figures from when every node read every row are kept for comparison.
     return {"fleets": fleets, "before": _read("fleet")["before"]}
 
 

@@ -1,4 +1,4 @@
-"""throttlecrab-server, a rate limiter over HTTP in Rust: found, or built from its registry where cargo is present."""
+"""throttlecrab-server, a rate limiter over HTTP in Rust: the installed one, or built from its registry with cargo."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ QUOTA: Final = 1_000_000_000
 
 
 def find() -> Path | str:
-    """The program, which is built first if need be; or why there is none."""
+    """The program, which is built first if needed; or why there is none."""
     installed = shutil.which(NAME) or shutil.which(NAME, path=CACHE / "bin")
     if installed is not None:
         return Path(installed)
