@@ -22,10 +22,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib.util import find_spec
 from itertools import cycle, islice
 from pathlib import Path
-from statistics import median
 from typing import Any, NamedTuple
 
 import tidegate
+from bench.turns import Figures, in_turns
 from tidegate import Limit, Limiter, Tuning
 from tidegate.testing import ManualClock, RedisServer, make_async_limiter, make_limiter
 
@@ -45,23 +45,6 @@ Decide = Callable[[Limit, str], Any]
 PEERS = ("limits", "throttled-py", "pyrate-limiter", "token-bucket")
 
 
-class Figures(list[float]):
-    """One figure, round by round."""
-
-    def over(self, other: Sequence[float]) -> Figures:
-        return Figures(mine / theirs for mine, theirs in zip(self, other, strict=True))
-
-    def minus(self, other: Sequence[float]) -> Figures:
-        return Figures(mine - theirs for mine, theirs in zip(self, other, strict=True))
-
-    @property
-    def middle(self) -> float:
-        return median(self)
-
-    def shown(self, digits: int = 0) -> str:
-        return f"{median(self):,.{digits}f} ({min(self):,.{digits}f} to {max(self):,.{digits}f})"
-
-
 def ns_per_call(decide: Decide, limit: Limit, identifiers: Sequence[str]) -> float:
     """CPU nanoseconds of one call, without a function of the benchmark in between."""
     started = time.thread_time_ns()
@@ -79,14 +62,13 @@ def ns_per_look_up(table: dict[str, int], identifiers: Sequence[str]) -> float:
     return (time.thread_time_ns() - started) / len(identifiers)
 
 
-def in_turns(measures: Mapping[str, Callable[[], float]], rounds: int = ROUNDS) -> dict[str, Figures]:
+def rounds_of(measures: Mapping[str, Callable[[], float]]) -> dict[str, Figures]:
     """Run each once per round, after one round that is not counted."""
     found = {name: Figures() for name in measures}
     for measure in measures.values():
         measure()
-    for number in range(rounds):
-        for name in list(measures) if number % 2 == 0 else reversed(list(measures)):
-            found[name].append(measures[name]())
+    for name in in_turns(measures, ROUNDS):
+        found[name].append(measures[name]())
     return found
 
 
@@ -136,7 +118,7 @@ def decision_figures(others: Mapping[str, Decide] | None = None) -> dict[str, Fi
     }
     for name, decide in (others or {}).items():
         measures[name] = lambda decide=decide: ns_per_call(decide, PLENTY, few)  # type: ignore[misc] # the default binds it
-    return in_turns(measures)
+    return rounds_of(measures)
 
 
 class Threads(NamedTuple):
@@ -171,7 +153,7 @@ def thread_figures() -> Threads:
     def two_by_one(call: Decide, clock: Callable[[], float]) -> Callable[[], float]:
         return lambda: rate(call, 2, clock) / rate(call, 1, clock)
 
-    found = in_turns(
+    found = rounds_of(
         {
             "rate": two_by_one(limit, time.perf_counter),
             "decisions": two_by_one(limit, time.process_time),
@@ -191,7 +173,7 @@ def import_figures() -> Figures:
         spent_s = after.children_user + after.children_system - before.children_user - before.children_system
         return 1_000 * spent_s
 
-    found = in_turns({"bare": lambda: ms("pass"), "ours": lambda: ms("import tidegate")})
+    found = rounds_of({"bare": lambda: ms("pass"), "ours": lambda: ms("import tidegate")})
     bare = found["bare"].middle
     return Figures(ours - bare for ours in found["ours"])
 
@@ -223,7 +205,7 @@ def access_figures() -> Access:
     of_small = draw.choices(IDENTIFIERS, k=ACCESSES)
     of_large = [f"subject_{draw.randrange(SUBJECTS):07d}" for _ in range(ACCESSES)]
     # Once before the rounds, because the first access in a second also marks the subject as used.
-    ns = in_turns(
+    ns = rounds_of(
         {
             "small": lambda: ns_per_call(small.limit, PLENTY, of_small),
             "large": lambda: ns_per_call(large.limit, PLENTY, of_large),

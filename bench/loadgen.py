@@ -27,6 +27,8 @@ class Latencies(NamedTuple):
     """Share of requests sent more than a millisecond late with a free connection: the generator was too slow."""
     is_real_time: bool
     """The generator ran with real-time priority on its core."""
+    tenths: Sequence[int]
+    """Answers in each tenth of a second."""
 
 
 class Generator:
@@ -46,7 +48,8 @@ class Generator:
     def run(
         self, port: int, requests: Path, *, rate_per_s: float, seconds: float, connections: int, seed: int = 1
     ) -> Latencies:
-        """Send the requests in turn at `rate_per_s`, Poisson arrivals, for `seconds`."""
+        """Send the requests in turn at `rate_per_s`, Poisson arrivals, for `seconds`; at 0 as fast as they are
+        answered."""
         values = (port, rate_per_s, seconds, connections, seed, requests)
         output = subprocess.run(
             [str(self._program), *map(str, values)], capture_output=True, text=True, check=True

@@ -4,7 +4,8 @@
  *
  * FILE holds requests, each behind its length in 4 bytes, little-endian; they are sent in turn, with Poisson
  * arrivals, one at a time on a connection. A latency counts from the moment at which the request should have been sent:
- * waiting for a free connection, or for the processor, counts against the server. Prints one JSON object.
+ * waiting for a free connection, or for the processor, counts against the server. Rate 0 is a closed loop: a request
+ * leaves as soon as a connection is free. Prints one JSON object; `tenths` are the answers in each tenth of a second.
  *
  * In C, and as a real-time process where that is allowed, because databases of the run may share its core: it represents
  * clients on other machines, which a busy core here would not delay. It sleeps when there is nothing to do.
@@ -27,7 +28,7 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { ANSWER_MAX = 65536, LATE_NS = 1000000, SECOND_NS = 1000000000 };
+enum { ANSWER_MAX = 65536, LATE_NS = 1000000, CLOSED_LOOP_MAX = 300000, SECOND_NS = 1000000000 };
 
 typedef struct {
     int fd;
@@ -122,16 +123,22 @@ int main(int count, char **values) {
     struct sched_param priority = {.sched_priority = 10};
     int is_real_time = sched_setscheduler(0, SCHED_FIFO, &priority) == 0;
 
-    size_t expected = (size_t)(rate * seconds * 1.5) + 1024;
+    int is_closed_loop = rate <= 0;
+    size_t expected = (size_t)((is_closed_loop ? CLOSED_LOOP_MAX : rate * 1.5) * seconds) + 1024;
     int64_t *latencies = malloc(expected * sizeof *latencies), *due = malloc(expected * sizeof *due);
     size_t arrived = 0, started = 0, answered = 0, errors = 0, late = 0;
     int64_t next_ns = now_ns() + 10000000, end_ns = next_ns + (int64_t)(seconds * 1e9);
-    int64_t give_up_ns = end_ns + 10LL * SECOND_NS;
+    int64_t began_ns = next_ns, give_up_ns = end_ns + 10LL * SECOND_NS;
+    size_t tenths = (size_t)(seconds * 10), *answers = calloc(tenths + 1, sizeof *answers);
     struct epoll_event ready[256];
     for (;;) {
         int64_t moment = now_ns();
         int was_waiting = started < arrived;
-        while (next_ns <= moment && next_ns < end_ns && arrived < expected) {
+        if (is_closed_loop) {
+            if (moment >= end_ns) next_ns = end_ns;
+            for (int i = 0; i < idles && next_ns < end_ns && arrived < expected; i++) due[arrived++] = moment;
+        }
+        while (!is_closed_loop && next_ns <= moment && next_ns < end_ns && arrived < expected) {
             due[arrived++] = next_ns;
             next_ns += (int64_t)(-log(next_random()) / rate * 1e9);
         }
@@ -149,7 +156,7 @@ int main(int count, char **values) {
             errors += arrived - answered;
             break;
         }
-        int64_t until_ns = next_ns < end_ns ? next_ns - now_ns() : 100000000;
+        int64_t until_ns = next_ns < end_ns && !is_closed_loop ? next_ns - now_ns() : SECOND_NS / 10;
         if (until_ns < 0) until_ns = 0;
         struct timespec timeout = {.tv_sec = until_ns / SECOND_NS, .tv_nsec = until_ns % SECOND_NS};
         int found = epoll_pwait2(poller, ready, 256, &timeout, NULL);
@@ -164,7 +171,10 @@ int main(int count, char **values) {
             }
             connection->filled += (size_t)got;
             if (!is_complete(connection)) continue;
-            latencies[answered++] = now_ns() - connection->due_ns;
+            int64_t answered_ns = now_ns();
+            size_t tenth = (size_t)((answered_ns - began_ns) / (SECOND_NS / 10));
+            if (answered_ns >= began_ns && tenth < tenths) answers[tenth]++;
+            latencies[answered++] = answered_ns - connection->due_ns;
             if (strncmp(connection->answer, "HTTP/1.1 200", 12) != 0) errors++;
             connection->due_ns = 0;
             idle[idles++] = (int)ready[i].data.u32;
@@ -174,9 +184,11 @@ int main(int count, char **values) {
     qsort(latencies, answered, sizeof *latencies, compare);
     double ms = 1e6;
     printf("{\"sent\": %zu, \"errors\": %zu, \"p50_ms\": %.3f, \"p99_ms\": %.3f, \"p999_ms\": %.3f, \"max_ms\": %.3f, "
-           "\"sent_late\": %.6f, \"is_real_time\": %s}\n",
+           "\"sent_late\": %.6f, \"is_real_time\": %s, \"tenths\": [",
            started, errors, latencies[answered / 2] / ms, latencies[(size_t)(answered * 0.99)] / ms,
            latencies[(size_t)(answered * 0.999)] / ms, latencies[answered - 1] / ms, (double)late / started,
            is_real_time ? "true" : "false");
+    for (size_t i = 0; i < tenths; i++) printf(i == 0 ? "%zu" : ", %zu", answers[i]);
+    printf("]}\n");
     return 0;
 }
