@@ -30,7 +30,7 @@ from tidegate.core.grants import (
 RULES = GrantRules()
 DURATION_MS = 1_000
 NOW_MS = 50_000
-NOTHING = CreditReply(0, 0, 0, 0, -1, ())
+NOTHING = CreditReply(0, 0, 0, 0, -1, 0, ())
 
 
 def message(
@@ -89,6 +89,15 @@ def test_each_waiting_request_is_judged_at_its_own_instant() -> None:
 def test_a_cheaper_request_behind_a_refused_one_is_granted() -> None:
     runs = (Run(10_500, 101, 1), Run(10_500, 40, 3))
     assert granted(SubjectRecord(), message(runs=runs)) == 80
+
+
+def test_what_the_next_cell_counts_already_leaves_less_and_is_named() -> None:
+    record = SubjectRecord()
+    grant(record, message("ahead", own=10, as_of_ms=11_400), NOW_MS, RULES)
+    asks = message("b", own=80, runs=(Run(10_500, 6, 2),))
+    reply, recalled = grant(record, asks, NOW_MS, RULES)
+    assert (reply.granted, reply.spare, reply.following, recalled) == (6, 0, 10, [])
+    assert grant(record, message("c", as_of_ms=11_500), NOW_MS, RULES)[0].following == 0
 
 
 def test_a_doubled_message_gets_the_same_answer_and_an_older_one_none() -> None:

@@ -115,6 +115,31 @@ def test_invariant_11_no_workload_passes_more_than_a_single_counter_would(
 
 
 @on_virtual_time
+async def test_beside_a_request_that_was_ahead_of_time_a_denial_is_prompt_and_says_when_to_come_back() -> (
+    None
+):
+    """What is counted now weighs in full at the start of the next window, and that has counts already."""
+    fleet = CreditFleet(2, duration_ms=10_000)
+    await fleet.start()
+    limit = fleet.limit_of(40)
+    await fleet.ask(0, 40, 38)
+    start_ms = (fleet.clock.now_ms() // 10_000 + 1) * 10_000
+    assert await fleet.limiters[0].limit(limit, "x", 2, now_ms=start_ms + 400)
+    await asyncio.sleep(0.1)
+    sent = len(fleet.origins[1].messages)
+    at_ms = fleet.clock.now_ms()
+    decision = await fleet.limiters[1].limit(limit, "x", 1, now_ms=at_ms)
+    assert (decision.allowed, decision.effective) == (False, 39)
+    assert len(fleet.origins[1].messages) == sent + 1
+    # 2 and the share of 38 that is at most 37.
+    assert at_ms + decision.retry_after_ms == start_ms + 1
+    await asyncio.sleep((decision.retry_after_ms - 2) / 1_000)
+    assert not await fleet.limiters[1].limit(limit, "x", 1, now_ms=start_ms)
+    assert await fleet.limiters[1].limit(limit, "x", 1, now_ms=start_ms + 1)
+    await fleet.stop()
+
+
+@on_virtual_time
 async def test_a_peek_counts_nothing_and_sees_what_other_nodes_accepted() -> None:
     fleet = CreditFleet(2)
     await fleet.start()
@@ -518,6 +543,23 @@ async def test_a_subject_that_is_evicted_gives_its_credit_back() -> None:
     assert fleet.limiters[0].statistics().credit_releases >= 2
     for name in ("a", "b", "c", "d"):
         assert (await fleet.ask(0, 100, 0, name)).effective == 1
+    await fleet.stop()
+
+
+@on_virtual_time
+async def test_a_subject_that_expired_with_credit_and_came_back_keeps_what_it_is_granted_then() -> None:
+    fleet = CreditFleet(2, duration_ms=1_000)
+    await fleet.start()
+    subjects = parts_of(fleet.limiters[0]).engine.subjects
+    await fleet.ask(0, 50, 5)
+    await asyncio.sleep(0.01)
+    assert fleet.spare(0) > 0
+    while not subjects.released:  # until it expires; its credit is not given back yet
+        await asyncio.sleep(0.01)
+        subjects.expire(fleet.clock.now_ms(), 10)
+    assert await fleet.ask(0, 50, 30)
+    assert not await fleet.ask(1, 50, 30)
+    assert (fleet.over, fleet.limiters[0].statistics().credit_releases) == (0, 0)
     await fleet.stop()
 
 

@@ -77,12 +77,14 @@ FIRST_SEED: Final = {
     "an_origin_that_refuses_counts_looks_healthy": 55,
     "anticipation_does_not_end_with_credit": 178,
     "anticipation_goes_on_after_growth_has_stopped": 12,
+    "credit_of_a_subject_that_came_back_is_returned": 22003,
     "denied_subjects_are_always_evicted_first": 28,
     "denied_subjects_are_always_evicted_last": 34,
     "every_loss_merges_everything_again": 116,
     "evicted_foreign_counts_do_not_come_back": 34,
     "the_last_message_wins_at_the_origin": 7,
     "unreplayed_subjects_are_evicted_first": 13,
+    "what_counts_in_the_next_window_is_not_reported": 53,
     "what_is_due_is_forgotten_when_the_origin_does_not_say_who_publishes": 21387,
     "what_the_origin_does_not_know_is_not_counted": 37,
     "what_the_origin_does_not_know_yet_is_counted_at_once": 722,
@@ -1011,6 +1013,32 @@ def a_node_keeps_what_it_is_asked_to_give_back() -> None:
 @credit_mutant
 def what_others_hold_denies_and_says_retry_at_once() -> None:
     replace(credit_sync_module, "retry_held_ms", lambda _original: lambda *_args: 0)
+
+
+@credit_mutant
+def what_counts_in_the_next_window_is_not_reported() -> None:
+    def make(original: Any) -> Any:
+        def usage(*args: Any) -> tuple[int, int, int, int]:
+            used, previous, elapsed_ms, _ = original(*args)
+            return used, previous, elapsed_ms, 0
+
+        return usage
+
+    replace(grants_module, "usage", make)
+
+
+@credit_mutant
+def credit_of_a_subject_that_came_back_is_returned() -> None:
+    def make(original: Any) -> Any:
+        def plan_releases(self: CreditSync, exchange: Any) -> None:
+            holders = dict(self._holders)
+            self._holders.clear()
+            original(self, exchange)
+            self._holders.update(holders)
+
+        return plan_releases
+
+    replace(CreditSync, "_plan_releases", make)
 
 
 @credit_mutant

@@ -30,7 +30,7 @@ from tidegate.core.credit import (
     stuck_of,
 )
 from tidegate.core.engine import Engine
-from tidegate.core.evaluation import FITS, HELD
+from tidegate.core.evaluation import FITS, Evaluation
 from tidegate.core.generations import cell_name
 from tidegate.core.grants import CellPart, CreditReply, CreditRequest, GrantRules
 from tidegate.core.judge import uncovered
@@ -40,7 +40,6 @@ from tidegate.core.origin_sync import OriginSync
 from tidegate.core.pending import Pending
 from tidegate.core.subjects import Subjects
 from tidegate.core.tickets import Part, Ticket
-from tidegate.core.windows import effective
 
 __all__ = ["CreditSync", "Exchange", "Served"]
 
@@ -428,7 +427,8 @@ class CreditSync:
         for waiter in credit.waiting or ():
             part = cast("Part", waiter)
             ticket = part.ticket
-            verdict = self._judge(subject, credit, part, reply, clock_ms, patience_ms)
+            item = self._evaluate(part)
+            verdict = self._judge(item, credit, part, reply, clock_ms, patience_ms)
             if verdict == ASK_AGAIN:
                 part.is_ready = False
                 part.verdict = ASK_AGAIN
@@ -450,37 +450,41 @@ class CreditSync:
             else:
                 ticket.parts = []
                 if verdict == ACCEPT:
-                    self._accept(ticket, clock_ms)
+                    self._accept(ticket, [item], clock_ms)
                 else:
-                    self._deny(ticket, part, verdict, reply, clock_ms, patience_ms)
+                    self._deny([item], part, verdict, reply, patience_ms)
                 served.settled.append(ticket)
         credit.spare += reserved
         credit.keep_waiting(kept)
         self._queue_next(subject, credit, is_paused, asks_again, served)
 
+    def _evaluate(self, part: Part) -> Evaluation:
+        """What counts for a request that waits. For a batch, of one subject, with all that the batch needs of it."""
+        ticket = part.ticket
+        limit, identifier, _ = ticket.items[ticket.subjects.index(part.subject)]
+        return self._engine.judge.evaluate(
+            limit, identifier, part.cost, part.at_ms, ticket.wall_ms, ORIGIN, True
+        )
+
     def _judge(
         self,
-        subject: Subject,
+        item: Evaluation,
         credit: Credit,
         part: Part,
         reply: CreditReply,
         clock_ms: int,
         patience_ms: int,
     ) -> int:
-        duration_ms = self._subjects.key_of(subject)[2]
-        sequence = part.at_ms // duration_ms
-        cell = subject.cell(sequence)
-        previous = subject.cell(sequence - 1)
-        current = 0 if cell is None else cell.total()
-        before = 0 if previous is None else previous.total()
-        used = effective(current, before, part.at_ms - sequence * duration_ms, duration_ms)
+        # What this node has reserved is part of what others hold.
+        reserved = part.subject.reserved
         if part.cost == 0:
-            if used > part.quota:
+            if item.used - reserved > part.quota:
                 return DENY
             return ACCEPT if part.asked == credit.number else ASK_AGAIN
         is_patient = clock_ms - part.since_ms < patience_ms
         stuck = stuck_of(reply, self._rules, patience_ms)
-        return credit.judge(part, used + part.cost, reply, clock_ms, is_patient, stuck)
+        needed = item.used_before(reply.following) - reserved + part.cost
+        return credit.judge(part, needed, reply, clock_ms, is_patient, stuck)
 
     def _queue_next(
         self, subject: Subject, credit: Credit, is_paused: bool, asks_again: bool, served: Served
@@ -497,31 +501,24 @@ class CreditSync:
                 self.pending.queue_ask(subject)
             self.pending.queue_replay(subject, subject.touched_ms)
 
-    def _accept(self, ticket: Ticket, clock_ms: int) -> None:
+    def _evaluate_all(self, ticket: Ticket) -> list[Evaluation]:
+        return self._engine.judge.evaluate_all(ticket.items, ticket.now_ms, ORIGIN, ticket.wall_ms)
+
+    def _accept(self, ticket: Ticket, items: list[Evaluation], clock_ms: int) -> None:
         """Decide a ticket that credit covers. What is known of other regions may still deny it."""
         engine = self._engine
-        items = engine.judge.evaluate_all(ticket.items, ticket.now_ms, ORIGIN, ticket.wall_ms)
         ticket.decisions = engine.answer_all(items, engine.judge.verdict_of_all(items), clock_ms)
 
     def _deny(
-        self, ticket: Ticket, part: Part, verdict: int, reply: CreditReply, clock_ms: int, patience_ms: int
+        self, items: list[Evaluation], part: Part, verdict: int, reply: CreditReply, patience_ms: int
     ) -> None:
         """Deny a ticket because of one subject: its window is full, or others hold what is left of it."""
-        engine = self._engine
-        items = engine.judge.evaluate_all(ticket.items, ticket.now_ms, ORIGIN, ticket.wall_ms)
-        highest = engine.judge.verdict_of_all(items)
-        if highest == FITS:
-            highest = HELD
-            for item in items:
-                if item.subject is part.subject:
-                    item.verdict = HELD
-                    item.beside = reply.firm
-                    needed = item.used + item.demand + reply.firm
-                    if verdict == DENY_HELD or needed <= item.limit.quota:
-                        item.retry_ms = retry_held_ms(reply, self._rules, patience_ms)
         if verdict == DENY_HELD:
             self.denied_held += 1
-        ticket.decisions = engine.answer_all(items, highest, clock_ms)
+        answer = (reply.firm, reply.following)
+        held = [answer if item.subject is part.subject else None for item in items]
+        retry_ms = retry_held_ms(reply, self._rules, patience_ms)
+        part.ticket.decisions = self._engine.answer_held(items, held, retry_ms)
 
     def _serve_batch(self, ticket: Ticket, clock_ms: int, patience_ms: int, served: Served) -> None:
         """Decide a batch if all its subjects are covered, or if one is not and cannot be."""
@@ -541,7 +538,7 @@ class CreditSync:
                 served.paused_tickets.append(ticket)
             else:
                 assert worst.reply is not None
-                self._deny(ticket, worst, worst.verdict, worst.reply, clock_ms, patience_ms)
+                self._deny(self._evaluate_all(ticket), worst, worst.verdict, worst.reply, patience_ms)
                 served.settled.append(ticket)
         elif are_ready:
             covered = True
@@ -552,7 +549,7 @@ class CreditSync:
             parts = ticket.parts
             self._withdraw(ticket)
             if covered and self._covers_rest(ticket, parts, clock_ms):
-                self._accept(ticket, clock_ms)
+                self._accept(ticket, self._evaluate_all(ticket), clock_ms)
                 served.settled.append(ticket)
             elif self.queue(ticket, clock_ms):
                 served.settled.append(ticket)
@@ -582,18 +579,21 @@ class CreditSync:
         if writer.partition("~")[0] != self._engine.node_id:
             return
         self.recalls += 1
-        subject = self._holders.get(digest)
-        if (
-            subject is not None
-            and subject.table >= 0
-            and writer == self._engine.writer_of(subject.incarnation)
-        ):
-            credit = self._engine.credit_of(subject)
-            credit.recall()
-            if not credit.in_flight:
-                self.pending.queue_ask(subject)
-        else:
+        subject = self._holder(digest, writer)
+        if subject is None:
             self._release(digest, writer)
+            return
+        credit = self._engine.credit_of(subject)
+        credit.recall()
+        if not credit.in_flight:
+            self.pending.queue_ask(subject)
+
+    def _holder(self, digest: bytes, writer: str) -> Subject | None:
+        """The subject whose messages are about this hold; None when it is gone."""
+        subject = self._holders.get(digest)
+        if subject is None or subject.table < 0 or writer != self._engine.writer_of(subject.incarnation):
+            return None
+        return subject
 
     def recall_all(self) -> None:
         """Give back all credit: the node stops."""
@@ -619,6 +619,8 @@ class CreditSync:
             self._releases[digest, engine.writer_of(incarnation)] = None
         del self._subjects.released[:RELEASES_MAX]
         for digest, writer in self._releases:
+            if self._holder(digest, writer) is not None:
+                continue  # it came back, under the same name: the hold is what its own messages ask for
             engine.message_number += 1
             self.releases += 1
             exchange.add(

@@ -318,23 +318,28 @@ class Engine:
     def refuse_held(
         self,
         requests: list[tuple[Limit, str, int]],
-        beside: list[int],
+        held: list[tuple[int, int] | None],
         retry_ms: int,
         now_ms: int,
         wall_ms: int,
     ) -> list[Decision]:
-        """The decisions on a batch that the origin refused: `beside` is what others hold of each, -1 where it fits."""
+        """The decisions on a batch that the origin refused: `firm` and `following` of replies, None for what fits."""
         items = self.judge.evaluate_all(requests, now_ms, ORIGIN, wall_ms)
+        decisions = self.answer_held(items, held, retry_ms)
+        self._make_room(items)
+        return decisions
+
+    def answer_held(
+        self, items: list[Evaluation], held: list[tuple[int, int] | None], retry_ms: int
+    ) -> list[Decision]:
+        """`refuse_held`, for a batch that was evaluated."""
         highest = self.judge.verdict_of_all(items)
         if highest == FITS:
             highest = HELD
-            for i, item in enumerate(items):
-                if beside[i] >= 0:
-                    item.verdict = HELD
-                    item.beside = beside[i]
-                    if item.used + item.demand + beside[i] <= item.limit.quota:
-                        item.retry_ms = retry_ms
-        return self._finish(items, highest, 0)
+            for item, one in zip(items, held, strict=True):
+                if one is not None:
+                    item.hold(one[0], one[1], retry_ms)
+        return [self._answer(item, highest) for item in items]
 
     def count_spent(
         self, requests: list[tuple[Limit, str, int]], now_ms: int, clock_ms: int, wall_ms: int

@@ -32,6 +32,7 @@ class Evaluation:
         "cell",
         "cost",
         "demand",
+        "following",
         "limit",
         "now_ms",
         "retry_ms",
@@ -68,10 +69,29 @@ class Evaluation:
         # What must fit beside `used`: the cost, and in a batch the costs of earlier items for the same subject.
         self.demand: int = cost
         self.verdict: int = FITS
-        # Of a HELD one: what waiting requests of other nodes were granted, and when more is known; -1 when that is
-        # found from the counts.
+        # Of a HELD one: what waiting requests of other nodes were granted, what counts in the next cell already, and
+        # when more is known; -1 when that is found from the counts.
         self.beside: int = 0
+        self.following: int = 0
         self.retry_ms: int = -1
+
+    def used_before(self, following: int) -> int:
+        """`used`, or what counts at the start of the next cell, where `following` counts already, if that is more."""
+        then = self.cell.total() + self.subject.reserved + following
+        return then if following > 0 and then > self.used else self.used
+
+    def hold(self, firm: int, following: int, retry_ms: int) -> None:
+        """The origin refused it, although it fits by what this node knows.
+
+        `retry_ms` is when more is known, unless what waiting requests of others were granted (`firm`) explains it, or
+        what counts in the next cell already.
+        """
+        self.verdict = HELD
+        # What this node has reserved is part of both.
+        self.beside = firm - self.subject.reserved if firm > self.subject.reserved else 0
+        self.following = following
+        if self.used_before(following) + self.demand + self.beside <= self.limit.quota:
+            self.retry_ms = retry_ms
 
     def retry_after_ms(self, view: GlobalView, read_retry_ms: int) -> int:
         """How long until a denied request fits if no other one comes, -1 if it never does."""
@@ -96,7 +116,7 @@ class Evaluation:
             until_fit_ms = wait_ms(current, self.before, room, elapsed_ms, duration_ms)
             # 0: this item would fit, but not with the rest of its batch.
             return until_fit_ms if 0 < until_fit_ms < until_import_ms else until_import_ms
-        if self.subject.sequence == cell.sequence:
+        if self.subject.sequence == cell.sequence and self.following == 0:
             return wait_ms(current, self.before, room, elapsed_ms, duration_ms)
         return self._wait_beyond(current, room, elapsed_ms)
 
@@ -105,12 +125,17 @@ class Evaluation:
         duration_ms = self.limit.duration_ms
         previous = self.before
         sequence = self.cell.sequence
+        following = self.following
         while True:
-            earliest_ms = earliest_fit(current, previous, room, elapsed_ms, duration_ms)
-            if 0 <= earliest_ms < duration_ms:
-                return sequence * duration_ms + earliest_ms - self.now_ms
+            if current + following <= room:
+                earliest_ms = earliest_fit(current, previous, room, elapsed_ms, duration_ms)
+                if earliest_ms < duration_ms:
+                    return sequence * duration_ms + earliest_ms - self.now_ms
             sequence += 1
             elapsed_ms = 0
             previous = current
             later = self.subject.cell(sequence)
             current = 0 if later is None else later.total()
+            if following > current:
+                current = following
+            following = 0

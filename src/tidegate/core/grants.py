@@ -162,6 +162,9 @@ class CreditReply(NamedTuple):
     """The part of it whose holders do not answer a recall."""
     stuck_ms: int
     """In how long the next part of that ends; -1 when nothing is stuck."""
+    following: int
+    """What counts in the cell after the first one already, by a clock that is ahead. What is added in the first one
+    weighs in full at the start of that cell."""
     cells: tuple[CellTotals, ...]
     """In the order of the message."""
 
@@ -322,10 +325,11 @@ def grant(
     others = others_of(record, writer, request.quota, now_ms, rules)
     held = record.holds.get(writer)
     recalled: list[str] = []
+    following = 0
     if held is not None and request.number <= held.number:
         granted = held.spare if request.number == held.number else OUTDATED
     else:
-        used, previous, elapsed_ms = usage(record, request, totals)
+        used, previous, elapsed_ms, following = usage(record, request, totals)
         room = others.quota_min - used - others.spare
         firm, refused = grant_runs(request, room, previous, elapsed_ms)
         granted = firm if firm > request.held else request.held
@@ -345,7 +349,8 @@ def grant(
             request.number, granted, firm, now_ms + rules.firm_ms, request.quota, expires_at_ms
         )
     stuck_ms = NEVER if others.stuck_until_ms == NEVER else others.stuck_until_ms - now_ms
-    return CreditReply(granted, others.spare, others.firm, others.stuck, stuck_ms, tuple(totals)), recalled
+    reply = CreditReply(granted, others.spare, others.firm, others.stuck, stuck_ms, following, tuple(totals))
+    return reply, recalled
 
 
 def merge(record: SubjectRecord, request: CreditRequest, now_ms: int, rules: GrantRules) -> list[CellTotals]:
@@ -530,23 +535,24 @@ def at_least(total: int, known: int) -> int:
     return known if known > total else total
 
 
-def usage(record: SubjectRecord, request: CreditRequest, totals: list[CellTotals]) -> tuple[int, int, int]:
-    """What counts at `as_of_ms`; the previous cell, and how far into the current one that is.
+def usage(
+    record: SubjectRecord, request: CreditRequest, totals: list[CellTotals]
+) -> tuple[int, int, int, int]:
+    """What counts at `as_of_ms`; the previous cell, and how far into the current one that is; the next cell.
 
-    The last two are 0 when the instant of a request makes no difference: when the next cell has begun already, by
-    another node's clock, what is added here weighs in full at its start, and that is more.
+    The previous cell and how far are 0 when the instant of a request makes no difference: when the next cell has begun
+    already, by another node's clock, what is added here weighs in full at its start, and that is more.
     """
     current = at_least(totals[0].total, request.cells[0].known) + totals[0].foreign
     previous = at_least(totals[1].total, request.cells[1].known) + totals[1].foreign
     elapsed_ms = request.as_of_ms - request.cells[0].sequence * request.duration_ms
     used = current + carried(previous, elapsed_ms, request.duration_ms)
     name = cell_name(request.cells[0].sequence + 1, request.generation, request.duration_ms)
-    following = record.cells.get(name)
-    if following is not None:
-        later = following.total + following.foreign
-        if later > 0 and later + current > used:
-            return later + current, 0, 0
-    return used, previous, elapsed_ms
+    later = record.cells.get(name)
+    following = 0 if later is None else later.total + later.foreign
+    if following > 0 and following + current > used:
+        return following + current, 0, 0, following
+    return used, previous, elapsed_ms, following
 
 
 def grant_runs(request: CreditRequest, room: int, previous: int, elapsed_ms: int) -> tuple[int, int]:

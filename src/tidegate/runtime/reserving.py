@@ -126,8 +126,10 @@ class Reserving:
                 return taken
             can_fit = all(replies[i].spare > replies[i].firm + replies[i].stuck for i in missing)
             if not can_fit or loop.time() >= deadline_s:
-                beside = [replies[i].firm if i in missing else -1 for i in range(len(items))]
-                return self._refuse(items, beside, at_ms)
+                held = [
+                    (each.firm, each.following) if i in missing else None for i, each in enumerate(replies)
+                ]
+                return self._refuse(items, held, at_ms)
             await asyncio.sleep(PAUSE_S)
 
     async def _ask(self, items: list[Item], name: str, at_ms: int) -> list[CreditReply]:
@@ -171,7 +173,7 @@ class Reserving:
         if any(reply.state != HELD for reply in replies):
             # The subject has as many reservations as it may have, or the origin lost this one at once.
             await self._claim(items, name, at_ms, is_final=True, life_ms=1, amount=0)
-            return self._refuse(items, [0 if reply.state != HELD else -1 for reply in replies], at_ms)
+            return self._refuse(items, [(0, 0) if reply.state != HELD else None for reply in replies], at_ms)
         taken = self._take_here(items, name, life_ms, at_ms, ORIGIN)
         if not taken.name:
             # More is known here than at the origin.
@@ -185,10 +187,10 @@ class Reserving:
             decisions = self._engine.reserve(items, name, at_ms, wall_ms, until_ms, source)
         return Taken(name if decisions and all(decisions) else "", items, decisions, until_ms)
 
-    def _refuse(self, items: list[Item], beside: list[int], at_ms: int) -> Taken:
+    def _refuse(self, items: list[Item], held: list[tuple[int, int] | None], at_ms: int) -> Taken:
         with self._gate:
             decisions: list[Decision] = self._engine.refuse_held(
-                items, beside, RETRY_HELD_MS, at_ms, self._gate.now_ms()
+                items, held, RETRY_HELD_MS, at_ms, self._gate.now_ms()
             )
         return Taken("", items, decisions, 0)
 

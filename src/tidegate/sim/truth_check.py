@@ -19,7 +19,7 @@ from tidegate.core.grants import CreditRequest, GrantRules
 from tidegate.core.model import Component, Decision, LedgerRow, Limit
 from tidegate.core.windows import publish_threshold
 from tidegate.runtime.importer import LOSS_INTERVALS
-from tidegate.sim.answer_check import is_guess, used_at
+from tidegate.sim.answer_check import is_guess, totals_of, used_at
 from tidegate.sim.reset_check import PROBES_WORKSPACE
 from tidegate.sim.truth import CellId, CellKey, History, Knowledge, Truth, key_of
 
@@ -214,7 +214,7 @@ class TruthCheck:
                 self._check_counts(process, knowledge, decision.source, allowed, one, subject)
                 self._check_foreign(process, knowledge, decision.source, allowed, one, subject)
             if is_guess(decision):
-                self._check_guess(process, decision, cell_id)
+                self._check_guess(process, decision, cell_id, at_ms, subject)
             elif not decision.allowed:
                 self._check_denial(process, limit, decision, cell_id, at_ms, subject)
             elif allowed:
@@ -343,28 +343,28 @@ class TruthCheck:
                     f"{process.node_id} counts {known} of region {region} in {cell_id}, published {published}",
                 )
 
-    def _check_guess(self, process: NodeProcess, decision: Decision, cell_id: CellId) -> None:
+    def _check_guess(
+        self, process: NodeProcess, decision: Decision, cell_id: CellId, at_ms: int, subject: Subject
+    ) -> None:
         """A guess may only extend growth that was seen twice and recently, and must ask for a retry soon (7)."""
         tuning = self._tuning
         name = f"{process.node_id}: {cell_id} denied with {decision.effective} of {decision.limit.quota}"
         if tuning.credit:
+            # After a clock has stepped back, the origin also counts the next cell.
+            follows = self.truth.total(cell_id._replace(sequence=cell_id.sequence + 1))
             # Other nodes hold the rest. They give it back, spend it, or lose it when it expires.
-            if not decision.retry_after_ms or decision.retry_after_ms > max(
-                CREDIT_LIFE_MS, 2 * cell_id.key[2]
-            ):
+            longest_ms = max(CREDIT_LIFE_MS, (3 if follows else 2) * cell_id.key[2])
+            if not decision.retry_after_ms or decision.retry_after_ms > longest_ms:
                 self._fail(7, f"{name}, retry after {decision.retry_after_ms} ms")
             is_expected = tuning.anticipation and self._has_grown(process, cell_id)
             if self.is_exact(process) and not is_expected:
-                self.refused += 1
+                self._check_held(process, decision, cell_id, at_ms, subject)
             others = [one for one in self._simulation.all_processes if one.region == process.region]
             is_shared = cell_id.key[2] >= tuning.ledger_duration_ms_min
             is_now = cell_id.sequence == process.clock.now_ms() // cell_id.key[2]
-            # After a clock has stepped back, the origin also counts the next cell.
-            follows = self.truth.total(cell_id._replace(sequence=cell_id.sequence + 1))
             if len(others) > 1 or process.evictions or follows or not (is_shared and is_now):
                 return
-            subject = process.engine.subjects.find(cell_id.key, cell_id.identifier)
-            if subject is not None and subject.credit is not None and subject.credit.waiting is not None:
+            if subject.credit is not None and subject.credit.waiting is not None:
                 return  # a batch of this node holds the credit while it waits for its other counters
             # No other node ever held credit in this region, so the node denied because of growth in other regions.
         if not tuning.anticipation:
@@ -387,6 +387,39 @@ class TruthCheck:
         soon_ms = tuning.import_interval_ms * (1 + tuning.jitter_percent / 100) + tuning.ledger_timeout_ms
         if retry_ms is None or not 0 < retry_ms <= soon_ms:
             self._fail(7, f"{name}, retry after {retry_ms} ms")
+
+    def _check_held(
+        self, process: NodeProcess, decision: Decision, cell_id: CellId, at_ms: int, subject: Subject
+    ) -> None:
+        """In a region that works, others hold what is left; or, by the time of a request that was ahead, the next cell
+        has counts, beside which all of this one weighs: then it does not fit before that cell begins (7)."""
+        now_us = self._now_us()
+        demand = decision.effective - used_at(totals_of(subject), at_ms, cell_id.key[2])
+        if self._at_next_start(process.region, cell_id, now_us) + demand <= decision.limit.quota:
+            self.refused += 1
+            return
+        # Every answer contains what the origin held a round trip ago.
+        then_us = now_us - round(self._round_trip_s() * 1e6)
+        is_known = self._at_next_start(process.region, cell_id, then_us) + demand > decision.limit.quota
+        starts_ms = (cell_id.sequence + 1) * cell_id.key[2] - at_ms
+        if is_known and (decision.retry_after_ms or 0) < starts_ms:
+            self._fail(
+                7,
+                f"{process.node_id}: {cell_id} denied beside the next window, which begins in {starts_ms} ms: "
+                f"retry after {decision.retry_after_ms} ms",
+            )
+
+    def _at_next_start(self, region: str, cell_id: CellId, at_us: int) -> int:
+        """What an origin counted at a time at the start of the next cell, if that had counts already."""
+        counts = [
+            sum(one.at(at_us) for one in self.truth.held(region, (cell_id.digest, sequence)).values())
+            + sum(
+                self.truth.row(cell_id._replace(sequence=sequence), other).at(at_us)
+                for other in self.truth.regions_but(region)
+            )
+            for sequence in (cell_id.sequence, cell_id.sequence + 1)
+        ]
+        return sum(counts) if counts[1] else 0
 
     def _foreign_rows(self, process: NodeProcess, cell_id: CellId) -> list[History]:
         """What other regions have published of a cell."""

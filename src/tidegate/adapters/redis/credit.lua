@@ -14,7 +14,7 @@
 --   life_ms, floor, step, joint, count of cells, count of runs; for each cell own, known, foreign, acked, sent, published,
 --   total, id, expires_at_ms; for each run elapsed_ms, cost, requests.
 -- Answers: the server's time in ms; then for each message granted (-1: overtaken by a later one), spare, firm, stuck,
---   stuck_ms; for each of its cells total, the writer's component before, foreign, regions, published, due, id.
+--   stuck_ms, following; for each of its cells total, the writer's component before, foreign, regions, published, due, id.
 local MARGIN, FIRM, UNANSWERED, GAP, QUIET, SHARE, PUBLISH, PACE =
   number(ARGV[1]), number(ARGV[2]), number(ARGV[3]), number(ARGV[4]), number(ARGV[5]), number(ARGV[6]), number(ARGV[7]),
   number(ARGV[8])
@@ -175,6 +175,7 @@ while key_at < #KEYS do
   end
 
   local granted
+  local following = 0
   if own_number and message <= own_number then
     granted = NEVER
     if message == own_number then granted = own_spare end
@@ -183,10 +184,10 @@ while key_at < #KEYS do
     -- usage
     local previous = counted[2]
     local used = counted[1] + carried(previous, elapsed, duration)
-    local following = fields(next_key, '', '!foreign')
-    local later = (number(following[1]) or 0) + (number(following[2]) or 0)
-    if later > 0 and later + counted[1] > used then
-      used, previous = later + counted[1], 0
+    local later = fields(next_key, '', '!foreign')
+    following = (number(later[1]) or 0) + (number(later[2]) or 0)
+    if following > 0 and following + counted[1] > used then
+      used, previous = following + counted[1], 0
     end
     local room = quota_min - used - spare
 
@@ -243,6 +244,7 @@ while key_at < #KEYS do
   answer(firm)
   answer(stuck)
   answer(stuck_until == NEVER and NEVER or stuck_until - now)
+  answer(following)
   for i = 1, cells do
     answer(totals[i])
     answer(befores[i])
