@@ -3,7 +3,7 @@
 
 Every call that can block takes `timeout_s` and keeps it by itself, connecting included: it returns or raises
 `DependencyTimeout` no later than that, also when the peer hangs, and leaves the adapter usable. Cancelling a call
-is allowed at any await and never leaves a connection that could answer the wrong question.
+is allowed at any await and never leaves a connection that could answer the wrong call.
 
 Failures are `DependencyError`s; a driver's own exception never escapes. Configuration faults are
 `ConfigurationError`s, raised by `open`.

@@ -3,8 +3,8 @@
 | fixture | what a test gets |
 | --- | --- |
 | `tidegate_clock` | a `ManualClock`, at the beginning of a window of every duration up to a day |
-| `tidegate_limiter` | an embedded `Limiter` that lives by this clock |
-| `tidegate_async_limiter` | an embedded `AsyncLimiter` that lives by this clock |
+| `tidegate_limiter` | an embedded `Limiter` that uses this clock |
+| `tidegate_async_limiter` | an embedded `AsyncLimiter` that uses this clock |
 | `tidegate_origin` | a `FailingOrigin`: a shared counter in memory that fails, hangs or loses answers on command |
 
 pytest loads this module in every project that has Tidegate installed. The fixtures import what they need, so that a
@@ -37,7 +37,7 @@ def tidegate_clock() -> ManualClock:
 
 @pytest.fixture
 def tidegate_limiter(tidegate_clock: ManualClock) -> Limiter:
-    """A limiter for threads, by `tidegate_clock`."""
+    """A limiter for threads that uses `tidegate_clock`."""
     from tidegate.testing.limiters import make_limiter
 
     return make_limiter(clock=tidegate_clock)
@@ -45,7 +45,7 @@ def tidegate_limiter(tidegate_clock: ManualClock) -> Limiter:
 
 @pytest.fixture
 def tidegate_async_limiter(tidegate_clock: ManualClock) -> AsyncLimiter:
-    """A limiter for tasks, by `tidegate_clock`."""
+    """A limiter for tasks that uses `tidegate_clock`."""
     from tidegate.testing.limiters import make_async_limiter
 
     return make_async_limiter(clock=tidegate_clock)

@@ -2,7 +2,7 @@
 
 Each operation is a generator that yields statements and is sent their rows: the SQLite adapter drives it on its
 thread, the others on the event loop. It is possible without dialects because writers are serialised: a writer
-raises the catalog's version first and holds that row's lock until the commit, so that it may look and then insert
+raises the catalog's version first and holds that row's lock until the commit, so that it may read and then insert
 without a race. Placeholders are `?`. Knows no driver and no connection.
 """
 
@@ -243,7 +243,7 @@ def put_key(row: KeyRow) -> Script[KeyRow]:
 
 
 def _change_live_key(key_id: str, column: str, moment_ms: int) -> Script[KeyRow | None]:
-    """One statement looks and writes: whatever its caller has read before, a revoked key stays as it is."""
+    """One statement checks and writes: whatever its caller has read before, a revoked key stays as it is."""
     version = yield from _next_version()
     key = encode_name(key_id)
     sql = f"UPDATE ratelimit_keys SET {column} = ?, version = ? WHERE id = ? AND revoked_at IS NULL"

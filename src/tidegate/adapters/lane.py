@@ -4,7 +4,7 @@ Laws:
 - Everything inside `session(timeout_s=…)` ends by then: waiting for one's turn, connecting, every statement. A driver
   is never asked to cancel, because some wait for the server while they do; the socket is closed instead.
 - A connection is kept only if its last statement was answered to the end and no transaction is open. After a
-  timeout, a cancelled caller or a lost byte it is dropped, so that no answer can ever reach the wrong question.
+  timeout, a cancelled caller or a lost byte it is dropped, so that no answer can ever reach the wrong caller.
 - A driver's own exception never escapes.
 
 Knows no SQL and no ledger; the catalog of the server uses it too. No pool: a node needs a connection to write and

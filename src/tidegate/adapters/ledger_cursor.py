@@ -66,7 +66,7 @@ class Heads(NamedTuple):
 
 
 class ChangeReader(Protocol):
-    """What a dialect does: three questions, each one round trip.
+    """What a dialect does: three queries, each one round trip.
 
     Records are as `RowReader` takes them.
     """

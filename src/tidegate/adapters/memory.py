@@ -199,7 +199,7 @@ def _post(
 
 
 class MemoryOrigin:
-    """Honours `tidegate.ports.Origin` for any number of nodes in one process.
+    """Implements `tidegate.ports.Origin` for any number of nodes in one process.
 
     Each node has its own object: `another()` makes one for the next node, as another connection to a server would.
     """
@@ -491,7 +491,7 @@ def _key(row: LedgerRow) -> RowKey:
 
 
 class MemoryLedger:
-    """Honours `tidegate.ports.Ledger` for any number of regions in one process.
+    """Implements `tidegate.ports.Ledger` for any number of regions in one process.
 
     `rejects` imitates a database that rejects a row. `cleans_itself` drops expired rows on publish: for a ledger
     that no `tidegate cleanup` can reach.

@@ -198,7 +198,7 @@ class _Postgres(_Server):
     async def apply(self, *, timeout_s: float) -> list[str]:
         async with self._connection.session(timeout_s=timeout_s) as session, session.transaction():
             await session.fetch("SELECT pg_advisory_xact_lock($1)", (LOCK_NUMBER,))
-            # A question that fails would end the transaction.
+            # A query that fails would end the transaction.
             ((table,),) = await session.fetch("SELECT to_regclass('tidegate_schema')::text")
             version = await _version(session) if table is not None else 0
             return await _run_missing(session, self.dialect, version)

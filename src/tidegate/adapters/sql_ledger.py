@@ -1,7 +1,7 @@
 """What the ledgers on database servers have in common: two lanes, tries after a lock conflict, the check of the schema.
 
-One lane writes and one reads, so that an import never waits behind a publish. The dialects say how each question is
-asked in SQL; most regions are far from the ledger, so each takes one round trip.
+One lane writes and one reads, so that an import never waits behind a publish. The dialects have the SQL of each query;
+most regions are far from the ledger, so each query takes one round trip.
 
 A fault of configuration that shows up later than `open` (a table was dropped, a password changed) is raised as
 `DependencyUnavailable`, with the same words: loops wait for it to be repaired.
@@ -65,7 +65,7 @@ def check_schema(version: int, shown: str) -> None:
 
 
 class SqlLedger(ABC, Generic[SessionType]):
-    """Honours `tidegate.ports.Ledger` over two lanes of one dialect."""
+    """Implements `tidegate.ports.Ledger` over two lanes of one dialect."""
 
     def __init__(
         self,

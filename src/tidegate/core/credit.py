@@ -40,7 +40,7 @@ WAIT: Final = 3  # others hold the room and were asked for it: ask again in a mo
 ASK_AGAIN: Final = 4  # the message did not ask for this request: the next one does, at once
 
 # Runs of one message. What waits beyond them waits for the next: a message has a bounded size and costs the origin a
-# bounded time, however many instants and costs a caller thinks of.
+# bounded time, however many instants and costs a caller sends.
 RUNS_MAX: Final = 32
 
 # Bursts are measured over this long: a subject that is busy needs about one message in that time, so that thousands of
@@ -123,7 +123,8 @@ class Credit:
         self.in_flight: bool = False
         self.sent_at_ms: int = 0
         self.sent_quota: int = 0
-        # The instant of the latest message that was answered: from then on, up to `before_ms`, a look needs none.
+        # The instant of the latest message that was answered: from then on, up to `before_ms`, a request of cost 0
+        # needs none.
         self.as_of_ms: int = 0
         # Spent since it left: not reported by it, so part of what it is granted.
         self.spent: int = 0

@@ -5,10 +5,10 @@ may not have arrived; `runtime/exchange.py` sends. The rules of one subject are 
 
 Laws:
 - Requests that wait for a subject are decided here, in their order, in the step that merges the answer. If each caller
-  decided after it was woken, a newcomer could spend a waiting request's grant in between.
+  decided after it was woken, a new request could spend a waiting request's grant in between.
 - A batch takes nothing before all its subjects are covered. When one of them has to wait for other nodes, it gives back
   what it was granted on the others before it asks again: two batches never wait for each other.
-- A caller that went away consumes nothing. Every ticket is decided within the time that the driver allows.
+- A caller that disconnected consumes nothing. Every ticket is decided within the time that the driver allows.
 """
 
 from __future__ import annotations
@@ -183,7 +183,7 @@ class CreditSync:
             self.pending.queue_ask(subject)
 
     def cancel(self, ticket: Ticket) -> None:
-        """The caller went away: nothing is counted, and what was granted for it stays as credit."""
+        """The caller disconnected: nothing is counted, and what was granted for it stays as credit."""
         if ticket.decisions is None:
             ticket.is_cancelled = True
             self._withdraw(ticket)

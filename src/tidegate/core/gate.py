@@ -34,7 +34,7 @@ __all__ = [
 IDLE: Final = 0
 DECIDING: Final = 1
 NOT_STARTED: Final = (
-    2  # background loops may enter; a request calls `begin` first, or is turned away by `attempt`
+    2  # background loops may enter; a request calls `begin` first, or is refused by `attempt`
 )
 CLOSED: Final = 3
 
@@ -142,7 +142,8 @@ class Gate:
         self.resting: int = state
 
     def with_lock(self, acquire: Callable[[], bool], release: Callable[[], None]) -> Gate:
-        """The same gate with another lock: in a forked child, the old one may be held by a thread that is gone."""
+        """The same gate with another lock: in a forked child, the old one may be held by a thread that does not exist
+        there."""
         return Gate(
             self._engine,
             self._now_ns,
@@ -328,5 +329,5 @@ class LimitMethod:
     _gate: Gate
 
     def limit(self, limit: Any, identifier: Any, cost: Any = 1, *, now_ms: Any = None) -> Decision:
-        """Decide, and consume `cost` if it fits. Cost 0 looks without consuming."""
+        """Decide, and consume `cost` if it fits. Cost 0 checks without consuming."""
         return self._gate.limit(limit, identifier, cost, now_ms)

@@ -54,7 +54,7 @@ class Ticket:
         self.parts: list[Part] = []
         # The answer. Written once.
         self.decisions: list[Decision] | None = None
-        # The caller went away: nothing is counted for it.
+        # The caller disconnected: nothing is counted for it.
         self.is_cancelled: bool = False
         # What the driver waits with. The core does not look at it.
         self.owner: object = None

@@ -7,7 +7,7 @@ asynchronous one awaits an `AsyncLimiter`. Laws:
 - All limits that are enforced for a request are one all-or-nothing batch: a denied request spends nothing anywhere.
 - Shadow limits are counted only after the request was allowed, each by itself; the limiter does that.
 - A request is decided once, wherever several parts of an application ask for it.
-- A limiter that was made here is started and stopped here. A limiter that was given belongs to the giver.
+- A limiter that was created here is started and stopped here. The caller starts and stops a limiter that it passes in.
 """
 
 from __future__ import annotations
@@ -86,7 +86,8 @@ class RateLimits(Generic[LimiterT]):
         if self._given is not None:
             return self._given
         if self._made is None:
-            # In two threads at once one of them is lost unused: nothing was started, nothing counted.
+            # If two threads create one at once, one of them is dropped unused: it was not started and has counted
+            # nothing.
             made = self._kind(**read_settings(self._settings, os.environ))
             if self._made is None:
                 self._made = made

@@ -93,7 +93,7 @@ class AsyncLimiter(Driver):
     async def limit(
         self, limit: Limit, identifier: str, cost: int = 1, *, now_ms: int | None = None
     ) -> Decision:
-        """Decide, and consume `cost` if it fits. Cost 0 looks without consuming."""
+        """Decide, and consume `cost` if it fits. Cost 0 checks without consuming."""
         if not self._gate.is_open:
             await self._begin()
         at_ms = self._gate.now_ms() if now_ms is None else now_ms

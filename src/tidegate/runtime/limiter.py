@@ -64,7 +64,7 @@ class Limiter(Driver, LimitMethod):
         def limit(
             self, limit: Limit, identifier: str, cost: int = 1, *, now_ms: int | None = None
         ) -> Decision:
-            """Decide, and consume `cost` if it fits. Cost 0 looks without consuming."""
+            """Decide, and consume `cost` if it fits. Cost 0 checks without consuming."""
 
     def _make(self) -> None:
         # Guards the life cycle and `_thread`. Taken before the gate's lock, never inside it.

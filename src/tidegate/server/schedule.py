@@ -8,7 +8,7 @@ early, and late by at most one tick plus the delay of the loop.
 that costs the sender more than the rest of a small answer: the client wakes, reads it, and sleeps again before the
 next one is ready. A single answer still leaves in the same turn.
 
-Compiled with the core where that is possible (setup.py): every request comes by here.
+Compiled with the core where that is possible (setup.py): every request passes through here.
 """
 
 from __future__ import annotations

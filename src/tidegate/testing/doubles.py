@@ -5,7 +5,7 @@
     assert limiter.requests[0].identifier == "user_123"
 
 The doubles are limiters: everything that takes a `Limiter` or an `AsyncLimiter` takes them. They count nothing and
-remember what they were asked. Nothing here sleeps.
+record the requests they got. Nothing here sleeps.
 """
 
 from __future__ import annotations
@@ -153,7 +153,7 @@ def consumed(limiter: Limiter | AsyncLimiter, limit: Limit, identifier: str) -> 
 def advance_to_reset(clock: ManualClock, limit: Limit) -> int:
     """Move to the next window, `reset_at` of a decision; returns the new time.
 
-    The window slides: what was consumed in the last one still counts at its beginning, and fades until its end.
+    The window slides: what was consumed in the last one still counts at its beginning, and less and less until its end.
     """
     duration_ms = limit.duration_ms
     clock.set((clock.now_ms() // duration_ms + 1) * duration_ms)

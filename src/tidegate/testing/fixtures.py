@@ -88,7 +88,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker("server")
 
 
-# ---- what the run was about
+# ---- the summary of the run
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:

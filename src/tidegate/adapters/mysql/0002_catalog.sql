@@ -1,5 +1,6 @@
 -- The catalog of the server: who may call, and what was set. Rows are marked before they are deleted, so that a reader that
--- was away for a while sees what is gone. Names are bytes (UTF-8); uniqueness is by digest, so that no length matters.
+-- was disconnected for a while sees what was deleted. Names are bytes (UTF-8); uniqueness is by digest, so that no
+-- length matters.
 
 -- One row. Every writer raises it first and holds the lock until it commits: versions become visible in order.
 CREATE TABLE IF NOT EXISTS ratelimit_catalog (

@@ -95,7 +95,7 @@ async def publish_packets(rows: Sequence[StoredRow]) -> list[str]:
 
 
 class _Reader:
-    """The three questions of an import, see `ChangeReader`."""
+    """The three queries of an import, see `ChangeReader`."""
 
     def __init__(self, session: MySQLSession) -> None:
         self._session = session

@@ -117,7 +117,7 @@ async def publish_arguments(rows: Sequence[StoredRow]) -> list[str]:
 
 
 class _Reader:
-    """The three questions of an import, see `ChangeReader`."""
+    """The three queries of an import, see `ChangeReader`."""
 
     def __init__(self, session: PostgresSession) -> None:
         self._session = session

@@ -71,7 +71,7 @@ class RedisMemory(NamedTuple):
 
 
 class RedisOrigin:
-    """Honours `tidegate.ports.Origin`. One event loop at a time; after a fork the child connects by itself."""
+    """Implements `tidegate.ports.Origin`. One event loop at a time; after a fork the child connects by itself."""
 
     def __init__(self, url: str) -> None:
         self._settings: Final[RedisSettings] = parse_settings(url)

@@ -8,7 +8,7 @@ Laws:
   by process, and a child that opened the file again would act as if it held those of its parent).
 - A file that was deleted or replaced is opened again, so that two processes never count in two different files.
 
-What is stored in the file is the business of `origin.py` and `ledger.py`.
+`origin.py` and `ledger.py` define what is stored in the file.
 """
 
 from __future__ import annotations

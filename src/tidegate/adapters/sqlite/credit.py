@@ -52,8 +52,8 @@ __all__ = [
     "ports_of",
 ]
 
-# A message costs no network: credit may live shortly, so that processes which cannot reach each other (containers with
-# a common volume and networks of their own) delay each other for two seconds at most.
+# A message needs no network, so credit can be short-lived: processes that cannot reach each other (containers with a
+# common volume and separate networks) delay each other for two seconds at most.
 CREDIT_RULES: Final = GrantRules(life_ms=1_000)
 
 CREDIT_TABLES: Final = ("origin_holds", "origin_listeners", "origin_records")

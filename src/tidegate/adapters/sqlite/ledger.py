@@ -170,7 +170,7 @@ async def _packed(rows: Sequence[StoredRow]) -> dict[bytes, _Packed]:
 
 
 class _Reader:
-    """The three questions of an import, see `ChangeReader`."""
+    """The three queries of an import, see `ChangeReader`."""
 
     def __init__(self, file: SQLiteFile, clock: Clock, deadline: Deadline) -> None:
         self._file = file
@@ -210,7 +210,7 @@ class _Reader:
 
 
 class SQLiteLedger:
-    """Honours `tidegate.ports.Ledger` for all processes that open the file at `path`."""
+    """Implements `tidegate.ports.Ledger` for all processes that open the file at `path`."""
 
     def __init__(
         self,

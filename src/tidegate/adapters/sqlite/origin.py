@@ -261,7 +261,7 @@ def _merge(connection: sqlite3.Connection, components: Sequence[Component], now_
 
 
 class SQLiteOrigin:
-    """Honours `tidegate.ports.Origin` for all processes that open the file at `path`."""
+    """Implements `tidegate.ports.Origin` for all processes that open the file at `path`."""
 
     def __init__(
         self, path: str | os.PathLike[str], *, clock: Clock | None = None, bytes_max: int = FILE_BYTES_MAX

@@ -285,7 +285,9 @@ CHECK_PARAMETERS: Final = [
         "`KEY=VALUE`; several entries as `KEY=VALUE&KEY=VALUE`, percent-encoded. May repeat.",
     ),
     _parameter(
-        "cost", {"type": "integer", "minimum": 0, "maximum": 2**32 - 1, "default": 1}, "0 only looks."
+        "cost",
+        {"type": "integer", "minimum": 0, "maximum": 2**32 - 1, "default": 1},
+        "0 checks without consuming.",
     ),
 ]
 

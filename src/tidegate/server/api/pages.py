@@ -114,7 +114,7 @@ class Pages:
         ]
 
     def index(self, head: Head, _body: bytes) -> Answer:
-        """People get a page with links, machines the same as JSON."""
+        """Browsers get a page with links, other clients the same as JSON."""
         links = {"console": "console"} if self._has_console else {}
         links |= {"docs": "docs", "errors": ERRORS_PATH[1:], "openapi": "openapi.json"}
         links |= {"ready": "readyz", "metrics": "metrics"}
@@ -141,7 +141,7 @@ class Pages:
         task = self._next_metrics
         if task is None:
             task = self._next_metrics = asyncio.get_running_loop().create_task(self._write_metrics())
-        # A client that goes away cancels no other client's page.
+        # A client that disconnects does not cancel the page of others.
         return 200, METRICS_LINES, await asyncio.shield(task)
 
     async def _write_metrics(self) -> bytes:

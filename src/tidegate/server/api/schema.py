@@ -86,7 +86,7 @@ class LimitBody(CounterBody, gc=False, forbid_unknown_fields=True):
             Meta(
                 ge=0,
                 le=INT64_MAX,
-                description="How much this call consumes; 0 looks without consuming.",
+                description="How much this call consumes; 0 checks without consuming.",
                 extra_json_schema={"default": 1},
             ),
         ]

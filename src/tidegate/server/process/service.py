@@ -78,7 +78,7 @@ EMBEDDED_INTERVAL_MS: Final = 900
 EMBEDDED_CELLS_MAX: Final = 10_000
 # SQLite sometimes waits for the disk. A transaction should not be given up and repeated for that.
 EMBEDDED_TIMEOUT_MS: Final = 5_000
-# What a node that is alone has read stays true, because no other node counts. If a second process is started on the
+# What a single node has read stays valid, because no other node counts. If a second process is started on the
 # same files, the two still read each other's counts with every write.
 EMBEDDED_FRESH_MS: Final = 600_000
 # A full collection visits every object; with a million subjects in memory it would be a pause that clients notice.

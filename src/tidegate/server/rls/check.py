@@ -51,7 +51,7 @@ class Source(NamedTuple):
 
 @dataclass(frozen=True)
 class Policy:
-    """A named question: what to ask of the rules, and how to answer a denial."""
+    """A named policy: what to ask of the rules, and how to answer a denial."""
 
     domain: str
     descriptors: tuple[tuple[tuple[str, Source], ...], ...]
@@ -71,7 +71,7 @@ class CheckConfig:
     hash_key: bytes = b""
     """Keys the digest of Authorization, so that weak passwords cannot be found by trying them."""
     deny_status: int = 429
-    """For questions without a policy."""
+    """For checks without a policy."""
 
 
 class CheckQuestion(NamedTuple):
@@ -92,10 +92,10 @@ class CheckAnswer(NamedTuple):
 
 
 class BadCheck(Exception):
-    """The question cannot be understood. The message names the parameter, the value and what would be right."""
+    """The check cannot be parsed. The message names the parameter, the value and what would be right."""
 
 
-# Questions.
+# What is asked.
 
 
 def ask_check(request: CheckRequest, config: CheckConfig) -> CheckQuestion:

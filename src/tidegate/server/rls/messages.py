@@ -53,7 +53,7 @@ class Descriptor(NamedTuple):
     entries: list[tuple[str, str]]
     limit: InlineLimit | None
     hits_addend: int | None
-    """None: the request's own counts. 0: look without consuming."""
+    """None: the request's own counts. 0: check without consuming."""
 
 
 class RateLimitRequest(NamedTuple):

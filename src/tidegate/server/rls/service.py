@@ -2,7 +2,7 @@
 
 All descriptors whose rules enforce are one batch of the limiter, all or nothing. Rules in shadow mode are judged one by
 one after it: they count what they would have counted and never deny. A request that is denied consumes nothing, so
-shadow rules then only look.
+shadow rules are then only checked.
 
 Requests repeat: what a message asks for (rules, identifiers, costs) is kept as a `Plan`, by the bytes of the message,
 until the rules change. A decision that needs no read is made without a task.
