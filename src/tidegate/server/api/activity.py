@@ -114,23 +114,6 @@ class Recent:
 class Activity:
     """One per process; used by the loop's thread only."""
 
-    __slots__ = (
-        "_counts",
-        "_denials",
-        "_inspection",
-        "_quotas",
-        "_random",
-        "_second",
-        "_taken",
-        "_time_ns",
-        "_weight",
-        "denied",
-        "hot",
-        "latency",
-        "recording",
-        "skips",
-    )
-
     def __init__(
         self,
         inspection: Callable[[], Inspection],

@@ -12,36 +12,24 @@ The quota of a workspace limits the calls of the API itself, with the same limit
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Coroutine, Generator
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Mapping
 from functools import partial
 from typing import Any, Final, ParamSpec, TypeVar
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from tidegate.core.header_fields import whole_seconds
 from tidegate.core.model import Decision
 from tidegate.errors import DependencyError
 from tidegate.runtime.async_limiter import AsyncLimiter
-from tidegate.server.api.problems import (
-    FORBIDDEN,
-    INSUFFICIENT_PERMISSIONS,
-    INVALID_INPUT,
-    KEY_DISABLED,
-    KEY_NOT_FOUND,
-    MALFORMED_AUTHORIZATION,
-    NAMESPACE_NOT_FOUND,
-    SERVICE_UNAVAILABLE,
-    WORKSPACE_DISABLED,
-    WORKSPACE_RATE_LIMITED,
-    FieldError,
-    Refusal,
-    error_answer,
-)
+from tidegate.server.api import problems
+from tidegate.server.api.problems import JSON_LINE, Meta, Refusal, error_answer, invalid
 from tidegate.server.api.schema import Doubt
 from tidegate.server.api.turns import TurnBudget
 from tidegate.server.catalog.sync import CatalogFull, CatalogSync
 from tidegate.server.catalog.view import Caller, Callers, NamespaceView, WorkspaceView
-from tidegate.server.messages import Answer, Handler, Head
+from tidegate.server.messages import Answer, Handler, Head, Route
 from tidegate.telemetry.logging import request_id as current_request
 
 logger = logging.getLogger(__name__)
@@ -58,6 +46,10 @@ Steps = Generator[Callable[[], Awaitable[Any]], Any, T]
 """Work that yields what it must wait for. It is called and awaited in a task, and its result is sent back."""
 
 
+Operation = Callable[["Call", bytes], Steps[None]]
+"""One operation of the API: gets the body, and writes `Call.answer`."""
+
+
 class Call(msgspec.Struct, gc=False):
     """One request that an operation handles: all state that belongs to it."""
 
@@ -70,6 +62,26 @@ class Call(msgspec.Struct, gc=False):
     caller: Caller | None = None
     # Written by the operation, at its end. Returning it would raise StopIteration, which costs four times the rest.
     answer: Answer = (500, b"", b"")
+
+
+class Pagination(msgspec.Struct, rename="camel"):
+    has_more: bool
+    cursor: str | UnsetType = UNSET
+
+
+class Envelope(msgspec.Struct):
+    meta: Meta
+    data: object
+    pagination: Pagination | UnsetType = UNSET
+
+
+ENCODE: Final = msgspec.json.Encoder().encode
+
+
+def answer(call: Call, data: object, pagination: Pagination | UnsetType = UNSET) -> None:
+    """Data in an envelope. `limit` and `multiLimit` write their own, for speed."""
+    envelope = Envelope(Meta("req_" + call.request_id), data, pagination)
+    call.answer = 200, JSON_LINE + call.lines, ENCODE(envelope)
 
 
 def wait(function: Callable[P, Awaitable[T]], *args: P.args, **kwargs: P.kwargs) -> Steps[T]:
@@ -96,7 +108,14 @@ class Admission:
         self.recall = self.callers.recall
         self._lookups = TurnBudget(LOOKUP_COST_MAX)
 
-    def handler(self, name: str, operation: Callable[[Call, bytes], Steps[None]]) -> Handler:
+    def routes(self, operations: Mapping[str, Operation]) -> list[Route]:
+        """The routes of operations that change or read something: `POST /v2/ratelimit.NAME`."""
+        return [
+            Route("POST", f"/v2/ratelimit.{name}", name, self.handler(name, operation))
+            for name, operation in operations.items()
+        ]
+
+    def handler(self, name: str, operation: Operation) -> Handler:
         """Runs `operation`. Its refusals become answers here, and so do failures of the database."""
         new_id = self.new_id
         run = self.run
@@ -129,10 +148,10 @@ class Admission:
         except Refusal as raised:
             refusal = raised
         except CatalogFull as error:
-            refusal = Refusal(FORBIDDEN, str(error))
+            refusal = Refusal(problems.FORBIDDEN, str(error))
         except DependencyError as error:
             logger.warning("%s failed: %s", call.operation, error)
-            refusal = Refusal(SERVICE_UNAVAILABLE, "The database does not answer. Try again.")
+            refusal = Refusal(problems.SERVICE_UNAVAILABLE, "The database does not answer. Try again.")
         return error_answer(refusal, call.request_id, call.head.accept, call.lines)
 
     def admit(self, call: Call, items: int = 1) -> Steps[Caller]:
@@ -173,57 +192,53 @@ class Admission:
             if caller is None:
                 caller = yield from self._find(call)
         if caller.expires_at_ms is not None and caller.expires_at_ms <= self.now_ms():
-            raise Refusal(FORBIDDEN, "The key has expired.")
+            raise Refusal(problems.FORBIDDEN, "The key has expired.")
         return caller
 
     def _find(self, call: Call) -> Steps[Caller]:
         credentials = call.head.authorization
         if credentials is None:
-            place = (
+            is_check = call.head.whole is not None
+            request = (
                 "Request for '/v1/check'"
-                if call.head.whole
+                if is_check
                 else f"POST request for '/v2/ratelimit.{call.operation}'"
             )
-            raise Refusal(
-                INVALID_INPUT,
-                f"{place} has no Authorization header",
-                errors=[
-                    FieldError(
-                        "/security/bearerAuth",
-                        "header 'Authorization' is missing",
-                        "Send 'Authorization: Bearer KEY'.",
-                    )
-                ],
-            )
+            message, fix = "header 'Authorization' is missing", "Send 'Authorization: Bearer KEY'."
+            raise invalid("/security/bearerAuth", message, f"{request} has no Authorization header", fix=fix)
         key = credentials[7:].strip()
         if not credentials.startswith(b"Bearer ") or not key:
-            raise Refusal(MALFORMED_AUTHORIZATION, "The Authorization header must read 'Bearer KEY'.")
+            raise Refusal(
+                problems.MALFORMED_AUTHORIZATION, "The Authorization header must read 'Bearer KEY'."
+            )
         caller = self.callers.find(credentials, key)
         if caller is None and not self.callers.is_negative_cached(key):
             # Another process may have created it a moment ago.
             has_answered = yield from wait(self._sync.confirm)
             caller = self.callers.find(credentials, key)
             if caller is None and not self._sync.is_loaded:
-                raise Refusal(
-                    SERVICE_UNAVAILABLE, "No key can be checked: the database has not answered yet."
-                )
+                detail = "No key can be checked: the database has not answered yet."
+                raise Refusal(problems.SERVICE_UNAVAILABLE, detail)
             if caller is None and not has_answered:
-                raise Refusal(
-                    SERVICE_UNAVAILABLE, "The key cannot be checked: the database does not answer. Try again."
-                )
+                detail = "The key cannot be checked: the database does not answer. Try again."
+                raise Refusal(problems.SERVICE_UNAVAILABLE, detail)
             if caller is None:
                 self.callers.remember_missing(key)
         if caller is None:
             # RFC 9110, 15.5.2: a 401 names the scheme to use.
-            raise Refusal(KEY_NOT_FOUND, "The key was not found.", headers=b"www-authenticate: Bearer\r\n")
+            headers = b"www-authenticate: Bearer\r\n"
+            raise Refusal(problems.KEY_NOT_FOUND, "The key was not found.", headers=headers)
         if not caller.is_enabled:
-            raise Refusal(KEY_DISABLED, "The key is disabled.")
+            raise Refusal(problems.KEY_DISABLED, "The key is disabled.")
         if not caller.workspace.is_enabled:
-            raise Refusal(WORKSPACE_DISABLED, "The workspace of this key is disabled.")
+            raise Refusal(problems.WORKSPACE_DISABLED, "The workspace of this key is disabled.")
         return caller
 
-    def namespace(self, caller: Caller, name: str, *, deleted_too: bool = False) -> Steps[NamespaceView]:
-        """An existing namespace of the caller's workspace, by name or id; or a `Refusal`."""
+    def namespace(
+        self, caller: Caller, name: str, action: str | None, *, deleted_too: bool = False
+    ) -> Steps[NamespaceView]:
+        """An existing namespace of the caller's workspace, by name or id, in which the caller may do this; or a
+        `Refusal`."""
         namespace = caller.workspace.namespaces.get(name)
         if namespace is None:
             # Another process may have created it a moment ago.
@@ -231,7 +246,9 @@ class Admission:
             workspace = self._sync.view.workspaces.get(caller.workspace.id)
             namespace = None if workspace is None else workspace.namespaces.get(name)
         if namespace is None or (namespace.is_deleted and not deleted_too):
-            raise Refusal(NAMESPACE_NOT_FOUND, "The namespace was not found.")
+            raise Refusal(problems.NAMESPACE_NOT_FOUND, "The namespace was not found.")
+        if action is not None and not caller.may(action, namespace.id):
+            raise missing_permission(action, namespace)
         return namespace
 
     def _use_quota(self, call: Call, workspace: WorkspaceView, items: int) -> Steps[None]:
@@ -255,11 +272,8 @@ def over_quota(decision: Decision) -> Refusal:
     lines = b""
     if retry_after_ms is not None:
         lines = f"retry-after: {whole_seconds(retry_after_ms)}\r\n".encode("ascii")
-    return Refusal(
-        WORKSPACE_RATE_LIMITED,
-        f"The workspace has used its {decision.limit.quota} API calls. Try again later.",
-        headers=lines,
-    )
+    detail = f"The workspace has used its {decision.limit.quota} API calls. Try again later."
+    return Refusal(problems.WORKSPACE_RATE_LIMITED, detail, headers=lines)
 
 
 def missing_permission(action: str, namespace: NamespaceView | None) -> Refusal:
@@ -268,4 +282,4 @@ def missing_permission(action: str, namespace: NamespaceView | None) -> Refusal:
     if namespace is not None:
         wanted.append(f"'ratelimit.{namespace.id}.{action}'")
     listed = " or ".join(wanted)
-    return Refusal(INSUFFICIENT_PERMISSIONS, f"Missing permission: the key needs {listed}.")
+    return Refusal(problems.INSUFFICIENT_PERMISSIONS, f"Missing permission: the key needs {listed}.")

@@ -11,8 +11,7 @@ from msgspec import UNSET, UnsetType
 from tidegate.core.model import Limit
 from tidegate.errors import TooManyResets
 from tidegate.runtime.async_limiter import AsyncLimiter
-from tidegate.server.api.admission import Admission, Call, Steps, missing_permission, wait
-from tidegate.server.api.answers import answer
+from tidegate.server.api.admission import Admission, Call, Steps, answer, wait
 from tidegate.server.api.operations import LimitOperations
 from tidegate.server.api.problems import TOO_MANY_RESETS, Refusal
 from tidegate.server.api.schema import decode_reset, decode_usage
@@ -64,19 +63,13 @@ class CounterOperations:
         self._admission = admission
 
     def routes(self) -> list[Route]:
-        operations = {"usage": self.usage, "reset": self.reset}
-        return [
-            Route("POST", f"/v2/ratelimit.{name}", name, self._admission.handler(name, operation))
-            for name, operation in operations.items()
-        ]
+        return self._admission.routes({"usage": self.usage, "reset": self.reset})
 
     def usage(self, call: Call, body: bytes) -> Steps[None]:
         wanted = yield from self._admission.body(call, decode_usage, body)
         test_time_ms = self._limits.test_time_ms(call.head)
         caller = yield from self._admission.admit(call)
-        namespace = yield from self._admission.namespace(caller, wanted.namespace)
-        if not caller.may("limit", namespace.id):
-            raise missing_permission("limit", namespace)
+        namespace = yield from self._admission.namespace(caller, wanted.namespace, "limit")
         plan = yield from self._limits.plan(caller.workspace.id, namespace, wanted)
         usage = yield from wait(self._limiter.usage, plan.limit, wanted.identifier, now_ms=test_time_ms)
         data = UsageData(
@@ -103,9 +96,7 @@ class CounterOperations:
     def reset(self, call: Call, body: bytes) -> Steps[None]:
         wanted = yield from self._admission.body(call, decode_reset, body)
         caller = yield from self._admission.admit(call)
-        namespace = yield from self._admission.namespace(caller, wanted.namespace)
-        if not caller.may("reset", namespace.id):
-            raise missing_permission("reset", namespace)
+        namespace = yield from self._admission.namespace(caller, wanted.namespace, "reset")
         plan = yield from self._limits.plan(caller.workspace.id, namespace, wanted)
         confirmed = yield from wait(self._reset_now, plan.limit, wanted.identifier)
         logger.info(

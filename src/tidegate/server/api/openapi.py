@@ -11,7 +11,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from tidegate import __version__
-from tidegate.server.api.answers import Pagination
+from tidegate.server.api.admission import Pagination
 from tidegate.server.api.counters import ResetData, UsageData
 from tidegate.server.api.operations import MultiLimitData
 from tidegate.server.api.overrides import OverrideData

@@ -20,14 +20,7 @@ from tidegate.runtime.async_limiter import AsyncLimiter
 from tidegate.server.api.activity import Activity, Sample
 from tidegate.server.api.admission import Admission, Call, Steps, missing_permission, wait
 from tidegate.server.api.plans import Plan, Plans
-from tidegate.server.api.problems import (
-    INVALID_INPUT,
-    JSON_LINE,
-    NAMESPACE_GONE,
-    FieldError,
-    Meta,
-    Refusal,
-)
+from tidegate.server.api.problems import JSON_LINE, NAMESPACE_GONE, Meta, Refusal, invalid
 from tidegate.server.api.schema import (
     CounterBody,
     LimitBody,
@@ -117,7 +110,6 @@ class LimitOperations:
             admission.now_ms,
             limiter.attempt,
             self.activity,
-            self._followed,
             Thinning(DENIALS_RECORDED_PER_S, SAMPLE_WEIGHT, random),
             self._record_denial,
             self._wait_for_decision,
@@ -150,15 +142,10 @@ class LimitOperations:
         head = call.head
         test_time_ms = self.test_time_ms(head) if self._test_mode else None
         caller = yield from self._admit(call)
-        workspace = caller.workspace
-        namespace = workspace.namespaces.get(item.namespace)
-        if (
-            namespace is None
-            or namespace.is_deleted
-            or not (caller.can_limit or caller.may("limit", namespace.id))
-        ):
+        namespace = caller.limited_namespace(item.namespace)
+        if namespace is None:
             namespace = (yield from self.namespaces(caller, [item]))[item.namespace]
-        plan = yield from self.plan(workspace.id, namespace, item)
+        plan = yield from self.plan(caller.workspace.id, namespace, item)
         cost = 1 if item.cost is UNSET else item.cost
         now_ms = self._now_ms() if test_time_ms is None else test_time_ms
         decision = self._attempt(plan.limit, item.identifier, cost, now_ms)
@@ -193,7 +180,7 @@ class LimitOperations:
         caller = self._recall(call.head.authorization)
         if caller is None or caller.is_metered:
             caller = yield from self._admit(call, len(items))
-        namespaces: Mapping[str, NamespaceView] = caller.workspace.namespaces
+        namespaces: Mapping[str, NamespaceView] = {}
         # Items of a batch often differ in nothing but their identifier: then the plan of one is that of the next.
         last = items[0]
         usual: Plan | None = None
@@ -208,12 +195,8 @@ class LimitOperations:
             ):
                 plan = usual
             else:
-                namespace = namespaces.get(item.namespace)
-                if (
-                    namespace is None
-                    or namespace.is_deleted
-                    or not (caller.can_limit or caller.may("limit", namespace.id))
-                ):
+                namespace = namespaces.get(item.namespace) or caller.limited_namespace(item.namespace)
+                if namespace is None:
                     namespaces = yield from self.namespaces(caller, items)
                     namespace = namespaces[item.namespace]
                 plan = yield from self.plan(caller.workspace.id, namespace, item)
@@ -309,10 +292,8 @@ class LimitOperations:
         if head.test_time is None or not self._test_mode:
             return None
         if not head.test_time.isdigit() or len(head.test_time) > 15:
-            error = FieldError(
-                "/headers/X-Test-Time", "header 'X-Test-Time' must be Unix time in milliseconds"
-            )
-            raise Refusal(INVALID_INPUT, "The header X-Test-Time is not a time", errors=[error])
+            message = "header 'X-Test-Time' must be Unix time in milliseconds"
+            raise invalid("/headers/X-Test-Time", message, "The header X-Test-Time is not a time")
         return int(head.test_time)
 
 

@@ -6,19 +6,11 @@ to read answers exactly what it answers when there is no override, so that a key
 
 from __future__ import annotations
 
-from typing import Final
-
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from tidegate.server.api.admission import Admission, Call, Steps, missing_permission, wait
-from tidegate.server.api.answers import Pagination, answer
-from tidegate.server.api.problems import (
-    INVALID_INPUT,
-    OVERRIDE_NOT_FOUND,
-    FieldError,
-    Refusal,
-)
+from tidegate.server.api.admission import Admission, Call, Pagination, Steps, answer, wait
+from tidegate.server.api.problems import OVERRIDE_NOT_FOUND, Refusal, invalid
 from tidegate.server.api.schema import (
     PAGE_DEFAULT,
     decode_delete_override,
@@ -31,12 +23,6 @@ from tidegate.server.catalog.overrides import PARTS_MAX, Override, parts_of
 from tidegate.server.catalog.sync import CatalogSync
 from tidegate.server.catalog.view import Caller, NamespaceView
 from tidegate.server.messages import Route
-
-TOO_MANY_PARTS: Final = FieldError(
-    "/properties/identifier",
-    f"'identifier' must have at most {PARTS_MAX} texts between two `*`",
-    "Use a shorter pattern, or several patterns.",
-)
 
 
 class OverrideData(msgspec.Struct, rename="camel"):
@@ -57,25 +43,23 @@ class OverrideOperations:
         self._admission = admission
 
     def routes(self) -> list[Route]:
-        operations = {
-            "setOverride": self.set_override,
-            "getOverride": self.get_override,
-            "listOverrides": self.list_overrides,
-            "deleteOverride": self.delete_override,
-        }
-        return [
-            Route("POST", f"/v2/ratelimit.{name}", name, self._admission.handler(name, operation))
-            for name, operation in operations.items()
-        ]
+        return self._admission.routes(
+            {
+                "setOverride": self.set_override,
+                "getOverride": self.get_override,
+                "listOverrides": self.list_overrides,
+                "deleteOverride": self.delete_override,
+            }
+        )
 
     def set_override(self, call: Call, body: bytes) -> Steps[None]:
         wanted = yield from self._admission.body(call, decode_set_override, body)
         if parts_of(wanted.identifier) > PARTS_MAX:
-            raise Refusal(INVALID_INPUT, "The pattern has too many parts", errors=[TOO_MANY_PARTS])
+            message = f"'identifier' must have at most {PARTS_MAX} texts between two `*`"
+            fix = "Use a shorter pattern, or several patterns."
+            raise invalid("/properties/identifier", message, "The pattern has too many parts", fix=fix)
         caller = yield from self._admission.admit(call)
-        namespace = yield from self._admission.namespace(caller, wanted.namespace)
-        if not caller.may("set_override", namespace.id):
-            raise missing_permission("set_override", namespace)
+        namespace = yield from self._admission.namespace(caller, wanted.namespace, "set_override")
         stored = yield from wait(
             self._sync.set_override,
             namespace,
@@ -89,7 +73,7 @@ class OverrideOperations:
     def get_override(self, call: Call, body: bytes) -> Steps[None]:
         wanted = yield from self._admission.body(call, decode_get_override, body)
         caller = yield from self._admission.admit(call)
-        namespace = yield from self._admission.namespace(caller, wanted.namespace)
+        namespace = yield from self._admission.namespace(caller, wanted.namespace, None)
         found = yield from self._readable(caller, namespace, wanted.identifier)
         if found is None:
             # It may have been set a moment ago. One that may not be read takes the same path, hence the same time.
@@ -102,9 +86,9 @@ class OverrideOperations:
     def list_overrides(self, call: Call, body: bytes) -> Steps[None]:
         wanted = yield from self._admission.body(call, decode_list_overrides, body)
         caller = yield from self._admission.admit(call)
-        namespace = yield from self._admission.namespace(caller, wanted.namespace, deleted_too=True)
-        if not caller.may("read_override", namespace.id):
-            raise missing_permission("read_override", namespace)
+        namespace = yield from self._admission.namespace(
+            caller, wanted.namespace, "read_override", deleted_too=True
+        )
         size = PAGE_DEFAULT if wanted.limit is UNSET else wanted.limit
         page, following = namespace.page("" if wanted.cursor is UNSET else wanted.cursor, size)
         pagination = Pagination(following is not None, UNSET if following is None else following)
@@ -113,9 +97,7 @@ class OverrideOperations:
     def delete_override(self, call: Call, body: bytes) -> Steps[None]:
         wanted = yield from self._admission.body(call, decode_delete_override, body)
         caller = yield from self._admission.admit(call)
-        namespace = yield from self._admission.namespace(caller, wanted.namespace)
-        if not caller.may("delete_override", namespace.id):
-            raise missing_permission("delete_override", namespace)
+        namespace = yield from self._admission.namespace(caller, wanted.namespace, "delete_override")
         if not (yield from wait(self._sync.delete_override, namespace, wanted.identifier)):
             raise Refusal(OVERRIDE_NOT_FOUND, "There is no override for this identifier.")
         answer(call, {})

@@ -286,6 +286,11 @@ class Refusal(Exception):
         self.headers = headers
 
 
+def invalid(location: str, message: str, detail: str = "", *, fix: str | None = None) -> Refusal:
+    """The 400 about one field; `detail` is `message` unless it is given."""
+    return Refusal(INVALID_INPUT, detail or message, errors=[FieldError(location, message, fix)])
+
+
 class Meta(msgspec.Struct, rename="camel"):
     """The `meta` member of every answer."""
 

@@ -18,18 +18,11 @@ from tidegate.core.model import DURATION_MS_MAX, NAME_LENGTH_MAX, Limit, Request
 from tidegate.errors import DependencyError, TooManyReservations
 from tidegate.runtime.async_limiter import AsyncLimiter
 from tidegate.runtime.reservation import Ending, Item, Taken, merged
-from tidegate.server.api.admission import Admission, Call, Steps, missing_permission, wait
-from tidegate.server.api.answers import answer
+from tidegate.server.api import problems
+from tidegate.server.api.admission import Admission, Call, Steps, answer, wait
 from tidegate.server.api.operations import LimitOperations, MultiLimitItem, item_answer
 from tidegate.server.api.plans import Plan
-from tidegate.server.api.problems import (
-    INVALID_INPUT,
-    RESERVATION_NOT_FOUND,
-    SERVICE_UNAVAILABLE,
-    TOO_MANY_RESERVATIONS,
-    FieldError,
-    Refusal,
-)
+from tidegate.server.api.problems import Refusal, invalid
 from tidegate.server.api.schema import (
     LIFE_MS_MAX,
     RESERVED_MAX,
@@ -85,11 +78,9 @@ class ReservationOperations:
         self._admission = admission
 
     def routes(self) -> list[Route]:
-        operations = {"reserve": self.reserve, "settle": self.settle, "release": self.release}
-        return [
-            Route("POST", f"/v2/ratelimit.{name}", name, self._admission.handler(name, operation))
-            for name, operation in operations.items()
-        ]
+        return self._admission.routes(
+            {"reserve": self.reserve, "settle": self.settle, "release": self.release}
+        )
 
     def reserve(self, call: Call, body: bytes) -> Steps[None]:
         wanted = yield from self._admission.body(call, decode_reserve, body)
@@ -127,17 +118,14 @@ class ReservationOperations:
         named = _decoded(reservation_id)
         if named is None:
             yield from self._admission.admit(call, 1)
-            raise Refusal(RESERVATION_NOT_FOUND, "This is not an id that `reserve` has answered.")
+            raise Refusal(problems.RESERVATION_NOT_FOUND, "This is not an id that `reserve` has answered.")
         if len(costs) not in (1, len(named.counters)):
             problem = f"must have one item, or {len(named.counters)}: one for each limit"
-            error = FieldError("/properties/costs", f"'costs' {problem}")
-            raise Refusal(INVALID_INPUT, f"costs {problem}", errors=[error])
+            raise invalid("/properties/costs", f"'costs' {problem}", f"costs {problem}")
         caller = yield from self._admission.admit(call, len(named.counters))
         items: list[Item] = []
         for index, counter in enumerate(named.counters):
-            namespace = yield from self._admission.namespace(caller, counter.namespace_id)
-            if not caller.may("limit", namespace.id):
-                raise missing_permission("limit", namespace)
+            namespace = yield from self._admission.namespace(caller, counter.namespace_id, "limit")
             if not counter.is_shadow:
                 limit: Limit = make_limit(
                     counter.quota, counter.duration_ms, namespace.id, caller.workspace.id
@@ -147,9 +135,8 @@ class ReservationOperations:
         if items:
             ending = yield from wait(self._end_now, named.name, merged(items))
         if not ending.is_known:
-            raise Refusal(
-                RESERVATION_NOT_FOUND, "There is no such reservation any more. Nothing was counted."
-            )
+            detail = "There is no such reservation any more. Nothing was counted."
+            raise Refusal(problems.RESERVATION_NOT_FOUND, detail)
         answer(call, SettleData(ending.is_repeated))
 
     async def _take_now(self, requests: list[Request], life_ms: int) -> Taken:
@@ -159,14 +146,14 @@ class ReservationOperations:
             detail = (
                 "The workspace holds as many live reservations as it may: settle or release some of them."
             )
-            raise Refusal(TOO_MANY_RESERVATIONS, detail, headers=b"retry-after: 1\r\n") from error
+            raise Refusal(problems.TOO_MANY_RESERVATIONS, detail, headers=b"retry-after: 1\r\n") from error
 
     async def _end_now(self, name: str, items: list[Item]) -> Ending:
         try:
             return await self._limiter.end(name, items)
         except DependencyError as error:
             detail = "The origin (Redis) does not answer. Try again: nothing is counted twice."
-            raise Refusal(SERVICE_UNAVAILABLE, detail) from error
+            raise Refusal(problems.SERVICE_UNAVAILABLE, detail) from error
 
 
 def _encoded(name: str, requests: list[Request]) -> str:

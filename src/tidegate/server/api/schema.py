@@ -40,6 +40,7 @@ REPARSED_BYTES_MAX: Final = 65_536
 REPARSED_PARTS_MAX: Final = 500
 # Two names of 512 characters hold at most this many quotation marks, besides those around keys and values.
 NAME_QUOTES_MAX: Final = 1_024
+OBJECT_QUOTES_MAX: Final = 14 + NAME_QUOTES_MAX
 # msgspec's reason may quote a key of the body, and a key may be as long as a body.
 REASON_LENGTH_MAX: Final = 200
 # A large body may be wrong in thousands of places. The answer lists at most this many.
@@ -53,6 +54,25 @@ TOO_MUCH: Final = FieldError(
 )
 
 Name = Annotated[str, Meta(min_length=1, max_length=512)]
+ExistingNamespace = Annotated[Name, Meta(description="Id or name of an existing namespace.")]
+Cost = Annotated[
+    int, Meta(ge=0, le=INT64_MAX, description="How much this call consumes; 0 checks without consuming.")
+]
+Life = Annotated[
+    int,
+    Meta(ge=1_000, le=LIFE_MS_MAX),
+    Meta(description="For how long, in milliseconds; without it, the shortest `duration` (at most a day)."),
+]
+ReservationId = Annotated[
+    str,
+    Meta(pattern="^rlrs_[A-Za-z0-9_-]+$", max_length=RESERVATION_ID_MAX),
+    Meta(
+        description="From the answer of `reserve`. One that was made up is the id of no reservation: a 404."
+    ),
+]
+Shadow = Annotated[bool, Meta(description="Count and report, deny nothing.")]
+PageSize = Annotated[int, Meta(ge=1, le=PAGE_MAX, description="Items on a page.")]
+Cursor = Annotated[str, Meta(description="From `pagination.cursor` of the page before.")]
 
 
 class CounterBody(msgspec.Struct, gc=False, forbid_unknown_fields=True):
@@ -67,9 +87,7 @@ class CounterBody(msgspec.Struct, gc=False, forbid_unknown_fields=True):
     limit: Annotated[
         int,
         Meta(
-            ge=1,
-            le=INT64_MAX,
-            description="How much is allowed in one window, unless an override applies.",
+            ge=1, le=INT64_MAX, description="How much is allowed in one window, unless an override applies."
         ),
     ]
     duration: Annotated[
@@ -80,18 +98,7 @@ class CounterBody(msgspec.Struct, gc=False, forbid_unknown_fields=True):
 class LimitBody(CounterBody, gc=False, forbid_unknown_fields=True):
     """`limit`, and one item of `multiLimit`."""
 
-    cost: (
-        Annotated[
-            int,
-            Meta(
-                ge=0,
-                le=INT64_MAX,
-                description="How much this call consumes; 0 checks without consuming.",
-                extra_json_schema={"default": 1},
-            ),
-        ]
-        | UnsetType
-    ) = UNSET
+    cost: Annotated[Cost, Meta(extra_json_schema={"default": 1})] | UnsetType = UNSET
 
 
 class ReserveBody(msgspec.Struct, gc=False, forbid_unknown_fields=True):
@@ -99,37 +106,14 @@ class ReserveBody(msgspec.Struct, gc=False, forbid_unknown_fields=True):
 
     limits: Annotated[
         list[LimitBody],
-        Meta(
-            min_length=1,
-            max_length=RESERVED_MAX,
-            description="Bodies of `limit`; `cost` is the estimate. All are reserved, or none.",
-        ),
+        Meta(min_length=1, max_length=RESERVED_MAX),
+        Meta(description="Bodies of `limit`; `cost` is the estimate. All are reserved, or none."),
     ]
-    life: (
-        Annotated[
-            int,
-            Meta(
-                ge=1_000,
-                le=LIFE_MS_MAX,
-                description="For how long, in milliseconds; without it, the shortest `duration` (at most a day).",
-            ),
-        ]
-        | UnsetType
-    ) = UNSET
+    life: Life | UnsetType = UNSET
 
     @property
     def objects(self) -> int:
         return len(self.limits)
-
-
-ReservationId = Annotated[
-    str,
-    Meta(
-        pattern="^rlrs_[A-Za-z0-9_-]+$",
-        max_length=RESERVATION_ID_MAX,
-        description="From the answer of `reserve`. One that was made up is the id of no reservation: a 404.",
-    ),
-]
 
 
 class SettleBody(msgspec.Struct, gc=False, forbid_unknown_fields=True, rename="camel"):
@@ -138,10 +122,9 @@ class SettleBody(msgspec.Struct, gc=False, forbid_unknown_fields=True, rename="c
     reservation_id: ReservationId
     costs: Annotated[
         list[Annotated[int, Meta(ge=0, le=INT64_MAX)]],
+        Meta(min_length=1, max_length=RESERVED_MAX),
         Meta(
-            min_length=1,
-            max_length=RESERVED_MAX,
-            description="What was used: one number for all limits of the reservation, or one for each, in their order.",
+            description="What was used: one number for all limits of the reservation, or one for each, in their order."
         ),
     ]
 
@@ -155,109 +138,61 @@ class ReleaseBody(msgspec.Struct, gc=False, forbid_unknown_fields=True, rename="
 class SetOverrideBody(msgspec.Struct, gc=False, forbid_unknown_fields=True):
     """`setOverride`."""
 
-    namespace: Annotated[Name, Meta(description="Id or name of an existing namespace.")]
+    namespace: ExistingNamespace
     identifier: Annotated[
         Name, Meta(description="An identifier, or a pattern in which `*` matches any characters.")
     ]
     limit: Annotated[int, Meta(ge=0, le=INT64_MAX, description="The limit to apply; 0 blocks.")]
     duration: Annotated[
         int,
-        Meta(
-            ge=DURATION_MS_MIN,
-            le=OVERRIDE_DURATION_MS_MAX,
-            description="Length of the window in milliseconds, up to a hundred years.",
-        ),
+        Meta(ge=DURATION_MS_MIN, le=OVERRIDE_DURATION_MS_MAX),
+        Meta(description="Length of the window in milliseconds, up to a hundred years."),
     ]
-    shadow: (
-        Annotated[
-            bool,
-            Meta(
-                description="Count and report, deny nothing.",
-                extra_json_schema={"default": False},
-            ),
-        ]
-        | UnsetType
-    ) = UNSET
+    shadow: Annotated[Shadow, Meta(extra_json_schema={"default": False})] | UnsetType = UNSET
 
 
 class OverrideBody(msgspec.Struct, gc=False, forbid_unknown_fields=True):
     """`getOverride` and `deleteOverride`."""
 
-    namespace: Annotated[Name, Meta(description="Id or name of an existing namespace.")]
+    namespace: ExistingNamespace
     identifier: Annotated[Name, Meta(description="The identifier or pattern of the override.")]
 
 
 class ListOverridesBody(msgspec.Struct, gc=False, forbid_unknown_fields=True):
     """`listOverrides`."""
 
-    namespace: Annotated[Name, Meta(description="Id or name of an existing namespace.")]
-    limit: (
-        Annotated[
-            int,
-            Meta(
-                ge=1, le=PAGE_MAX, description="Items on a page.", extra_json_schema={"default": PAGE_DEFAULT}
-            ),
-        ]
-        | UnsetType
-    ) = UNSET
-    cursor: Annotated[str, Meta(description="From `pagination.cursor` of the page before.")] | UnsetType = (
-        UNSET
-    )
+    namespace: ExistingNamespace
+    limit: Annotated[PageSize, Meta(extra_json_schema={"default": PAGE_DEFAULT})] | UnsetType = UNSET
+    cursor: Cursor | UnsetType = UNSET
 
 
 MultiLimitBody = Annotated[list[LimitBody], Meta(min_length=1, max_length=ITEMS_MAX)]
 
-_, SCHEMAS = msgspec.json.schema_components(
-    [
-        LimitBody,
-        CounterBody,
-        ReserveBody,
-        SettleBody,
-        ReleaseBody,
-        SetOverrideBody,
-        OverrideBody,
-        ListOverridesBody,
-    ],
-    ref_template="#/components/schemas/{name}",
+BODIES: Final = (
+    *(LimitBody, CounterBody, ReserveBody, SettleBody, ReleaseBody),
+    *(SetOverrideBody, OverrideBody, ListOverridesBody, MultiLimitBody),
 )
-SCHEMAS["MultiLimitBody"] = {
-    "type": "array",
-    "minItems": 1,
-    "maxItems": ITEMS_MAX,
-    "items": {"$ref": "#/components/schemas/LimitBody"},
-}
+(*_, _multi_limit_schema), SCHEMAS = msgspec.json.schema_components(
+    BODIES, ref_template="#/components/schemas/{name}"
+)
+SCHEMAS["MultiLimitBody"] = _multi_limit_schema
 
 
-def quotes_of_limit(body: LimitBody) -> int:
-    """The number of quotation marks in a `limit` body if no key comes twice and no string holds one.
-
-    Two string values and four or five keys. Every further key would add two.
-    """
-    return 12 if body.cost is UNSET else 14
-
-
-def quotes_of_counter(_body: CounterBody) -> int:
-    return 12
-
-
-def quotes_of_reserve(body: ReserveBody) -> int:
-    return 2 + (0 if body.life is UNSET else 2) + quotes_of_batch(body.limits)
-
-
-def quotes_of_override(_body: OverrideBody) -> int:
-    return 8
-
-
-def quotes_of_set_override(body: SetOverrideBody) -> int:
-    return 12 if body.shadow is UNSET else 14
-
-
-def quotes_of_list(body: ListOverridesBody) -> int:
-    return 4 + (0 if body.limit is UNSET else 2) + (0 if body.cursor is UNSET else 4)
+def quotes_of(body: object) -> int:
+    """The number of quotation marks in a body if no key comes twice and no string holds one."""
+    if isinstance(body, str):
+        return 2
+    if isinstance(body, list):
+        return sum(map(quotes_of, body))
+    if not isinstance(body, msgspec.Struct):
+        return 0
+    values = [getattr(body, name) for name in body.__struct_fields__]
+    return sum(2 + quotes_of(value) for value in values if value is not UNSET)
 
 
 def quotes_of_batch(items: list[LimitBody]) -> int:
-    return 12 * len(items) + 2 * sum([item.cost is not UNSET for item in items])
+    """`quotes_of` in less time: each item has two string values and four or five keys."""
+    return 14 * len(items) - 2 * [item.cost for item in items].count(UNSET)
 
 
 T = TypeVar("T")
@@ -276,17 +211,21 @@ class Doubt(Exception, Generic[T]):
 class BodyDecoder(Generic[T]):
     """From bytes to the checked body of one operation, or a `Refusal`, or a `Doubt`."""
 
-    __slots__ = ("_decode", "_path", "_quotes", "_quotes_max", "_schema", "_type")
-
     def __init__(
-        self, path: str, body_type: Any, schema: str, quotes: Callable[[T], int], quotes_max: int
+        self,
+        operation: str,
+        body_type: Any,
+        *,
+        quotes: Callable[[T], int] = quotes_of,
+        quotes_max: int = OBJECT_QUOTES_MAX,
+        schema: str = "",
     ) -> None:
-        """`quotes`: how many quotation marks enclose the keys and values of a body; `quotes_max`: how many a valid body
-        can hold in all."""
-        self._path = path
+        """`quotes_max`: how many quotation marks a valid body can hold in all; `schema`: the name of its schema, if it
+        differs from that of the type."""
+        self._operation = operation
         self._type = body_type
         self._decode: Callable[[bytes], T] = msgspec.json.Decoder(body_type).decode
-        self._schema = schema
+        self._schema = schema or body_type.__name__
         self._quotes = quotes
         self._quotes_max = quotes_max
 
@@ -350,7 +289,7 @@ class BodyDecoder(Generic[T]):
         return body
 
     def _refusal(self, errors: list[FieldError]) -> Refusal:
-        detail = f"POST request body for '{self._path}' failed to validate schema"
+        detail = f"POST request body for '/v2/ratelimit.{self._operation}' failed to validate schema"
         return Refusal(INVALID_INPUT, detail, errors=errors)
 
 
@@ -472,89 +411,41 @@ def _bound_violations(
         yield FieldError(f"{path}/{high}", f"{named} must {verb} at most {schema[high]}{unit}")
 
 
-_limit_decoder: Final = BodyDecoder[LimitBody](
-    "/v2/ratelimit.limit", LimitBody, "LimitBody", quotes_of_limit, 14 + NAME_QUOTES_MAX
-)
 decode_limit_plain: Final = msgspec.json.Decoder(LimitBody).decode
 """As msgspec decodes: a property that comes twice is not noticed."""
+_limit_decoder: Final = BodyDecoder[LimitBody]("limit", LimitBody)
 
 
 def decode_limit(data: bytes) -> LimitBody:
-    """`BodyDecoder` with its usual case first."""
-    if len(data) > REPARSED_BYTES_MAX:
-        return _limit_decoder(data)
-    try:
-        body = decode_limit_plain(data)
-    except (msgspec.MsgspecError, ValueError) as error:
-        raise _limit_decoder.doubt(data, str(error)) from None
-    if data.count(b'"') != (12 if body.cost is UNSET else 14):
-        return _limit_decoder(data)
-    return body
+    """`BodyDecoder` with its usual case first: two string values and four or five keys."""
+    if len(data) <= REPARSED_BYTES_MAX:
+        try:
+            body = decode_limit_plain(data)
+        except (msgspec.MsgspecError, ValueError) as error:
+            raise _limit_decoder.doubt(data, str(error)) from None
+        if data.count(b'"') == (12 if body.cost is UNSET else 14):
+            return body
+    return _limit_decoder(data)
 
 
-_multi_limit_decoder: Final = BodyDecoder[list[LimitBody]](
-    "/v2/ratelimit.multiLimit",
+decode_multi_limit: Final = BodyDecoder[list[LimitBody]](
+    "multiLimit",
     MultiLimitBody,
-    "MultiLimitBody",
-    quotes_of_batch,
-    ITEMS_MAX * (14 + NAME_QUOTES_MAX),
+    quotes=quotes_of_batch,
+    quotes_max=ITEMS_MAX * OBJECT_QUOTES_MAX,
+    schema="MultiLimitBody",
 )
-_decode_plain_multi_limit: Final[Callable[[bytes], list[LimitBody]]] = msgspec.json.Decoder(
-    MultiLimitBody
-).decode
-
-
-def decode_multi_limit(data: bytes) -> list[LimitBody]:
-    """The same for a batch."""
-    if len(data) > REPARSED_BYTES_MAX:
-        return _multi_limit_decoder(data)
-    try:
-        items = _decode_plain_multi_limit(data)
-    except (msgspec.MsgspecError, ValueError) as error:
-        raise _multi_limit_decoder.doubt(data, str(error)) from None
-    # Each item has at least 12. With no more than that in all, no item has a cost and no key comes twice.
-    marks = data.count(b'"')
-    if marks == 12 * len(items) or marks == quotes_of_batch(items):
-        return items
-    return _multi_limit_decoder(data)
-
-
-decode_usage: Final = BodyDecoder[CounterBody](
-    "/v2/ratelimit.usage", CounterBody, "CounterBody", quotes_of_counter, 12 + NAME_QUOTES_MAX
-)
-decode_reset: Final = BodyDecoder[CounterBody](
-    "/v2/ratelimit.reset", CounterBody, "CounterBody", quotes_of_counter, 12 + NAME_QUOTES_MAX
-)
+decode_usage: Final = BodyDecoder[CounterBody]("usage", CounterBody)
+decode_reset: Final = BodyDecoder[CounterBody]("reset", CounterBody)
 decode_reserve: Final = BodyDecoder[ReserveBody](
-    "/v2/ratelimit.reserve",
-    ReserveBody,
-    "ReserveBody",
-    quotes_of_reserve,
-    4 + RESERVED_MAX * (14 + NAME_QUOTES_MAX),
+    "reserve", ReserveBody, quotes_max=4 + RESERVED_MAX * OBJECT_QUOTES_MAX
 )
-decode_settle: Final = BodyDecoder[SettleBody](
-    "/v2/ratelimit.settle", SettleBody, "SettleBody", lambda _body: 6, 6
-)
-decode_release: Final = BodyDecoder[ReleaseBody](
-    "/v2/ratelimit.release", ReleaseBody, "ReleaseBody", lambda _body: 4, 4
-)
-decode_set_override: Final = BodyDecoder[SetOverrideBody](
-    "/v2/ratelimit.setOverride",
-    SetOverrideBody,
-    "SetOverrideBody",
-    quotes_of_set_override,
-    14 + NAME_QUOTES_MAX,
-)
-decode_get_override: Final = BodyDecoder[OverrideBody](
-    "/v2/ratelimit.getOverride", OverrideBody, "OverrideBody", quotes_of_override, 8 + NAME_QUOTES_MAX
-)
-decode_delete_override: Final = BodyDecoder[OverrideBody](
-    "/v2/ratelimit.deleteOverride", OverrideBody, "OverrideBody", quotes_of_override, 8 + NAME_QUOTES_MAX
-)
+decode_settle: Final = BodyDecoder[SettleBody]("settle", SettleBody)
+decode_release: Final = BodyDecoder[ReleaseBody]("release", ReleaseBody)
+decode_set_override: Final = BodyDecoder[SetOverrideBody]("setOverride", SetOverrideBody)
+decode_get_override: Final = BodyDecoder[OverrideBody]("getOverride", OverrideBody)
+decode_delete_override: Final = BodyDecoder[OverrideBody]("deleteOverride", OverrideBody)
+# A cursor has no bound.
 decode_list_overrides: Final = BodyDecoder[ListOverridesBody](
-    "/v2/ratelimit.listOverrides",
-    ListOverridesBody,
-    "ListOverridesBody",
-    quotes_of_list,
-    INT64_MAX,  # a cursor has no bound
+    "listOverrides", ListOverridesBody, quotes_max=INT64_MAX
 )

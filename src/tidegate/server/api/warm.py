@@ -31,22 +31,6 @@ MARKS_WITH_COST: Final = 14
 class WarmLimit:
     """One per server; used by the loop's thread only."""
 
-    __slots__ = (
-        "_activity",
-        "_attempt",
-        "_callers",
-        "_decode",
-        "_followed",
-        "_new_id",
-        "_now_ms",
-        "_plans",
-        "_record_denial",
-        "_skips",
-        "_thinning",
-        "_unset",
-        "_wait",
-    )
-
     def __init__(
         self,
         decode: Callable[[bytes], Any],
@@ -57,7 +41,6 @@ class WarmLimit:
         now_ms: Callable[[], int],
         attempt: Callable[[Limit, str, int, int], Decision | None],
         activity: Activity,
-        followed: dict[str, Followed],
         thinning: Thinning,
         record_denial: Callable[[Plan, str, Decision, int, int, int], None],
         wait: Callable[[Head, str, Plan, str, int, Sample | None], Answer | Coroutine[Any, Any, Answer]],
@@ -73,7 +56,7 @@ class WarmLimit:
         self._attempt: Final[Callable[[Limit, str, int, int], Decision | None]] = attempt
         self._activity: Final[Activity] = activity
         self._skips: Final[Skips] = activity.skips
-        self._followed: Final[dict[str, Followed]] = followed
+        self._followed: Final[dict[str, Followed]] = activity.recording.followed
         self._thinning: Final[Thinning] = thinning
         self._record_denial: Final[Callable[[Plan, str, Decision, int, int, int], None]] = record_denial
         self._wait: Final[

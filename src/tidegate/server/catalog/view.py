@@ -162,6 +162,13 @@ class Caller:
         self.can_limit = "ratelimit.*.limit" in self.grants
         self.can_create = "ratelimit.*.create_namespace" in self.grants
 
+    def limited_namespace(self, name: str) -> NamespaceView | None:
+        """The namespace with this name or id, if it is not deleted and the key allows `limit` in it."""
+        found = self.workspace.namespaces.get(name)
+        if found is None or found.is_deleted:
+            return None
+        return found if self.can_limit or self.may("limit", found.id) else None
+
     def may(self, action: str, namespace_id: str) -> bool:
         """Whether the key allows `action` in all namespaces or in this one."""
         return f"ratelimit.*.{action}" in self.grants or f"ratelimit.{namespace_id}.{action}" in self.grants
