@@ -21,6 +21,7 @@ from itertools import chain
 from typing import Final
 
 from tidegate.errors import InvalidInput
+from tidegate.ports import KeyRow
 
 ALPHABET: Final = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 PREFIX: Final = "tg_"
@@ -65,6 +66,15 @@ def digest_of(key: str | bytes) -> bytes:
 def hint_of(key: str) -> str:
     """The first characters, to recognise a key by: 24 of 190 bits, which leaves enough."""
     return key[:HINT_LENGTH]
+
+
+def key_row(
+    key_id: str, workspace_id: str, key: str, name: str, permissions: tuple[str, ...], now_ms: int
+) -> KeyRow:
+    """The row of a new key, which is enabled and does not expire."""
+    return KeyRow(
+        key_id, workspace_id, digest_of(key), name, hint_of(key), permissions, now_ms, None, True, None
+    )
 
 
 class IdSource:

@@ -21,7 +21,8 @@ COMMON_LINES: Final = (
     "permissions-policy: camera=(), geolocation=(), microphone=()\r\n"
 ).encode("ascii")
 # Answers about identifiers must not be stored by a proxy or cache.
-JSON_LINES: Final = b"content-type: application/json\r\ncache-control: no-store\r\n" + COMMON_LINES
+NO_STORE: Final = b"cache-control: no-store\r\n"
+JSON_LINES: Final = b"content-type: application/json\r\n" + NO_STORE + COMMON_LINES
 
 TYPES: Final = {
     "html": "text/html; charset=utf-8",
@@ -47,6 +48,6 @@ def load_assets() -> dict[str, Asset]:
             continue
         body = file.read_bytes()
         # Not stored: the files are small, and after an upgrade the page and its modules must be of one version.
-        lines = f"content-type: {kind}\r\ncache-control: no-store\r\n".encode("ascii")
-        found[file.name] = Asset(lines + COMMON_LINES, body)
+        lines = f"content-type: {kind}\r\n".encode("ascii")
+        found[file.name] = Asset(lines + NO_STORE + COMMON_LINES, body)
     return found

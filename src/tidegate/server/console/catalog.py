@@ -9,8 +9,8 @@ be changed, by a statement of its own.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Annotated, Any, Final
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Annotated, Any, Final, TypeVar
 
 import msgspec
 from msgspec import Meta
@@ -19,18 +19,11 @@ from tidegate.core.quota import format_quota
 from tidegate.errors import InvalidInput
 from tidegate.ports import KeyRow
 from tidegate.server.api.admission import Admission, Call, Steps, wait
-from tidegate.server.api.problems import (
-    INSUFFICIENT_PERMISSIONS,
-    INVALID_INPUT,
-    NAMESPACE_NOT_FOUND,
-    FieldError,
-    Refusal,
-)
+from tidegate.server.api.problems import INSUFFICIENT_PERMISSIONS, NAMESPACE_NOT_FOUND, Refusal, invalid
 from tidegate.server.catalog.keys import (
     CONSOLE_MANAGE,
     checked_permissions,
-    digest_of,
-    hint_of,
+    key_row,
     new_key,
     why_without_effect,
 )
@@ -38,7 +31,10 @@ from tidegate.server.catalog.overrides import Override
 from tidegate.server.catalog.sync import CatalogSync
 from tidegate.server.catalog.view import Caller, NamespaceView
 
+T = TypeVar("T")
+
 ROWS_MAX: Final = 200
+NAME_MAX: Final = 512
 # Rows looked at between two turns of the event loop.
 SLICE: Final = 2_000
 
@@ -73,45 +69,36 @@ class CatalogViews:
 
     # Namespaces.
 
-    def namespaces(self, caller: Caller, text: str) -> dict[str, Any]:
+    async def namespaces(self, caller: Caller, parameters: Mapping[str, str]) -> dict[str, Any]:
+        text = parameters.get("text", "")
         found = sorted(caller.workspace.by_name.values(), key=lambda each: each.name)
         wanted = [each for each in found if text.casefold() in each.name.casefold() or text == each.id]
-        return {
-            "total": len(found),
-            "matched": len(wanted),
-            "namespaces": [_namespace(each) for each in wanted[:ROWS_MAX]],
-        }
+        return {"namespaces": _first(wanted, _namespace), "matched": len(wanted), "total": len(found)}
 
     def create_namespace(self, call: Call, body: bytes) -> Steps[dict[str, Any]]:
         caller = yield from self._manager(call)
         wanted = _decoded(NamedNamespace, body)
         held = caller.workspace.namespaces.get(wanted.namespace)
         if held is not None and held.is_deleted:
-            raise _invalid(
-                "namespace", "a deleted namespace has this name: restore it, or choose another name"
-            )
+            message = "a deleted namespace has this name: restore it, or choose another name"
+            raise invalid("/properties/namespace", message)
         if held is None:
             held = yield from wait(self._sync.create_namespace, caller.workspace, wanted.namespace)
         return _namespace(held)
 
-    def delete_namespace(self, call: Call, body: bytes) -> Steps[dict[str, Any]]:
-        return (yield from self._mark_namespace(call, body, is_deleted=True))
-
-    def restore_namespace(self, call: Call, body: bytes) -> Steps[dict[str, Any]]:
-        return (yield from self._mark_namespace(call, body, is_deleted=False))
-
-    def _mark_namespace(self, call: Call, body: bytes, *, is_deleted: bool) -> Steps[dict[str, Any]]:
+    def mark_namespace(self, call: Call, body: bytes, *, is_deleted: bool) -> Steps[dict[str, Any]]:
+        """Delete it, or restore it."""
         caller = yield from self._manager(call)
-        held = caller.workspace.namespaces.get(_decoded(NamedNamespace, body).namespace)
-        if held is None:
-            raise Refusal(NAMESPACE_NOT_FOUND, "The namespace was not found.")
+        held = found_namespace(caller, _decoded(NamedNamespace, body).namespace)
         yield from wait(self._sync.delete_namespace, held, is_deleted=is_deleted)
         return _namespace(held)
 
     # Overrides: finding them. Changing them is the API's.
 
-    async def overrides(self, caller: Caller, namespace: NamespaceView, text: str) -> dict[str, Any]:
-        """The overrides whose identifier holds `text`, and how many there are."""
+    async def overrides(self, caller: Caller, parameters: Mapping[str, str]) -> dict[str, Any]:
+        """The overrides whose identifier holds a text, and how many there are."""
+        namespace = found_namespace(caller, required(parameters, "namespace"))
+        text = parameters.get("text", "")
         wanted = text.casefold()
         found: list[Override] = []
         everything = list(namespace.matcher)
@@ -120,30 +107,23 @@ class CatalogViews:
             found += [each for each in part if wanted in each.identifier.casefold() or text == each.id]
             await asyncio.sleep(0)
         found.sort(key=lambda each: each.identifier)
-        return {
-            "namespace": _namespace(namespace),
-            "total": len(everything),
-            "matched": len(found),
-            "overrides": [_override(each) for each in found[:ROWS_MAX]],
-        }
+        shown = {"overrides": _first(found, _override), "matched": len(found), "total": len(everything)}
+        return {"namespace": _namespace(namespace), **shown}
 
     # Keys.
 
-    def keys(self, caller: Caller, text: str, now_ms: int) -> dict[str, Any]:
-        wanted = text.casefold()
-        rows = sorted(
-            self._sync.view.keys_of(caller.workspace.id), key=lambda row: (-row.created_at_ms, row.id)
-        )
+    async def keys(self, caller: Caller, parameters: Mapping[str, str]) -> dict[str, Any]:
+        now_ms = self._admission.now_ms()
+        wanted = parameters.get("text", "").casefold()
+        rows = self._sync.view.keys_of(caller.workspace.id)
+        rows.sort(key=lambda row: (-row.created_at_ms, row.id))
         found = [
             row
             for row in rows
             if any(wanted in each.casefold() for each in (row.name, row.id, row.hint, *row.permissions))
         ]
-        return {
-            "total": len(rows),
-            "matched": len(found),
-            "keys": [_key(row, now_ms, caller) for row in found[:ROWS_MAX]],
-        }
+        shown = _first(found, lambda row: _key(row, now_ms, caller))
+        return {"keys": shown, "matched": len(found), "total": len(rows)}
 
     def create_key(self, call: Call, body: bytes) -> Steps[dict[str, Any]]:
         caller = yield from self._manager(call)
@@ -152,30 +132,21 @@ class CatalogViews:
         try:
             permissions = checked_permissions(wanted.permissions)
         except InvalidInput as error:
-            raise _invalid("permissions", str(error)) from error
+            raise invalid("/properties/permissions", str(error)) from error
         if not permissions:
-            raise _invalid("permissions", "a key without permissions can do nothing: choose at least one")
+            message = "a key without permissions can do nothing: choose at least one"
+            raise invalid("/properties/permissions", message)
         for permission in permissions:
-            if not _holds(caller.grants, permission):
-                raise Refusal(
-                    INSUFFICIENT_PERMISSIONS,
-                    f"A key can only get permissions that your key has; it does not have {permission!r}.",
-                )
+            if not any(each in caller.grants for each in _wider(permission)):
+                detail = f"A key can only get permissions that your key has; it does not have {permission!r}."
+                raise Refusal(INSUFFICIENT_PERMISSIONS, detail)
         if wanted.expires_at_ms is not None and wanted.expires_at_ms <= now_ms:
-            raise _invalid("expires_at_ms", "this time is in the past: give a later one")
+            raise invalid("/properties/expires_at_ms", "this time is in the past: give a later one")
         key = new_key()
-        row = KeyRow(
-            f"key_{self._admission.new_id()}",
-            caller.workspace.id,
-            digest_of(key),
-            wanted.name,
-            hint_of(key),
-            permissions,
-            now_ms,
-            wanted.expires_at_ms,
-            True,
-            None,
+        row = key_row(
+            f"key_{self._admission.new_id()}", caller.workspace.id, key, wanted.name, permissions, now_ms
         )
+        row = row._replace(expires_at_ms=wanted.expires_at_ms)
         stored = yield from wait(self._sync.put_key, row)
         return {"key": key, **_key(stored, now_ms, caller)}
 
@@ -197,16 +168,14 @@ class CatalogViews:
     def _own_key(self, caller: Caller, key_id: str) -> KeyRow:
         row = self._sync.view.key_by_id(key_id)
         if row is None or row.workspace_id != caller.workspace.id:
-            raise _invalid("id", "the workspace has no key with this id")
+            raise invalid("/properties/id", "the workspace has no key with this id")
         return row
 
     def _manager(self, call: Call) -> Steps[Caller]:
         caller = yield from self._admission.admit(call)
         if CONSOLE_MANAGE not in caller.grants:
-            raise Refusal(
-                INSUFFICIENT_PERMISSIONS,
-                f"Missing permission: the key needs {CONSOLE_MANAGE!r} to change this.",
-            )
+            detail = f"Missing permission: the key needs {CONSOLE_MANAGE!r} to change this."
+            raise Refusal(INSUFFICIENT_PERMISSIONS, detail)
         return caller
 
 
@@ -214,21 +183,30 @@ def _decoded(kind: type[Any], body: bytes) -> Any:
     try:
         return msgspec.json.decode(body, type=kind)
     except (msgspec.MsgspecError, ValueError) as error:
-        raise _invalid("", str(error)[:200]) from error
+        raise invalid("/", str(error)[:200]) from error
 
 
-def _invalid(field: str, message: str) -> Refusal:
-    where = f"/properties/{field}" if field else "/"
-    return Refusal(INVALID_INPUT, message, errors=[FieldError(where, message)])
+def required(parameters: Mapping[str, str], name: str) -> str:
+    """The parameter of a query that must be there."""
+    value = parameters.get(name, "")
+    if not 0 < len(value) <= NAME_MAX:
+        raise invalid(f"/properties/{name}", f"{name!r} must have 1 to {NAME_MAX} characters")
+    return value
 
 
-def _holds(grants: frozenset[str], permission: str) -> bool:
-    """Whether those who hold `grants` may give `permission` to another key."""
-    return any(each in grants for each in _wider(permission))
+def found_namespace(caller: Caller, name: str) -> NamespaceView:
+    found = caller.workspace.namespaces.get(name)
+    if found is None:
+        raise Refusal(NAMESPACE_NOT_FOUND, "The namespace was not found.")
+    return found
+
+
+def _first(found: Sequence[T], show: Callable[[T], dict[str, Any]]) -> list[dict[str, Any]]:
+    return [show(each) for each in found[:ROWS_MAX]]
 
 
 def _wider(permission: str) -> Iterator[str]:
-    """The permission, and those that include it."""
+    """The permission, and those that include it: who holds one of them may give it to another key."""
     yield permission
     if permission.startswith("urn:tidegate:ratelimit:"):
         yield "ratelimit.*.read_override"
@@ -237,7 +215,7 @@ def _wider(permission: str) -> Iterator[str]:
         yield f"ratelimit.*.{permission.rpartition('.')[2]}"
 
 
-def key_state(row: KeyRow, now_ms: int) -> str:
+def _key_state(row: KeyRow, now_ms: int) -> str:
     if row.revoked_at_ms is not None:
         return "revoked"
     if not row.enabled:
@@ -252,17 +230,15 @@ def _key(row: KeyRow, now_ms: int, caller: Caller) -> dict[str, Any]:
         "name": row.name,
         "hint": row.hint,
         "permissions": list(row.permissions),
-        "without_effect": _without_effect(row.permissions),
-        "state": key_state(row, now_ms),
+        "without_effect": {
+            each: why for each in row.permissions if (why := why_without_effect(each)) is not None
+        },
+        "state": _key_state(row, now_ms),
         "created_at_ms": row.created_at_ms,
         "expires_at_ms": row.expires_at_ms,
         "revoked_at_ms": row.revoked_at_ms,
         "is_own": row.id == caller.key_id,
     }
-
-
-def _without_effect(permissions: Sequence[str]) -> Mapping[str, str]:
-    return {each: why for each in permissions if (why := why_without_effect(each)) is not None}
 
 
 def _namespace(namespace: NamespaceView) -> dict[str, Any]:

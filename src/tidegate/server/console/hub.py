@@ -167,13 +167,13 @@ class Hub:
 
     async def identifier(self, workspace: str, namespace: str | None, identifier: str) -> dict[str, Any]:
         """An identifier as all workers know it."""
-        question = {
+        asked = {
             "kind": "identifier",
             "workspace": workspace,
             "namespace": namespace,
             "identifier": identifier,
         }
-        return {"identifier": identifier, **merge_identifier(await self._ask(question))}
+        return {"identifier": identifier, **merge_identifier(await self._ask(asked))}
 
     async def stop(self) -> None:
         """End all streams."""

@@ -17,6 +17,8 @@ from pathlib import Path
 from time import monotonic
 from typing import Any, Final
 
+import msgspec
+
 from tidegate.core.quota import format_quota
 from tidegate.runtime.async_limiter import AsyncLimiter
 from tidegate.runtime.inspection import CellParts, SubjectState
@@ -177,25 +179,16 @@ class LocalNode:
         if override is not None and override.duration_ms == state.duration_ms:
             quota, quota_from = override.limit, "override"
         return {
+            **state._asdict(),
             "namespace": place.name,
             "namespace_id": place.id,
-            "identifier": state.identifier,
-            "duration_ms": state.duration_ms,
             "quota": quota,
             "quota_from": quota_from,
             "rule": None if quota is None else format_quota(quota, state.duration_ms),
             "override": None if override is None else override._asdict(),
-            "elapsed_ms": state.elapsed_ms,
             "current": _parts(state.current),
             "previous": _parts(state.previous),
-            "carried": state.carried,
-            "reserved": state.reserved,
             "effective": state.effective,
-            "strict_ms": state.strict_ms,
-            "unreplayed": state.unreplayed,
-            "regional_age_ms": state.regional_age_ms,
-            "global_age_ms": state.global_age_ms,
-            "credit": state.credit,
         }
 
     def _quota(
@@ -212,7 +205,6 @@ class LocalNode:
     async def preview(self, workspace: str, namespace: str, pattern: str) -> dict[str, Any]:
         """The identifiers in memory of a namespace (by id) that a pattern matches, up to a bound."""
         place = self._view.namespace(namespace)
-        shown: list[str] = []
         matched: set[str] = set()
         looked = 0
         if place is not None and place.row.workspace_id == workspace:
@@ -227,12 +219,8 @@ class LocalNode:
                 if looked >= PREVIEW_LOOKED_MAX:
                     break
         shown = sorted(matched)[:PREVIEW_SHOWN_MAX]
-        return {
-            "matched": len(matched),
-            "looked": looked,
-            "is_complete": looked < PREVIEW_LOOKED_MAX,
-            "identifiers": shown,
-        }
+        is_complete = looked < PREVIEW_LOOKED_MAX
+        return {"matched": len(matched), "looked": looked, "is_complete": is_complete, "identifiers": shown}
 
     # What was decided lately.
 
@@ -255,39 +243,24 @@ def _rates(rates: Sequence[tuple[Name, float]]) -> list[dict[str, Any]]:
 def _denial(name: Name, denial: Denial) -> dict[str, Any]:
     _, namespace, identifier = name
     return {
+        **msgspec.structs.asdict(denial),
         "namespace": namespace,
         "identifier": identifier,
-        "at_ms": denial.at_ms,
-        "count": denial.count,
-        "cost": denial.cost,
-        "quota": denial.quota,
-        "duration_ms": denial.duration_ms,
         "rule": format_quota(denial.quota, denial.duration_ms),
-        "source": denial.source,
-        "effective": denial.effective,
-        "retry_after_ms": denial.retry_after_ms,
-        "override_id": denial.override_id,
-        "override_identifier": denial.override_identifier,
         "current": dict(zip(("own", "others", "foreign"), denial.current, strict=True)),
         "previous": dict(zip(("own", "others", "foreign"), denial.previous, strict=True)),
     }
 
 
 def _parts(cell: CellParts) -> dict[str, Any]:
-    return {
-        "own": cell.own,
-        "others": cell.others,
-        "foreign": cell.foreign,
-        "regions": {name: part._asdict() for name, part in cell.regions.items()},
-        "total": cell.total,
-    }
+    regions = {name: part._asdict() for name, part in cell.regions.items()}
+    return {**cell._asdict(), "regions": regions, "total": cell.total}
 
 
 def _resident_bytes() -> int | None:
     """The memory of this process; None where the system does not report it."""
     try:
-        return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * os.sysconf(
-            "SC_PAGE_SIZE"
-        )
+        pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
+        return pages * os.sysconf("SC_PAGE_SIZE")
     except (OSError, ValueError, IndexError):
         return None

@@ -3,7 +3,7 @@
 The replay of `tidegate simulate replay`, with what all workers of this server have recorded.
 
 Two replays are compared, one with the limits of the requests and one with the other limit, because what other servers
-and regions accepted is not known here. One question at a time, in steps between which the event loop decides requests.
+and regions accepted is not known here. The replay runs in steps, between which the event loop decides requests.
 """
 
 from __future__ import annotations
@@ -13,51 +13,32 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from tidegate.core.quota import format_quota
-from tidegate.server.api.recording import SPAN_MS
-from tidegate.server.console.local import Ask
 from tidegate.telemetry.decisions import DecisionRecord
 from tidegate.telemetry.what_if import Run, WhatIf, replay_runs
 
 CALLERS_MAX: Final = 50
 
 
-class WhatIfQuestions:
-    """One per console."""
-
-    def __init__(self, ask: Ask) -> None:
-        self._ask = ask
-        self._turn = asyncio.Lock()
-
-    async def answer(
-        self, workspace: str, namespace_id: str, quota: int, duration_ms: int, now_ms: int
-    ) -> dict[str, Any]:
-        """The report of a replay of a namespace, with the time that it covers."""
-        async with self._turn:
-            since_ms = now_ms - SPAN_MS
-            question = {
-                "kind": "recording",
-                "workspace": workspace,
-                "namespace": namespace_id,
-                "since_ms": since_ms,
-            }
-            answers: Sequence[Mapping[str, Any]] = await self._ask(question)
-            result = WhatIf(namespace_id, {}, format_quota(quota, duration_ms))
-            runs = list(_runs(answers, workspace, namespace_id))
-            if runs:
-                steps = replay_runs(runs, quota, duration_ms, against_replay=True)
-                while True:
-                    try:
-                        next(steps)
-                    except StopIteration as done:
-                        result = done.value
-                        break
-                    await asyncio.sleep(0)
-            return {
-                **result.document(CALLERS_MAX),
-                "at_ms": now_ms,
-                "identifiers": len(result.callers),
-                "is_complete": not any(answer["has_left_out"] for answer in answers),
-            }
+async def replayed(
+    answers: Sequence[Mapping[str, Any]], workspace: str, namespace_id: str, quota: int, duration_ms: int
+) -> dict[str, Any]:
+    """The report of a replay of what the workers have recorded of a namespace."""
+    result = WhatIf(namespace_id, {}, format_quota(quota, duration_ms))
+    runs = list(_runs(answers, workspace, namespace_id))
+    if runs:
+        steps = replay_runs(runs, quota, duration_ms, against_replay=True)
+        while True:
+            try:
+                next(steps)
+            except StopIteration as done:
+                result = done.value
+                break
+            await asyncio.sleep(0)
+    return {
+        **result.document(CALLERS_MAX),
+        "identifiers": len(result.callers),
+        "is_complete": not any(answer["has_left_out"] for answer in answers),
+    }
 
 
 def _runs(answers: Sequence[Mapping[str, Any]], workspace: str, namespace_id: str) -> Iterator[Run]:

@@ -20,8 +20,8 @@ from tidegate.adapters.clock import now_ms
 from tidegate.adapters.migrations import migrate, schema_version
 from tidegate.adapters.sql_ledger import check_schema
 from tidegate.errors import ConfigurationError
-from tidegate.ports import Catalog, KeyRow, WorkspaceRow
-from tidegate.server.catalog.keys import ALL, IdSource, digest_of, hint_of, new_key
+from tidegate.ports import Catalog, WorkspaceRow
+from tidegate.server.catalog.keys import ALL, IdSource, key_row, new_key
 from tidegate.server.process.config import ServerConfig
 
 TIMEOUT_S: Final = 30.0
@@ -113,18 +113,7 @@ async def create_key(
             WorkspaceRow(workspace_id, workspace_id, True, None, None), timeout_s=TIMEOUT_S
         )
     key = new_key()
-    row = KeyRow(
-        key_id,
-        workspace_id,
-        digest_of(key),
-        name,
-        hint_of(key),
-        permissions,
-        now_ms(),
-        None,
-        True,
-        None,
-    )
+    row = key_row(key_id, workspace_id, key, name, permissions, now_ms())
     await catalog.put_key(row, timeout_s=TIMEOUT_S)
     return key
 
