@@ -18,12 +18,12 @@ async def test_a_message_that_is_too_long_is_dropped_and_the_next_one_read(
     monkeypatch.setattr(worker, "MESSAGE_BYTES_MAX", 1_000)
     one, other = socket.socketpair()
     here, there = await Line.open(one), await Line.open(other)
-    here.send(ToWorker(scrape=1, snapshots=["x" * 5_000]))
-    here.send(ToWorker(scrape=2))
+    here.send(ToWorker(answered=1, answers=["x" * 5_000]))
+    here.send(ToWorker(answered=2))
     async with asyncio.timeout(20):
         received = await there.receive(ToWorker)
     assert isinstance(received, ToWorker)
-    assert received.scrape == 2
+    assert received.answered == 2
     assert "was dropped" in caplog.text
     await here.close()
     assert await there.receive(ToSupervisor) is None, "the end of the line is its end"

@@ -15,7 +15,7 @@ import sys
 from collections.abc import Callable
 from contextlib import suppress
 from random import Random
-from typing import Final
+from typing import Final, Literal
 
 import msgspec
 
@@ -23,7 +23,7 @@ from tidegate.adapters.backoff import Backoff
 from tidegate.server.process.config import ServerConfig
 from tidegate.server.process.first_start import FirstKey, announce
 from tidegate.server.process.sockets import Sockets, bind_sockets, close_sockets, ports_of
-from tidegate.server.process.worker import CANNOT_START, Line, ToSupervisor, ToWorker
+from tidegate.server.process.worker import CANNOT_START, METRICS, Line, ToSupervisor, ToWorker
 from tidegate.telemetry.logging import JSONFormatter, set_level
 from tidegate.telemetry.metrics import Snapshot
 from tidegate.telemetry.totals import Totals
@@ -32,7 +32,8 @@ logger = logging.getLogger(__name__)
 
 # Metrics are collected this often even without a scrape, so that a crash does not lose what a worker counted.
 REPORT_INTERVAL_S: Final = 1.0
-REPORT_TIMEOUT_S: Final = 1.0
+# How long workers may take to answer.
+ANSWER_TIMEOUT_S: Final = 1.0
 # Answers to one question of the console. Identifiers may be long and workers many; a line takes 16 MB, and text within
 # text grows to twice its size at most. Workers whose answers come after this are left out.
 ANSWER_BYTES_MAX: Final = 4_194_304
@@ -53,8 +54,7 @@ class _Worker:
         self.process = process
         self.line = line
         self.node: str | None = None
-        self.reports: dict[int, asyncio.Future[None]] = {}
-        # Questions of the console that it has not answered yet.
+        # What it has not answered yet, by number.
         self.questions: dict[int, asyncio.Future[str]] = {}
 
 
@@ -78,9 +78,9 @@ class Supervisor:
         self._ready = 0
         self._all_ready = asyncio.Event()
         self._stopping = asyncio.Event()
-        self._last_report = 0
+        self._last_question = 0
         self._exit_code = 0
-        self._scrapes: set[asyncio.Task[None]] = set()
+        self._answering: set[asyncio.Task[None]] = set()
 
     async def run(self) -> int:
         loop = asyncio.get_running_loop()
@@ -170,8 +170,6 @@ class Supervisor:
         self._workers.discard(worker)
         if worker.node is not None:
             self._totals.retire(worker.node)
-        for waiting in worker.reports.values():
-            waiting.cancel()
         for asked in worker.questions.values():
             asked.cancel()
         await worker.line.close()
@@ -183,28 +181,21 @@ class Supervisor:
             self._ready += 1
             if self._ready >= self._config.workers:
                 self._all_ready.set()
-        if message.report is not None:
+        if message.snapshot:
+            # Also one that comes too late for the page that asked for it.
             snapshot = Snapshot.from_json(message.snapshot.encode("ascii"))
             worker.node = snapshot.node
             self._totals.update(snapshot)
-            waiting = worker.reports.pop(message.report, None)
-            if waiting is not None and not waiting.done():
-                waiting.set_result(None)
-        if message.scrape is not None:
-            task = asyncio.get_running_loop().create_task(self._answer_scrape(worker, message.scrape))
-            self._scrapes.add(task)
-            task.add_done_callback(self._scrapes.discard)
-
         if message.answered is not None:
             asked = worker.questions.pop(message.answered, None)
             if asked is not None and not asked.done():
                 asked.set_result(message.answer)
         if message.question is not None:
             task = asyncio.get_running_loop().create_task(
-                self._answer_question(worker, message.question, message.asked)
+                self._answer(worker, message.question, message.asked)
             )
-            self._scrapes.add(task)
-            task.add_done_callback(self._scrapes.discard)
+            self._answering.add(task)
+            task.add_done_callback(self._answering.discard)
 
     async def _stop_workers(self, keepers: list[asyncio.Task[None]]) -> None:
         for worker in self._workers:
@@ -220,55 +211,42 @@ class Supervisor:
                     worker.process.kill()
             await asyncio.wait(late)
 
-    # Metrics.
+    # Metrics, and questions of the console.
 
     async def _report(self) -> None:
         while True:
             await asyncio.sleep(REPORT_INTERVAL_S)
-            await self._gather()
+            await self._ask(METRICS)
 
-    async def _gather(self) -> None:
-        """The metrics of all workers that answer in time."""
-        self._last_report += 1
-        number = self._last_report
-        waiting: list[asyncio.Future[None]] = []
+    async def _ask(self, asked: str) -> list[str]:
+        """The answers of all workers that answer in time."""
+        self._last_question += 1
+        number = self._last_question
+        waiting: list[asyncio.Future[str]] = []
         for worker in self._workers:
             if worker.node is not None:
-                answered: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-                worker.reports[number] = answered
-                worker.line.send(ToWorker(report=number))
-                waiting.append(answered)
-        if waiting:
-            await asyncio.wait(waiting, timeout=REPORT_TIMEOUT_S)
-        for worker in self._workers:
-            worker.reports.pop(number, None)
-
-    async def _answer_scrape(self, worker: _Worker, number: int) -> None:
-        await self._gather()
-        texts = [snapshot.to_json().decode("ascii") for snapshot in self._totals.snapshots()]
-        worker.line.send(ToWorker(scrape=number, snapshots=texts))
-
-    # The console.
-
-    async def _answer_question(self, worker: _Worker, number: int, asked: str) -> None:
-        """Ask all workers, and send the answers of those that answer in time to the one that asked."""
-        self._last_report += 1
-        waiting: list[asyncio.Future[str]] = []
-        for each in self._workers:
-            if each.node is not None:
                 answer: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-                each.questions[self._last_report] = answer
-                each.line.send(ToWorker(question=self._last_report, asked=asked))
+                worker.questions[number] = answer
+                worker.line.send(ToWorker(question=number, asked=asked))
                 waiting.append(answer)
         if waiting:
-            await asyncio.wait(waiting, timeout=REPORT_TIMEOUT_S)
+            await asyncio.wait(waiting, timeout=ANSWER_TIMEOUT_S)
+        for worker in self._workers:
+            worker.questions.pop(number, None)
+        return [answer.result() for answer in waiting if answer.done() and not answer.cancelled()]
+
+    async def _answer(self, worker: _Worker, number: int, asked: str) -> None:
+        """Ask all workers, and send their answers to the one that asked."""
+        found = await self._ask(asked)
         answers: list[str] = []
-        size = 0
-        for answer in waiting:
-            text = answer.result() if answer.done() and not answer.cancelled() else ""
-            size += len(text)
-            if text and size <= ANSWER_BYTES_MAX:
-                answers.append(text)
+        if asked == METRICS:
+            answers = [snapshot.to_json().decode("ascii") for snapshot in self._totals.snapshots()]
+        else:
+            size = 0
+            for text in found:
+                size += len(text)
+                if text and size <= ANSWER_BYTES_MAX:
+                    answers.append(text)
         worker.line.send(ToWorker(answered=number, answers=answers))
 
     # Signals.
@@ -289,7 +267,7 @@ class Supervisor:
             worker.line.send(ToWorker(reload=True, log_level=level))
 
 
-def _log_format() -> str:
+def _log_format() -> Literal["text", "json"]:
     """The format that `tidegate serve` has set for this process."""
     handlers = logging.getLogger().handlers
     return "json" if any(isinstance(handler.formatter, JSONFormatter) for handler in handlers) else "text"

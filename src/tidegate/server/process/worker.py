@@ -34,8 +34,10 @@ logger = logging.getLogger("tidegate.server.process.worker")
 
 # The exit code after which the supervisor does not start another worker.
 CANNOT_START: Final = 78
-# A scrape waits this long for the other workers, then answers with its own metrics alone.
-SCRAPE_TIMEOUT_S: Final = 2.0
+# A scrape, or a question of the console, waits this long for the other workers; then this one answers alone.
+ANSWER_TIMEOUT_S: Final = 2.0
+# The question for the metrics of a worker. All others are questions of the console.
+METRICS: Final = ""
 # A page of metrics has about 10 kB; a message near this size is a fault.
 MESSAGE_BYTES_MAX: Final = 16_777_216
 
@@ -45,18 +47,13 @@ class ToWorker(msgspec.Struct, omit_defaults=True):
 
     config: ServerConfig | None = None
     ports: dict[str, int] = {}
-    log_format: str = "text"
-    # Asks for the metrics of the worker; the answer has the same number.
-    report: int | None = None
-    # The answer to `ToSupervisor.scrape`: snapshots of all workers, in their own JSON.
-    scrape: int | None = None
-    snapshots: list[str] = []
+    log_format: Literal["text", "json"] = "text"
     # Signs the sessions of the console; None if it is not served.
     console_secret: bytes | None = None
-    # A question of the console from another worker; the answer has the same number.
+    # `METRICS`, or a question of the console from another worker; the answer has the same number.
     question: int | None = None
-    asked: str = ""
-    # The answers of all workers to `ToSupervisor.question`.
+    asked: str = METRICS
+    # The answers of all workers to `ToSupervisor.question`; to `METRICS`, snapshots in their own JSON.
     answered: int | None = None
     answers: list[str] = []
     # Read keys again, and set this log level.
@@ -69,16 +66,13 @@ class ToSupervisor(msgspec.Struct, omit_defaults=True):
 
     is_ready: bool = False
     node: str | None = None
-    report: int | None = None
-    snapshot: str = ""
-    # Asks for the metrics of all workers; the answer has the same number.
-    scrape: int | None = None
-    # A question of the console to all workers.
+    # A question to all workers; the answer has the same number.
     question: int | None = None
-    asked: str = ""
-    # The answer of this worker to `ToWorker.question`.
+    asked: str = METRICS
+    # The answer of this worker to `ToWorker.question`; to `METRICS`, its snapshot.
     answered: int | None = None
     answer: str = ""
+    snapshot: str = ""
 
 
 class Line:
@@ -125,10 +119,9 @@ class Worker:
         self._service = Service(
             config, snapshots=self._all_snapshots, console_secret=console_secret, ask=self._ask_all
         )
-        # What this worker waits for, by number: snapshots of a scrape, answers to a question.
-        self._scrapes: dict[int, asyncio.Future[list[str]]] = {}
+        # What this worker waits for, by number.
         self._questions: dict[int, asyncio.Future[list[str]]] = {}
-        self._last_scrape = 0
+        self._last_question = 0
         self._answering: set[asyncio.Task[None]] = set()
         self._stopped = asyncio.Event()
 
@@ -154,16 +147,6 @@ class Worker:
                 logger.warning("the supervisor has ended; stopping")
                 self._stopped.set()
                 return
-            if message.report is not None:
-                self._line.send(
-                    ToSupervisor(
-                        report=message.report, snapshot=self._service.snapshot().to_json().decode("ascii")
-                    )
-                )
-            if message.scrape is not None:
-                waiting = self._scrapes.pop(message.scrape, None)
-                if waiting is not None and not waiting.done():
-                    waiting.set_result(message.snapshots)
             if message.answered is not None:
                 waiting = self._questions.pop(message.answered, None)
                 if waiting is not None and not waiting.done():
@@ -178,6 +161,10 @@ class Worker:
                 await self._reload()
 
     async def _answer(self, number: int, asked: str) -> None:
+        if asked == METRICS:
+            snapshot = self._service.snapshot().to_json().decode("ascii")
+            self._line.send(ToSupervisor(answered=number, snapshot=snapshot))
+            return
         try:
             answer = await self._service.answer(asked)
         except Exception:
@@ -185,23 +172,28 @@ class Worker:
             answer = ""
         self._line.send(ToSupervisor(answered=number, answer=answer))
 
-    async def _ask_all(self, question: Question) -> list[Any]:
-        """The answers of all workers; of this one alone if the supervisor does not answer."""
-        self._last_scrape += 1
-        number = self._last_scrape
+    async def _ask(self, asked: str) -> list[str]:
+        """The answers of all workers; none if the supervisor does not answer."""
+        self._last_question += 1
+        number = self._last_question
         waiting: asyncio.Future[list[str]] = asyncio.get_running_loop().create_future()
         self._questions[number] = waiting
-        asked = json.dumps(question)
         self._line.send(ToSupervisor(question=number, asked=asked))
-        answers: list[str] = []
         try:
-            async with asyncio.timeout(SCRAPE_TIMEOUT_S):
-                answers = await waiting
+            async with asyncio.timeout(ANSWER_TIMEOUT_S):
+                return await waiting
         except TimeoutError:
-            logger.warning("the supervisor does not answer; the console shows one worker only")
+            logger.warning("the supervisor does not answer; metrics and console show one worker only")
+            return []
         finally:
             self._questions.pop(number, None)
-        return [json.loads(answer) for answer in answers or [await self._service.answer(asked)]]
+
+    async def _ask_all(self, question: Question) -> list[Any]:
+        """For the console; of this worker alone if the supervisor does not answer."""
+        asked = json.dumps(question)
+        return [
+            json.loads(answer) for answer in await self._ask(asked) or [await self._service.answer(asked)]
+        ]
 
     async def _reload(self) -> None:
         try:
@@ -210,19 +202,7 @@ class Worker:
             logger.exception("the configuration could not be read again; the old one stays in force")
 
     async def _all_snapshots(self, own: Snapshot) -> Sequence[Snapshot]:
-        self._last_scrape += 1
-        number = self._last_scrape
-        waiting: asyncio.Future[list[str]] = asyncio.get_running_loop().create_future()
-        self._scrapes[number] = waiting
-        self._line.send(ToSupervisor(scrape=number))
-        try:
-            async with asyncio.timeout(SCRAPE_TIMEOUT_S):
-                return [Snapshot.from_json(text.encode("ascii")) for text in await waiting]
-        except TimeoutError:
-            logger.warning("the supervisor does not answer; these are the metrics of one worker only")
-            return [own]
-        finally:
-            self._scrapes.pop(number, None)
+        return [Snapshot.from_json(text.encode("ascii")) for text in await self._ask(METRICS)] or [own]
 
 
 async def _main(end: socket.socket) -> int:
@@ -231,9 +211,8 @@ async def _main(end: socket.socket) -> int:
     if not isinstance(first, ToWorker) or first.config is None:
         return CANNOT_START
     config = first.config
-    line_format: Literal["text", "json"] = "json" if first.log_format == "json" else "text"
     # Several workers write to one log.
-    configure(config.log.level, line_format, secrets=config.secrets, fields={"pid": os.getpid()})
+    configure(config.log.level, first.log_format, secrets=config.secrets, fields={"pid": os.getpid()})
     try:
         return await Worker(line, config, first.console_secret).run(
             bind_sockets(config, shared=True, ports=first.ports)
