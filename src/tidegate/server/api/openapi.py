@@ -57,8 +57,9 @@ class Operation(NamedTuple):
     summary: str
     description: str
     body: str
-    data: dict[str, Any]
-    statuses: tuple[int, ...]
+    data: str
+    """The schema of the answer; with pages, of one item."""
+    statuses: tuple[int, ...] = (400, 401, 403, 404, 429, 500)
     has_pages: bool = False
 
 
@@ -66,6 +67,8 @@ def _ref(name: str) -> dict[str, Any]:
     return {"$ref": REFERENCE + name}
 
 
+# The statuses of an operation that creates a namespace: only one that was deleted does not exist.
+CREATING: Final = (400, 401, 403, 410, 429, 500)
 OPERATIONS: Final = (
     Operation(
         "limit",
@@ -74,8 +77,8 @@ OPERATIONS: Final = (
         "`success: false` and consumes nothing. Needs `ratelimit.*.limit` or `ratelimit.<namespace_id>.limit`; a "
         "namespace that does not exist yet is created with `ratelimit.*.create_namespace`.",
         "LimitBody",
-        _ref("LimitData"),
-        (400, 401, 403, 410, 429, 500),
+        "LimitData",
+        CREATING,
     ),
     Operation(
         "multiLimit",
@@ -83,8 +86,8 @@ OPERATIONS: Final = (
         "Judges up to 100 items at one instant. If any of them does not fit, nothing is consumed; each item says "
         "whether it alone would have fitted.",
         "MultiLimitBody",
-        _ref("MultiLimitData"),
-        (400, 401, 403, 410, 429, 500),
+        "MultiLimitData",
+        CREATING,
     ),
     Operation(
         "usage",
@@ -93,8 +96,7 @@ OPERATIONS: Final = (
         "current window, what still counts of the previous one, and how old each is. The namespace must exist. Needs "
         "`ratelimit.*.limit` or `ratelimit.<namespace_id>.limit`.",
         "CounterBody",
-        _ref("UsageData"),
-        (400, 401, 403, 404, 429, 500),
+        "UsageData",
     ),
     Operation(
         "reset",
@@ -103,8 +105,7 @@ OPERATIONS: Final = (
         "Names the counter as `limit` does: an override decides about its duration. What is reserved stays reserved. "
         "The namespace must exist. Needs `ratelimit.*.reset` or `ratelimit.<namespace_id>.reset`.",
         "CounterBody",
-        _ref("ResetData"),
-        (400, 401, 403, 404, 429, 500),
+        "ResetData",
     ),
     Operation(
         "reserve",
@@ -113,8 +114,8 @@ OPERATIONS: Final = (
         "counts like cost until `settle`, `release` or the end of its life. What does not fit is 200 with "
         "`passed: false`. Needs the permissions of `limit`.",
         "ReserveBody",
-        _ref("ReserveData"),
-        (400, 401, 403, 410, 429, 500),
+        "ReserveData",
+        CREATING,
     ),
     Operation(
         "settle",
@@ -122,16 +123,14 @@ OPERATIONS: Final = (
         "Less than was reserved frees the rest, more is counted beyond the limit. May be repeated, on any node: only "
         "the first end counts. A reservation that does not exist any more is a 404, and nothing is counted.",
         "SettleBody",
-        _ref("SettleData"),
-        (400, 401, 403, 404, 429, 500),
+        "SettleData",
     ),
     Operation(
         "release",
         "End a reservation without counting anything",
         "As `settle` with 0.",
         "ReleaseBody",
-        _ref("SettleData"),
-        (400, 401, 403, 404, 429, 500),
+        "SettleData",
     ),
     Operation(
         "setOverride",
@@ -141,8 +140,7 @@ OPERATIONS: Final = (
         "first. With `shadow: true` it is counted and reported, and denies nothing. Needs "
         "`ratelimit.*.set_override` or `ratelimit.<namespace_id>.set_override`.",
         "SetOverrideBody",
-        _ref("OverrideIdData"),
-        (400, 401, 403, 404, 429, 500),
+        "OverrideIdData",
     ),
     Operation(
         "getOverride",
@@ -151,8 +149,7 @@ OPERATIONS: Final = (
         "same as if there were none. Needs `ratelimit.*.read_override`, `ratelimit.<namespace_id>.read_override` or "
         "`urn:tidegate:ratelimit:<namespace_id>:override:<override_id>`.",
         "OverrideBody",
-        _ref("OverrideData"),
-        (400, 401, 403, 404, 429, 500),
+        "OverrideData",
     ),
     Operation(
         "listOverrides",
@@ -160,8 +157,7 @@ OPERATIONS: Final = (
         "In pages, in the order of their ids. Needs `ratelimit.*.read_override` or "
         "`ratelimit.<namespace_id>.read_override`.",
         "ListOverridesBody",
-        {"type": "array", "items": _ref("OverrideData")},
-        (400, 401, 403, 404, 429, 500),
+        "OverrideData",
         has_pages=True,
     ),
     Operation(
@@ -170,8 +166,7 @@ OPERATIONS: Final = (
         "By its stored text, `*` included. Needs `ratelimit.*.delete_override` or "
         "`ratelimit.<namespace_id>.delete_override`.",
         "OverrideBody",
-        _ref("DeletedData"),
-        (400, 401, 403, 404, 429, 500),
+        "DeletedData",
     ),
 )
 
@@ -246,13 +241,12 @@ def _error_response(status: int) -> dict[str, Any]:
     return response
 
 
-def _success(data: dict[str, Any], *, has_pages: bool) -> dict[str, Any]:
-    properties = {"meta": _ref("Meta"), "data": data}
-    required = ["meta", "data"]
+def _success(data: str, *, has_pages: bool = False) -> dict[str, Any]:
+    properties = {"meta": _ref("Meta"), "data": _ref(data)}
     if has_pages:
+        properties["data"] = {"type": "array", "items": _ref(data)}
         properties["pagination"] = _ref("Pagination")
-        required.append("pagination")
-    schema = {"type": "object", "properties": properties, "required": required}
+    schema = {"type": "object", "properties": properties, "required": list(properties)}
     return {"description": "Done.", "content": {"application/json": {"schema": schema}}}
 
 
@@ -349,7 +343,7 @@ def document(*, has_check: bool = False) -> dict[str, Any]:
             "summary": "Whether the server answers",
             "tags": ["liveness"],
             "security": [],
-            "responses": {"200": _success(_ref("LivenessData"), has_pages=False)},
+            "responses": {"200": _success("LivenessData")},
         }
     }
     return {

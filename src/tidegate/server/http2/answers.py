@@ -43,8 +43,7 @@ class ConnectionAnswers(ConnectionLifecycle):
         return self._streams.get(stream_id) if head is None else self._open(stream_id, head, is_ended=False)
 
     def _open(self, stream_id: int, head: RequestHead, *, is_ended: bool) -> Stream:
-        stream = self._streams[stream_id] = Stream(stream_id, head, self._server.wheel.now)
-        stream.is_ended = is_ended
+        stream = self._streams[stream_id] = Stream(stream_id, head, self._server.wheel.now, is_ended)
         return stream
 
     def _respond(self, stream: Stream, answer: bytes | Awaitable[bytes]) -> None:

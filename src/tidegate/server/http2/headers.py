@@ -10,6 +10,7 @@ tests/server/http2 compares with a decoder that remembers nothing.
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from typing import Final, cast
 
 from hpack import Decoder, HPACKError, OversizedHeaderListError
@@ -43,27 +44,18 @@ class MalformedRequest(Exception):
     """The header fields break RFC 9113: an error of this stream alone."""
 
 
+@dataclass(slots=True, eq=False)
 class RequestHead:
     """What a header block asks for. Shared by all requests with the same block, so it never changes."""
 
-    __slots__ = ("content_length", "error", "http_status", "method", "timeout_s")
-
-    def __init__(
-        self,
-        method: Method | None,
-        error: GrpcError | None,
-        http_status: int,
-        content_length: int,
-        timeout_s: float | None,
-    ) -> None:
-        # Exactly one of these three is set: the method to call, the error to answer with, or the HTTP status for a
-        # request that is not a gRPC call (0 otherwise).
-        self.method = method
-        self.error = error
-        self.http_status = http_status
-        # -1: the client did not say.
-        self.content_length = content_length
-        self.timeout_s = timeout_s
+    # Exactly one of these three is set: the method to call, the error to answer with, or the HTTP status for a request
+    # that is not a gRPC call (0 otherwise).
+    method: Method | None
+    error: GrpcError | None
+    http_status: int
+    # -1: the client did not say.
+    content_length: int
+    timeout_s: float | None
 
 
 class _WatchedTable(HeaderTable):

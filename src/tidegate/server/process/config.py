@@ -38,15 +38,21 @@ ORIGIN_FILE: Final = "origin.db"
 ONLY_REGION: Final = "default"
 
 
+def _path(description: str) -> Meta:
+    """Of a setting that names a file or a directory."""
+    return Meta(description=description, extra={"shown": "path"})
+
+
+def _url(description: str) -> Meta:
+    """Of a setting whose value may hold a password."""
+    return Meta(description=description, extra={"shown": "url"})
+
+
 class TlsConfig(msgspec.Struct, frozen=True, kw_only=True):
     """TLS of all listeners: both files or none."""
 
-    cert: Annotated[
-        str | None, Meta(description="PEM file with the certificate chain.", extra={"shown": "path"})
-    ] = None
-    key: Annotated[
-        str | None, Meta(description="PEM file with its private key.", extra={"shown": "path"})
-    ] = None
+    cert: Annotated[str | None, _path("PEM file with the certificate chain.")] = None
+    key: Annotated[str | None, _path("PEM file with its private key.")] = None
 
 
 class RlsConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -60,10 +66,9 @@ class RlsConfig(msgspec.Struct, frozen=True, kw_only=True):
     ] = None
     config: Annotated[
         str | None,
-        Meta(
-            description="Rules file in the layout of envoyproxy/ratelimit, or a directory of such files. They are "
-            "read again when they change. With it the HTTP API has /v1/check.",
-            extra={"shown": "path"},
+        _path(
+            "Rules file in the layout of envoyproxy/ratelimit, or a directory of such files. They are read again when "
+            "they change. With it the HTTP API has /v1/check."
         ),
     ] = None
 
@@ -80,10 +85,8 @@ class CheckSection(msgspec.Struct, frozen=True, kw_only=True):
     ] = None
     config: Annotated[
         str | None,
-        Meta(
-            description="TOML file with named policies and trusted hops for /v1/check; needs rls.config. SIGHUP reads "
-            "it again.",
-            extra={"shown": "path"},
+        _path(
+            "TOML file with named policies and trusted hops for /v1/check; needs rls.config. SIGHUP reads it again."
         ),
     ] = None
 
@@ -105,34 +108,25 @@ class DecisionsConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     log_dir: Annotated[
         str | None,
-        Meta(
-            description="Directory for a log of all decisions as JSON lines; unset: no such log. It contains "
-            "identifiers.",
-            extra={"shown": "path"},
+        _path(
+            "Directory for a log of all decisions as JSON lines; unset: no such log. It contains identifiers."
         ),
     ] = None
     sample: Annotated[
         float,
-        Meta(
-            gt=0,
-            le=1,
-            description="Share of the identifiers that are logged, each with all of its requests.",
-        ),
+        Meta(gt=0, le=1),
+        Meta(description="Share of the identifiers that are logged, each with all of its requests."),
     ] = 1.0
     bytes_max: Annotated[
         int,
-        Meta(
-            ge=65_536,
-            le=1_099_511_627_776,
-            description="Size of the log of each worker: older lines are removed.",
-        ),
+        Meta(ge=65_536, le=1_099_511_627_776),
+        Meta(description="Size of the log of each worker: older lines are removed."),
     ] = 67_108_864
     hash_key_file: Annotated[
         str | None,
-        Meta(
-            description="File with a secret of 16 to 64 bytes, the same on all nodes: identifiers are logged as hashes "
-            "with this key.",
-            extra={"shown": "path"},
+        _path(
+            "File with a secret of 16 to 64 bytes, the same on all nodes: identifiers are logged as hashes with this "
+            "key."
         ),
     ] = None
 
@@ -170,12 +164,8 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
         str, Meta(description="HOST:PORT to serve on; [::1]:PORT for IPv6; port 0 takes a free one.")
     ] = "127.0.0.1:8080"
     data_dir: Annotated[
-        str,
-        Meta(
-            min_length=1,
-            description="Directory for what this node keeps on disk: embedded databases and the local snapshot.",
-            extra={"shown": "path"},
-        ),
+        Annotated[str, Meta(min_length=1)],
+        _path("Directory for what this node keeps on disk: embedded databases and the local snapshot."),
     ] = "tidegate-data"
     region: Annotated[
         str | None,
@@ -183,18 +173,16 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
     ] = None
     origin: Annotated[
         str | None,
-        Meta(
-            description="URL of the region's shared counter (redis://, rediss://, redis+cluster://, redis+sentinel://, "
-            "valkey://, sqlite:///path, memory://). Unset: a SQLite file in data_dir.",
-            extra={"shown": "url"},
+        _url(
+            "URL of the region's shared counter (redis://, rediss://, redis+cluster://, redis+sentinel://, valkey://, "
+            "sqlite:///path, memory://). Unset: a SQLite file in data_dir."
         ),
     ] = None
     ledger: Annotated[
         str | None,
-        Meta(
-            description="URL of the database that all regions share (mysql://, postgres://, sqlite:///path); it also "
-            "holds keys, namespaces and overrides. Unset: a SQLite file in data_dir, and no other region.",
-            extra={"shown": "url"},
+        _url(
+            "URL of the database that all regions share (mysql://, postgres://, sqlite:///path); it also holds keys, "
+            "namespaces and overrides. Unset: a SQLite file in data_dir, and no other region."
         ),
     ] = None
     workers: Annotated[
@@ -206,27 +194,24 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
     ] = "default"
     snapshot_age_max_s: Annotated[
         int,
+        Meta(ge=0, le=2_592_000),
         Meta(
-            ge=0,
-            le=2_592_000,
             description="How old the local snapshot of keys, namespaces and overrides may be when a node starts while "
-            "the database is down; 0 never uses it.",
+            "the database is down; 0 never uses it."
         ),
     ] = 86_400
     memory_bytes_max: Annotated[
         int,
+        Meta(ge=16_777_216, le=1_099_511_627_776),
         Meta(
-            ge=16_777_216,
-            le=1_099_511_627_776,
-            description="Estimated memory for subjects in one worker; beyond it the least recently used are evicted.",
+            description="Estimated memory for subjects in one worker; beyond it the least recently used are evicted."
         ),
     ] = 1_073_741_824
     origin_bytes_max: Annotated[
         int,
+        Meta(ge=1_048_576, le=1_099_511_627_776),
         Meta(
-            ge=1_048_576,
-            le=1_099_511_627_776,
-            description="Largest size of the SQLite file with counts (no origin set); other counts stay in memory.",
+            description="Largest size of the SQLite file with counts (no origin set); other counts stay in memory."
         ),
     ] = 1_073_741_824
     metrics_token: Annotated[

@@ -22,25 +22,21 @@ from tidegate.server.process.config import ServerConfig
 STOP_TIMEOUT_S: Final = 2.0
 
 
-class OtelExport:
-    """What was started. `stop` exports the rest, within two seconds."""
-
-    def __init__(self, shutdowns: list[Callable[[], object]]) -> None:
-        self._shutdowns = shutdowns
-
-    async def stop(self) -> None:
-        # A thread that is not waited for: the SDK may retry for longer than a stop may take.
-        threads = [threading.Thread(target=shutdown, daemon=True) for shutdown in self._shutdowns]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            await asyncio.to_thread(thread.join, STOP_TIMEOUT_S)
+async def stop_export(shutdowns: list[Callable[[], object]]) -> None:
+    """Export the rest, within two seconds."""
+    # A thread that is not waited for: the SDK may retry for longer than a stop may take.
+    threads = [threading.Thread(target=shutdown, daemon=True) for shutdown in shutdowns]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        await asyncio.to_thread(thread.join, STOP_TIMEOUT_S)
 
 
-def start_export(config: ServerConfig, node: str) -> OtelExport | None:
-    """Create the providers that the configuration asks for, unless the process has some already."""
+def start_export(config: ServerConfig, node: str) -> list[Callable[[], object]]:
+    """Create the providers that the configuration asks for, unless the process has some already. Returns what ends
+    them, for `stop_export`."""
     if not config.otel.traces and not config.otel.metrics:
-        return None
+        return []
     try:
         from opentelemetry import metrics, trace
         from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
@@ -71,4 +67,4 @@ def start_export(config: ServerConfig, node: str) -> OtelExport | None:
         metering = MeterProvider([reader], resource=resource, shutdown_on_exit=False)
         metrics.set_meter_provider(metering)
         shutdowns.append(metering.shutdown)
-    return OtelExport(shutdowns)
+    return shutdowns

@@ -50,7 +50,7 @@ from tidegate.server.messages import Refuse, Router
 from tidegate.server.process.config import ORIGIN_FILE, ServerConfig
 from tidegate.server.process.decision_log import DecisionLog, RecordingLimiter, read_hash_key
 from tidegate.server.process.first_start import announce, make_directory, prepare
-from tidegate.server.process.otel_export import start_export
+from tidegate.server.process.otel_export import start_export, stop_export
 from tidegate.server.process.request_log import RequestLog
 from tidegate.server.process.sockets import Sockets, bind_sockets
 from tidegate.telemetry.collecting import snapshot_of
@@ -321,22 +321,21 @@ def _decision_log(config: ServerConfig, name_of: Callable[[str, str], str]) -> D
 
 
 def _limiter(config: ServerConfig, log: DecisionLog | None) -> AsyncLimiter:
-    tuning = Tuning(subjects_bytes_max=config.memory_bytes_max)
+    embedded: dict[str, Any] = {}
     origin: str | Origin = config.origin_url
     if config.origin is None:
         origin = SQLiteOrigin(Path(config.data_dir) / ORIGIN_FILE, bytes_max=config.origin_bytes_max)
     ledger: str | Ledger | None = config.ledger
     if config.origin is None and config.workers == 1:
         # No other process counts in the file: it is only there for the next start.
-        tuning = Tuning(
-            subjects_bytes_max=config.memory_bytes_max,
-            credit=False,
-            replay_cells_max=EMBEDDED_CELLS_MAX,
-            replay_interval_ms=EMBEDDED_INTERVAL_MS,
-            replay_timeout_ms=EMBEDDED_TIMEOUT_MS,
-            fresh_ms=EMBEDDED_FRESH_MS,
-            rollover_grace_ms=EMBEDDED_FRESH_MS,
-        )
+        embedded = {
+            "credit": False,
+            "replay_cells_max": EMBEDDED_CELLS_MAX,
+            "replay_interval_ms": EMBEDDED_INTERVAL_MS,
+            "replay_timeout_ms": EMBEDDED_TIMEOUT_MS,
+            "fresh_ms": EMBEDDED_FRESH_MS,
+            "rollover_grace_ms": EMBEDDED_FRESH_MS,
+        }
     if config.otel.traces:
         from tidegate.telemetry.otel import traced_ledger, traced_origin
 
@@ -346,7 +345,7 @@ def _limiter(config: ServerConfig, log: DecisionLog | None) -> AsyncLimiter:
         "region": config.region_name,
         "origin": origin,
         "ledger": ledger,
-        "tuning": tuning,
+        "tuning": Tuning(subjects_bytes_max=config.memory_bytes_max, **embedded),
     }
     return AsyncLimiter(**settings) if log is None else RecordingLimiter(log, **settings)
 
@@ -419,7 +418,7 @@ async def run_service(
         task.add_done_callback(reloads.discard)
 
     loop.add_signal_handler(signal.SIGHUP, on_hangup)
-    export = start_export(config, service.snapshot().node)
+    exports = start_export(config, service.snapshot().node)
     try:
         await service.start(bound)
         gc.collect()
@@ -429,8 +428,7 @@ async def run_service(
         logger.info("stopping")
     finally:
         await service.stop(config.http.stop_timeout_s)
-        if export is not None:
-            await export.stop()
+        await stop_export(exports)
     logger.info("stopped")
     return 0
 

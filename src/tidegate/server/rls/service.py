@@ -59,39 +59,26 @@ class BatchLimiter(Protocol):
     ) -> list[Decision]: ...
 
 
+@dataclass(slots=True, eq=False)
 class Item:
     """One descriptor of a plan."""
 
-    __slots__ = ("constant", "request", "rule", "values")
-
-    def __init__(
-        self, rule: Rule | None, request: tuple[Limit, str, int] | None, values: str, constant: bytes = b""
-    ) -> None:
-        self.rule = rule
-        # None: nothing to decide, and the status is always `constant`.
-        self.request = request
-        self.values = values
-        self.constant = constant
+    # None: nothing to decide, and the status is always `constant`.
+    rule: Rule | None
+    values: str = ""
+    constant: bytes = b""
 
 
+@dataclass(slots=True, eq=False)
 class Plan:
     """What a message asks for, under the rules as they are."""
 
-    __slots__ = ("enforced", "items", "shadows", "single")
-
-    def __init__(
-        self,
-        items: list[Item],
-        enforced: list[tuple[Limit, str, int]],
-        shadows: list[tuple[Limit, str, int]],
-        single: Rule | None,
-    ) -> None:
-        self.items = items
-        # The batch, and what is only watched, in the order of the descriptors.
-        self.enforced = enforced
-        self.shadows = shadows
-        # Most requests have one descriptor, with one rule that enforces: this one.
-        self.single = single
+    items: list[Item]
+    # The batch, and what is only watched, in the order of the descriptors.
+    enforced: list[tuple[Limit, str, int]]
+    shadows: list[tuple[Limit, str, int]]
+    # Most requests have one descriptor, with one rule that enforces: this one.
+    single: Rule | None
 
 
 @dataclass(frozen=True)
@@ -112,8 +99,8 @@ class Outcome:
         return _header_fields(enforced) if enforced else {}
 
 
-NO_RULE: Final = Item(None, None, "", status(Code.OK, b"", 0, 0))
-UNLIMITED: Final = Item(None, None, "", status(Code.OK, b"", UINT32_MAX, 0))
+NO_RULE: Final = Item(None, constant=status(Code.OK, b"", 0, 0))
+UNLIMITED: Final = Item(None, constant=status(Code.OK, b"", UINT32_MAX, 0))
 
 
 @dataclass(frozen=True)
@@ -216,7 +203,7 @@ class RateLimitService:
             if rule is not None and rule.limit is not None and not rule.is_shadow:
                 own = descriptor.hits_addend
                 request = (rule.limit, identifier, hits_addend if own is None else own)
-                return Plan([Item(rule, request, values)], [request], [], rule)
+                return Plan([Item(rule, values)], [request], [], rule)
         applied = [self._applied(domain, descriptor) for descriptor in descriptors]
         replaced: set[str] = set()
         for one in applied:
@@ -234,7 +221,7 @@ class RateLimitService:
             else:
                 cost = hits_addend if descriptor.hits_addend is None else descriptor.hits_addend
                 request = (rule.limit, one.identifier, cost)
-                items.append(Item(rule, request, one.values))
+                items.append(Item(rule, one.values))
                 (shadows if rule.is_shadow else enforced).append(request)
         return Plan(items, enforced, shadows, items[0].rule if len(items) == len(enforced) == 1 else None)
 
