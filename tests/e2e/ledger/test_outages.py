@@ -9,7 +9,9 @@ from contextlib import asynccontextmanager
 import pytest
 
 from tests.e2e.ledger.world import (
+    BY_HAND,
     HUNDRED_A_DAY,
+    NEVER_MS,
     THOUSAND_A_DAY,
     ServerDatabase,
     World,
@@ -35,8 +37,6 @@ from tidegate.testing.faults import TrackingLedger
 pytestmark = pytest.mark.server
 
 IMPATIENT = {"ledger_timeout_ms": 500}
-# The test runs single turns itself: after the first one, the loop waits for an hour.
-BY_HAND = {"publish_interval_ms": 3_600_000, "pressure_interval_ms": 3_600_000}
 
 
 def server_of(world: World) -> ServerDatabase:
@@ -124,7 +124,7 @@ async def test_a_database_that_fails_in_the_middle_loses_and_doubles_nothing(
 
 
 async def use_up_the_turn(limiter: AsyncLimiter, identifier: str) -> None:
-    """Under pressure the loop publishes at once, and then not for an hour: the test publishes everything else."""
+    """Under pressure the loop publishes at once, and then not again: the test publishes everything else."""
     publish, _ = loops_of(limiter)
     await until(
         node_of(limiter)._is_ledger_usable, "the database was opened, which a slow one does after the start"
@@ -246,8 +246,9 @@ async def test_a_thousand_timeouts_leave_no_connection_behind(server_world: Worl
     fra = await world.region("fra", origin=None).start(
         database.url,
         breaker_calls_min=1_000_000,
-        publish_interval_ms=3_600_000,
-        import_interval_ms=3_600_000,
+        publish_interval_ms=NEVER_MS,
+        import_interval_ms=NEVER_MS,
+        jitter_percent=0,
     )
     publish, importer = loops_of(fra)
     await accept(fra, "ada", 50)

@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager, suppress
 
 import pytest
 
-from tests.e2e.ledger.world import THOUSAND_A_DAY, World, node_of
+from tests.e2e.ledger.world import BY_HAND, NEVER_MS, THOUSAND_A_DAY, World, node_of
 from tidegate.runtime import importer, publish
 
 pytestmark = [pytest.mark.server, pytest.mark.slow]
@@ -43,9 +43,10 @@ async def test_publish_and_import_of_fifty_thousand_cells_never_hold_the_event_l
     """A turn of the loop handles a slice, whatever the number of cells: that is what keeps `loop_stall_seconds` low."""
     world = server_world
     # The test runs single turns itself.
-    by_hand = {"publish_interval_ms": 3_600_000, "pressure_interval_ms": 3_600_000}
-    fra = await world.region("fra", origin=None).start(world.ledger(), **by_hand)
-    iad = await world.region("iad", origin=None).start(world.ledger(), import_interval_ms=3_600_000)
+    fra = await world.region("fra", origin=None).start(world.ledger(), **BY_HAND)
+    iad = await world.region("iad", origin=None).start(
+        world.ledger(), import_interval_ms=NEVER_MS, jitter_percent=0
+    )
     for number in range(CELLS):
         await fra.limit(THOUSAND_A_DAY, f"user-{number}", 600)
         if number % 100 == 0:
