@@ -1,8 +1,9 @@
 """Deliberately broken variants of Tidegate, to prove that the simulator finds them.
 
-Each mutant breaks one rule of the design by replacing one function. `python -m tests.sim.mutants NAME`, with src/ on
-the path, applies it, runs simulations until one fails, and prints which. It needs a process of its own,
-because functions can only be replaced in an interpreted core, and must not stay replaced.
+Each mutant breaks one rule of the design by replacing one function. `python -m tests.sim.mutants NAME...`, with src/ on
+the path, applies each, runs simulations until one fails, and prints which; without names it reads them from stdin, one
+in a line. It needs a process of its own, because functions can only be replaced in an interpreted core, and a fork of
+it for each mutant, because they must not stay replaced.
 """
 
 from __future__ import annotations
@@ -10,8 +11,10 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
+import os
 import sys
-from collections.abc import Callable, Sequence
+import traceback
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final, cast
 
 from tidegate.adapters import memory as memory_module
@@ -51,40 +54,67 @@ from tidegate.runtime.resets import ResetLoop
 from tidegate.sim.plan import Options, Plan, draw_plan
 from tidegate.sim.simulation import run_plan
 
+# The line after the last one of a mutant: this and its exit code.
+ENDED: Final = "ended with "
+
 # A mutant must be found by one of these seeds.
 SEEDS: Final = range(1, 121)
 # Where to start for mutants that the first seeds do not find. All seeds are tried: a wrong number only costs time.
 FIRST_SEED: Final = {
+    "a_cell_of_the_future_is_taken_for_empty": 103,
+    "a_client_that_disconnects_cancels_the_read_of_others": 4,
     "a_failed_chunk_is_dropped": 15,
+    "a_failed_import_is_taken_for_a_good_one": 12,
     "a_failed_read_makes_the_cell_fresh": 12,
     "a_graceful_stop_flushes_nothing": 11,
+    "a_grant_ignores_what_others_hold": 3,
     "a_guess_makes_the_subject_strict": 64,
     "a_guess_names_the_end_of_the_window": 64,
-    "the_counts_of_an_evicted_subject_are_lost": 13,
     "a_node_keeps_reservations_beyond_their_life": 27,
-    "a_node_keeps_what_it_is_asked_to_give_back": 63,
+    "a_node_keeps_what_it_is_asked_to_give_back": 27,
     "a_node_that_should_publish_is_waited_for_forever": 23,
-    "a_release_frees_nothing": 12,
+    "a_read_may_take_ten_times_its_timeout": 5,
+    "a_release_frees_nothing": 27,
+    "a_repeated_settle_counts_again": 27,
     "a_replay_from_before_a_reset_is_merged": 18,
+    "a_request_with_its_own_time_ages_the_memory": 5,
     "a_reservation_taken_without_an_answer_is_never_looked_up": 337,
-    "a_reservation_that_another_node_has_ended_stays_taken": 42,
+    "a_reservation_that_another_node_has_ended_stays_taken": 52,
     "a_settle_counts_the_estimate": 12,
+    "a_wiped_ledger_is_not_filled_again": 4,
     "a_wiped_origin_is_taken_for_one_that_has_imported": 64,
+    "after_a_clock_stepped_back_old_answers_stay_fresh": 6,
     "an_answer_for_a_subject_that_was_evicted_is_taken_as_known": 103,
     "an_answer_from_before_a_reset_is_merged": 69,
-    "an_end_that_got_no_answer_is_not_repeated": 87,
+    "an_end_that_got_no_answer_is_not_repeated": 27,
     "an_importer_that_is_gone_is_not_replaced": 16,
     "an_origin_that_refuses_counts_looks_healthy": 55,
     "anticipation_does_not_end_with_credit": 178,
     "anticipation_goes_on_after_growth_has_stopped": 12,
+    "counts_are_acknowledged_when_they_are_sent": 6,
     "credit_of_a_subject_that_came_back_is_returned": 22003,
     "denied_subjects_are_always_evicted_first": 28,
     "denied_subjects_are_always_evicted_last": 34,
     "every_loss_merges_everything_again": 116,
     "evicted_foreign_counts_do_not_come_back": 34,
+    "foreign_is_the_largest_region_instead_of_the_sum": 11,
+    "memory_is_trusted_twice_as_long": 2,
+    "nodes_do_not_ask_for_resets": 3,
+    "other_regions_publishing_changes_nothing": 16,
+    "others_are_replaced_instead_of_raised": 7,
+    "published_is_committed_before_the_chunk_succeeded": 39,
+    "rows_from_before_a_reset_are_imported": 27,
+    "the_counts_of_an_evicted_subject_are_lost": 13,
     "the_last_message_wins_at_the_origin": 7,
+    "the_origin_keeps_counts_under_their_old_names": 3,
+    "the_origin_keeps_reservations_beyond_their_life": 27,
+    "the_previous_cell_is_not_refreshed": 5,
+    "the_smallest_table_is_evicted_first": 7,
+    "the_threshold_does_not_know_the_regions": 15,
     "unreplayed_subjects_are_evicted_first": 13,
+    "unreplayed_work_is_forgotten_after_a_failure": 17,
     "what_counts_in_the_next_window_is_not_reported": 53,
+    "what_is_anticipated_is_stored": 13,
     "what_is_due_is_forgotten_when_the_origin_does_not_say_who_publishes": 21387,
     "what_the_origin_does_not_know_is_not_counted": 37,
     "what_the_origin_does_not_know_yet_is_counted_at_once": 722,
@@ -1391,7 +1421,7 @@ class Raised(logging.Handler):
             self.texts.append(repr(record.exc_info[1]))
 
 
-def main(name: str) -> int:
+def apply_and_search(name: str) -> int:
     raised = Raised()
     logging.getLogger("asyncio").addHandler(raised)
     MUTANTS[name]()
@@ -1403,5 +1433,24 @@ def main(name: str) -> int:
     return 0 if found else 1
 
 
+def main(names: Iterable[str]) -> int:
+    worst = 0
+    for name in names:
+        pid = os.fork()
+        if pid == 0:
+            code = 1
+            try:
+                code = apply_and_search(name.strip())
+            except BaseException:  # noqa: BLE001 - a fork must not continue with the loop of its parent
+                traceback.print_exc(file=sys.stdout)
+            sys.stdout.flush()
+            os._exit(code)
+        code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        sys.stdout.write(f"{ENDED}{code}\n")
+        sys.stdout.flush()
+        worst = worst or code
+    return worst
+
+
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1]))
+    sys.exit(main(sys.argv[1:] or sys.stdin))
