@@ -217,7 +217,8 @@ class ImportLoop:
         self.rows_unreadable += unreadable
         if unreadable and not self._has_unreadable:
             logger.warning(
-                "%d rows of the ledger cannot be read and are skipped; see `tidegate doctor`", unreadable
+                "%d rows of the ledger cannot be read and are skipped: another program writes to its tables",
+                unreadable,
             )
         if unreadable or full:
             self._has_unreadable = unreadable > 0

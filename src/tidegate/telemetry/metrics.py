@@ -94,7 +94,7 @@ METRICS: Final[tuple[Metric, ...]] = (
         "counter",
         "Counters that this node has reset: by=request asked of this node, by=node received from another node.",
         "by=request is what people and programs have asked for: a jump means that a client resets its own limits. "
-        "A node whose sum stays behind that of the others does not hear of resets.",
+        "A node whose sum stays behind that of the others does not receive resets.",
         ("by",),
         (("request", "node"),),
     ),
