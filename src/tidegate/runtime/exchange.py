@@ -29,7 +29,7 @@ from tidegate.errors import Closed, DependencyError
 from tidegate.ports import Origin
 from tidegate.runtime.calls import Calls
 from tidegate.runtime.latency import Histogram
-from tidegate.runtime.loops import loop_backoff, wait_for_event
+from tidegate.runtime.loops import GroupCommit, loop_backoff
 
 __all__ = ["Exchanges"]
 
@@ -40,8 +40,6 @@ MESSAGES_MAX: Final = 100
 ASKS_MAX: Final = 8
 # Subjects looked at for the reports of one command: some have been reported by a message that asked.
 SUBJECTS_MAX: Final = 400
-# Slots looked at in one slice of a sweep: well below a millisecond.
-SWEEP_SLOTS: Final = 1_000
 # Turns of the event loop between two full commands of reports. A command costs about 1.5 ms of it, a busy turn of
 # decisions some 0.14 ms: reports then take less than a tenth, and 10,000 busy subjects are all reported in two seconds.
 YIELDS: Final = 160
@@ -56,8 +54,11 @@ ROUND_TRIP_WEIGHT: Final = 1 / 8
 PAUSE_MIN_S: Final = 0.00005
 
 
-class Exchanges:
+class Exchanges(GroupCommit):
     """One node's messages. `wake` starts a turn; `run_once` is one turn of reports."""
+
+    _yields = YIELDS
+    _turns = 1
 
     def __init__(
         self,
@@ -71,17 +72,15 @@ class Exchanges:
         is_usable: Callable[[], bool],
         on_work: Callable[[], object],
     ) -> None:
+        calls = Calls("origin", tuning, is_usable, carries="counts for the origin")
+        backoff = loop_backoff(tuning, random)
+        super().__init__(gate, sync.pending, sweep, calls, backoff, tuning.report_interval_ms, MESSAGES_MAX)
         self._origin = origin
-        self._gate = gate
         self._sync = sync
-        self._sweep = sweep
         self._random = random
         self._timeout_s = tuning.read_timeout_ms / 1000
-        self._interval_s = tuning.report_interval_ms / 1000
-        self._backoff = loop_backoff(tuning, random)
         # Called when an answer has left work for other loops (cells to publish).
         self._on_work = on_work
-        self.calls: Final[Calls] = Calls("origin", tuning, is_usable, carries="counts for the origin")
         self._tasks: set[asyncio.Task[None]] = set()
         self._timers: set[asyncio.TimerHandle] = set()
         # True while `_send_asks` is about to run.
@@ -97,20 +96,9 @@ class Exchanges:
         self._due_s = 0.0
         # At the last look a ticket's time was over, and it got one more turn, because the loop had not run.
         self._was_over = False
-        self._woken = asyncio.Event()
-        self._retry_now = asyncio.Event()
-        # False only while the report loop sleeps with nothing to do: a decision that makes a cell dirty must wake it.
-        self._is_reporting = True
         self._round_trip_s = ROUND_TRIP_S
-        # Since when there have been unacknowledged counts; None when there are none.
-        self.behind_since_s: float | None = None
         self.waits: int = 0
         self.wait_latency: Final[Histogram] = Histogram()
-
-    @property
-    def is_failing(self) -> bool:
-        """Counts wait, and the last message failed. The origin may still answer the pulse."""
-        return self.calls.is_failing and self.behind_since_s is not None
 
     # -- requests
 
@@ -191,14 +179,13 @@ class Exchanges:
             self._is_asking = True
             asyncio.get_running_loop().call_soon(self._send_asks)
         if pending.dirty or self._sweep.is_active:
-            self._is_reporting = True
-            self._woken.set()
+            self._wake_reports()
 
     @property
     def is_awake(self) -> bool:
         """New work will be seen without `wake`."""
         has_asks = bool(self._sync.pending.asking)
-        return self._is_reporting and (self._is_asking or not has_asks or len(self._tasks) >= ASKS_MAX)
+        return self.is_reporting and (self._is_asking or not has_asks or len(self._tasks) >= ASKS_MAX)
 
     def _send_asks(self) -> None:
         """Send everything that was queued in this turn of the event loop, or as much as may be in flight."""
@@ -297,40 +284,6 @@ class Exchanges:
 
     # -- reports
 
-    def retry_now(self) -> None:
-        """The origin answers again: do not wait for the end of a backoff."""
-        self._retry_now.set()
-
-    async def run_once(self) -> int:
-        """Report what is dirty now, command by command; what becomes dirty meanwhile is for the next turn. Returns how
-        many messages were answered; raises a `DependencyError`."""
-        sent = 0
-        healing = True
-        while healing:
-            await self._run_sweep()
-            began_s = asyncio.get_running_loop().time()
-            waiting = len(self._sync.pending.dirty)
-            if waiting and self.behind_since_s is None:
-                self.behind_since_s = began_s
-            while waiting > 0:
-                taken, messages = await self._report(waiting)
-                waiting -= taken
-                sent += messages
-                if messages >= MESSAGES_MAX:
-                    for _ in range(YIELDS):
-                        await asyncio.sleep(0)
-            # All that was dirty then is acknowledged; what is dirty now came later.
-            self.behind_since_s = began_s if self._sync.pending.dirty else None
-            # An answer showed a wipe: what that makes dirty belongs to this turn.
-            healing = self._sweep.is_active
-        return sent
-
-    async def _run_sweep(self) -> None:
-        while self._sweep.is_active:
-            with self._gate:
-                self._sweep.run(SWEEP_SLOTS)
-            await asyncio.sleep(0)
-
     async def _report(self, waiting: int) -> tuple[int, int]:
         """One command: how many of the waiting subjects were looked at, and how many messages it carried."""
         with self._gate:
@@ -345,6 +298,10 @@ class Exchanges:
             taken = dirty - len(self._sync.pending.dirty)
         if exchange is None:
             return taken or waiting, 0
+        await self._send_or_fail(exchange)
+        return taken, len(exchange.requests)
+
+    async def _send_or_fail(self, exchange: Exchange) -> None:
         is_answered = False
         try:
             await self.send(exchange)
@@ -352,33 +309,6 @@ class Exchanges:
         finally:
             if not is_answered:
                 self.fail(exchange)
-        return taken, len(exchange.requests)
-
-    async def run(self) -> None:
-        """The report loop, until cancelled."""
-        loop = asyncio.get_running_loop()
-        while True:
-            began_s = loop.time()
-            try:
-                sent = await self.run_once()
-                self._backoff.succeeded()
-            except DependencyError:
-                self._retry_now.clear()
-                await wait_for_event(self._retry_now, self._backoff.pause_s())
-                continue
-            if sent and self._interval_s > 0:
-                await asyncio.sleep(max(0.0, began_s + self._interval_s - loop.time()))
-            await self._sleep()
-
-    async def _sleep(self) -> None:
-        self._woken.clear()
-        self._is_reporting = False
-        with self._gate:
-            # Counts that became dirty before that have not woken the loop.
-            is_idle = not self._sync.pending.dirty and not self._sweep.is_active
-        if is_idle:
-            await self._woken.wait()
-        self._is_reporting = True
 
     # -- the end
 
@@ -412,13 +342,7 @@ class Exchanges:
                 )
                 is_empty = not self._sync.pending.asking
             if exchange is not None:
-                is_answered = False
-                try:
-                    await self.send(exchange)
-                    is_answered = True
-                finally:
-                    if not is_answered:
-                        self.fail(exchange)
+                await self._send_or_fail(exchange)
             if is_empty:
                 break
         await self.run_once()

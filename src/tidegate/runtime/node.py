@@ -493,7 +493,7 @@ class Node:
         """The loops will see new work by themselves."""
         pending = self._engine.pending
         return (
-            (self.replay is None or self.replay.awake)
+            (self.replay is None or self.replay.is_reporting)
             and (self.exchanges is None or self.exchanges.is_awake)
             and not pending.pressed
         )

@@ -22,7 +22,7 @@ from tidegate.errors import DependencyError, RowsRejected
 from tidegate.ports import Ledger
 from tidegate.runtime.calls import Calls
 from tidegate.runtime.import_lease import ImportLease
-from tidegate.runtime.loops import Metronome, wait_for_event
+from tidegate.runtime.loops import Metronome, run_sweep, wait_for_event
 
 __all__ = ["PublishLoop", "Published", "release"]
 
@@ -130,7 +130,7 @@ class PublishLoop:
         published yet.
         """
         self.turns += 1
-        await self._sweep()
+        await run_sweep(self._gate, self._sync.sweep)
         if self.is_shared:
             chunks = await self._plan_shared(pressed_only, is_tick)
         else:
@@ -281,12 +281,6 @@ class PublishLoop:
             for i, row in enumerate(chunk.rows[start:end], start)
         ]
         return await self._import_lease.share(entries)
-
-    async def _sweep(self) -> None:
-        while self._sync.sweep.is_active:
-            with self._gate:
-                self._sync.sweep.run(1_000)
-            await asyncio.sleep(0)
 
     async def _send(
         self, publication: Publication, start: int, end: int, done: list[LedgerRow], chunks: list[int]

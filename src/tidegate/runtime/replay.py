@@ -16,15 +16,12 @@ from tidegate.adapters.backoff import Backoff
 from tidegate.core.gate import Gate
 from tidegate.core.model import Tuning
 from tidegate.core.origin_sync import OriginSync, Replay
-from tidegate.errors import DependencyError
 from tidegate.ports import Origin
 from tidegate.runtime.calls import Calls
-from tidegate.runtime.loops import wait_for_event
+from tidegate.runtime.loops import GroupCommit
 
 __all__ = ["ReplayLoop"]
 
-# Slots looked at in one slice of a sweep: well below a millisecond.
-SWEEP_SLOTS: Final = 1_000
 # Cells planned or acknowledged in one slice, and dirty subjects looked at for them: about a third of a millisecond on a
 # busy core.
 SLICE_CELLS: Final = 100
@@ -34,8 +31,13 @@ SLICE_SUBJECTS: Final = 400
 YIELDS: Final = 40
 
 
-class ReplayLoop:
+class ReplayLoop(GroupCommit):
     """Sends one node's components. `wake` starts a turn; `run_once` is one turn."""
+
+    _yields = YIELDS
+    # A count that is accepted now waits for the pause and the next turn, which will take about as long as this one:
+    # together they fit into the interval. After an idle time nothing waits at all.
+    _turns = 2
 
     def __init__(
         self,
@@ -47,71 +49,18 @@ class ReplayLoop:
         *,
         is_usable: Callable[[], bool],
     ) -> None:
+        calls = Calls("origin_replay", tuning, is_usable, carries="counts for the origin")
+        interval_ms, full = tuning.replay_interval_ms, tuning.replay_cells_max
+        super().__init__(gate, sync.pending, sync.sweep, calls, backoff, interval_ms, full)
         self._origin = origin
-        self._gate = gate
         self._sync = sync
-        self._cells_max = tuning.replay_cells_max
-        self._interval_s = tuning.replay_interval_ms / 1000
         self._timeout_s = tuning.replay_timeout_ms / 1000
-        self._backoff = backoff
-        self._woken = asyncio.Event()
-        self._retry_now = asyncio.Event()
-        # False only while the loop sleeps with nothing to do: a decision that makes a cell dirty then must wake it.
-        self.awake: bool = True
-        self.calls: Final[Calls] = Calls("origin_replay", tuning, is_usable, carries="counts for the origin")
         self.cells_merged: int = 0
-        # Since when there have been unacknowledged counts; None when there are none.
-        self.behind_since_s: float | None = None
-
-    @property
-    def is_failing(self) -> bool:
-        """Counts wait, and the last try to send them failed. The origin may still answer reads."""
-        return self.calls.is_failing and self.behind_since_s is not None
 
     def wake(self) -> None:
-        self.awake = True
-        self._woken.set()
+        self._wake_reports()
 
-    def retry_now(self) -> None:
-        """The origin answers again: do not wait for the end of a backoff."""
-        self._retry_now.set()
-
-    async def run_once(self) -> int:
-        """Send what is dirty now, command by command; what becomes dirty meanwhile is for the next turn. Returns how
-        many cells were merged; raises a `DependencyError`."""
-        merged = 0
-        healing = True
-        while healing:
-            await self._sweep()
-            began_s = asyncio.get_running_loop().time()
-            waiting = len(self._sync.pending.dirty)
-            if waiting and self.behind_since_s is None:
-                self.behind_since_s = began_s
-            while waiting > 0:
-                taken, cells = await self._send(waiting)
-                waiting -= taken
-                merged += cells
-                if cells >= self._cells_max:
-                    await self._yield_to_loop()
-            # All that was dirty then is acknowledged; what is dirty now came later.
-            self.behind_since_s = began_s if self._sync.pending.dirty else None
-            # An answer showed a wipe: what that makes dirty belongs to this turn.
-            healing = self._sync.sweep.is_active
-        return merged
-
-    async def _sweep(self) -> None:
-        while self._sync.sweep.is_active:
-            with self._gate:
-                self._sync.sweep.run(SWEEP_SLOTS)
-            await asyncio.sleep(0)
-
-    async def _yield_to_loop(self) -> None:
-        """There is more to send than one command carries: let other tasks run first. Not a timer: turns of an idle
-        loop are over at once."""
-        for _ in range(YIELDS):
-            await asyncio.sleep(0)
-
-    async def _send(self, waiting: int) -> tuple[int, int]:
+    async def _report(self, waiting: int) -> tuple[int, int]:
         """One command with as many of the waiting subjects as it can carry: how many of them, and how many cells.
 
         Planned and acknowledged in slices, with turns of the event loop between them.
@@ -120,13 +69,13 @@ class ReplayLoop:
         slices: list[Replay] = []
         taken = cells = acknowledged = 0
         try:
-            while taken < waiting and cells < self._cells_max:
+            while taken < waiting and cells < self._full:
                 if slices:
                     await asyncio.sleep(0)
                 with gate:
                     dirty = len(sync.pending.dirty)
                     replay = sync.plan_replay(
-                        gate.now_ms(), min(SLICE_CELLS, self._cells_max - cells), SLICE_SUBJECTS
+                        gate.now_ms(), min(SLICE_CELLS, self._full - cells), SLICE_SUBJECTS
                     )
                     looked_at = dirty - len(sync.pending.dirty)
                 # 0 when the waiting subjects were evicted meanwhile, and dropped from the queue.
@@ -158,31 +107,3 @@ class ReplayLoop:
                     for replay in slices[acknowledged:]:
                         sync.fail_replay(replay)
         return taken, cells
-
-    async def run(self) -> None:
-        """The loop, until cancelled."""
-        while True:
-            try:
-                began_s = asyncio.get_running_loop().time()
-                merged = await self.run_once()
-                self._backoff.succeeded()
-            except DependencyError:
-                self._retry_now.clear()
-                await wait_for_event(self._retry_now, self._backoff.pause_s())
-                continue
-            if merged and self._interval_s > 0:
-                # A count that is accepted now waits for this pause and the next turn, which will take about as long as
-                # this one: together they fit into the interval. After an idle time nothing waits at all.
-                took_s = asyncio.get_running_loop().time() - began_s
-                await asyncio.sleep(max(0.0, self._interval_s - 2 * took_s))
-            await self._sleep()
-
-    async def _sleep(self) -> None:
-        self._woken.clear()
-        self.awake = False
-        with self._gate:
-            # Counts that became dirty before `awake` was False have not woken the loop.
-            idle = not self._sync.pending.dirty and not self._sync.sweep.is_active
-        if idle:
-            await self._woken.wait()
-        self.awake = True
