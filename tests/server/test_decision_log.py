@@ -55,6 +55,21 @@ async def test_every_kind_of_decision_is_recorded_once_and_cost_zero_is_not(tmp_
     assert (log.written, log.dropped) == (6, 0)
 
 
+async def test_a_batch_with_a_limit_in_shadow_mode_is_recorded_once(tmp_path: Path) -> None:
+    log = new_log(tmp_path)
+    watched = make_limit(1, 60_000, "rlns_1", "acme", shadow=True)
+    requests = [Request(LIMIT, "a", 1), Request(watched, "b", 2), Request(LIMIT, "c", 1)]
+    assert all(await RecordingLimiter(log).limit_many(requests, now_ms=NOW_MS))
+    log.close()
+    found = list(read_records([tmp_path]))
+    assert [(record.identifier, record.cost, record.allowed) for record in found] == [
+        ("a", 1, True),
+        ("b", 2, True),
+        ("c", 1, True),
+    ]
+    assert len({record.batch for record in found}) == 1
+
+
 async def test_the_files_never_exceed_their_bound_and_keep_the_newest(tmp_path: Path) -> None:
     log = new_log(tmp_path, bytes_max=4_000)
     limiter = RecordingLimiter(log)

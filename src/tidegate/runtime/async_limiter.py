@@ -25,7 +25,7 @@ from tidegate.runtime.environment import Environment
 from tidegate.runtime.fleet import Fleet
 from tidegate.runtime.limited import LimitedCall, check_coroutine_function
 from tidegate.runtime.loops import wait_for_event
-from tidegate.runtime.reservation import AsyncReservation, Ending, Item, Taken, merged
+from tidegate.runtime.reservation import AsyncReservation, Ending, Item, Taken, in_order, merged
 from tidegate.runtime.usage import Usage
 from tidegate.runtime.waiting import checked_timeout, pause_s
 
@@ -154,16 +154,15 @@ class AsyncLimiter(Driver):
         return ORIGIN if await node.reads.fetch(needs) else DEGRADED
 
     async def _limit_with_shadows(self, requests: Sequence[Request], at_ms: int) -> list[Decision]:
+        # The methods of this class: what a subclass adds to its own is for the whole batch.
         enforced = [request for request in requests if not request.limit.shadow]
-        decisions = iter(await self.limit_many(enforced, now_ms=at_ms) if enforced else ())
-        decided = [None if request.limit.shadow else next(decisions) for request in requests]
-        is_allowed = all(decision for decision in decided if decision is not None)
-        return [
-            await self.limit(request.limit, request.identifier, request.cost * is_allowed, now_ms=at_ms)
-            if decision is None
-            else decision
-            for request, decision in zip(requests, decided, strict=True)
+        decisions = await AsyncLimiter.limit_many(self, enforced, now_ms=at_ms) if enforced else []
+        shadows = [
+            await AsyncLimiter.limit(self, limit, identifier, cost * all(decisions), now_ms=at_ms)
+            for limit, identifier, cost in requests
+            if limit.shadow
         ]
+        return in_order(requests, decisions, shadows)
 
     async def peek(self, limit: Limit, identifier: str, *, now_ms: int | None = None) -> Decision:
         """The present state of a counter, without consuming."""
@@ -218,23 +217,14 @@ class AsyncLimiter(Driver):
             await self._begin()
         at_ms = self._gate.now_ms()
         items = merged([request for request in requests if not request.limit.shadow])
-        node = self._parts.node
-        reserving = None if node is None else node.reserving
-        if not items:
-            taken = Taken("", items, [], at_ms)
-        elif reserving is None:
+        reserving = self._reserving
+        if reserving is None or not items:
             taken = self._reserve_here(items, life_ms, at_ms)
         else:
             taken = await reserving.take(items, self._reservation_name, life_ms, at_ms)
         taken.check_room()
-        return taken._replace(
-            decisions=[
-                await self.limit(*request)
-                if request.limit.shadow
-                else taken.decision_for(request.limit, request.identifier)
-                for request in requests
-            ]
-        )
+        shadows = [await self.limit(*request) for request in requests if request.limit.shadow]
+        return taken.for_requests(requests, shadows)
 
     async def end(self, name: str, items: list[Item]) -> Ending:
         """End the reservation of this name, of this node or another, and count what was used, once.
@@ -243,21 +233,16 @@ class AsyncLimiter(Driver):
         """
         if not self._gate.is_open:
             await self._begin()
-        node = self._parts.node
-        if node is not None and node.reserving is not None:
-            return await node.reserving.end(name, items)
+        if self._reserving is not None:
+            return await self._reserving.end(name, items)
         with self._gate:
             is_live = self._parts.engine.reservations.holds(name, items)
         return self._end_here(name, items) if is_live else Ending(False, False)
 
     async def _end_taken(self, taken: Taken, items: list[Item]) -> Ending:
-        if not taken.name:
-            return Ending(True, False)
-        node = self._parts.node
-        reserving = None if node is None else node.reserving
-        if reserving is None:
+        if self._reserving is None or not taken.name:
             return self._end_here(taken.name, items)
-        return await reserving.end(taken.name, items, is_first=True)
+        return await self._reserving.end(taken.name, items, is_first=True)
 
     async def wait(
         self, limit: Limit, identifier: str, cost: int = 1, *, timeout: float | None = None

@@ -15,7 +15,7 @@ from copy import copy
 from enum import Enum
 from operator import methodcaller
 from types import MappingProxyType
-from typing import Final, Self
+from typing import TYPE_CHECKING, Final, Self
 
 from tidegate.adapters.forks import follow_forks
 from tidegate.core.gate import IDLE, NOT_STARTED, Gate
@@ -31,6 +31,9 @@ from tidegate.runtime.reservation import Ending, Item, Taken
 from tidegate.runtime.states import StateMachine
 from tidegate.runtime.statistics import Health, Statistics
 from tidegate.runtime.usage import Usage, usage_of
+
+if TYPE_CHECKING:
+    from tidegate.runtime.reserving import Reserving
 
 __all__ = ["Driver", "LimiterState", "checked_batch"]
 
@@ -164,8 +167,16 @@ class Driver:
         node = self._parts.node
         return [] if node is None else node.health(self._time_s())
 
+    @property
+    def _reserving(self) -> Reserving | None:
+        """Reservations at the origin; None without one."""
+        node = self._parts.node
+        return None if node is None else node.reserving
+
     def _reserve_here(self, items: list[Item], life_ms: int, at_ms: int) -> Taken:
         """Reserve without an origin: in memory."""
+        if not items:
+            return Taken("", items, [], at_ms)
         name = self._reservation_name()
         with self._gate:
             wall_ms = self._gate.now_ms()

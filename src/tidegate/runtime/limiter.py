@@ -29,7 +29,7 @@ from tidegate.runtime.driver import Driver, LimiterState, checked_batch
 from tidegate.runtime.environment import Environment
 from tidegate.runtime.fleet import Fleet, Parts
 from tidegate.runtime.limited import LimitedCall, check_plain_function
-from tidegate.runtime.reservation import Ending, Item, Reservation, Taken, merged
+from tidegate.runtime.reservation import Ending, Item, Reservation, Taken, in_order, merged
 from tidegate.runtime.usage import Usage
 from tidegate.runtime.waiting import checked_timeout, pause_s
 
@@ -134,16 +134,15 @@ class Limiter(Driver, LimitMethod):
         return decisions
 
     def _limit_with_shadows(self, requests: Sequence[Request], at_ms: int) -> list[Decision]:
+        # The methods of this class: what a subclass adds to its own is for the whole batch.
         enforced = [request for request in requests if not request.limit.shadow]
-        decisions = iter(self.limit_many(enforced, now_ms=at_ms) if enforced else ())
-        decided = [None if request.limit.shadow else next(decisions) for request in requests]
-        is_allowed = all(decision for decision in decided if decision is not None)
-        return [
-            self.limit(request.limit, request.identifier, request.cost * is_allowed, now_ms=at_ms)
-            if decision is None
-            else decision
-            for request, decision in zip(requests, decided, strict=True)
+        decisions = Limiter.limit_many(self, enforced, now_ms=at_ms) if enforced else []
+        shadows = [
+            Limiter.limit(self, limit, identifier, cost * all(decisions), now_ms=at_ms)
+            for limit, identifier, cost in requests
+            if limit.shadow
         ]
+        return in_order(requests, decisions, shadows)
 
     def peek(self, limit: Limit, identifier: str, *, now_ms: int | None = None) -> Decision:
         """The present state of a counter, without consuming."""
@@ -193,30 +192,17 @@ class Limiter(Driver, LimitMethod):
             self._begin()
         at_ms = self._gate.now_ms()
         items = merged([request for request in requests if not request.limit.shadow])
-        node, thread = self._parts.node, self._thread
-        reserving = None if node is None or thread is None else node.reserving
-        if not items:
-            taken = Taken("", items, [], at_ms)
-        elif reserving is None or thread is None:
+        reserving, thread = self._reserving, self._thread
+        if reserving is None or thread is None or not items:
             taken = self._reserve_here(items, life_ms, at_ms)
         else:
             taken = thread.run(reserving.take(items, self._reservation_name, life_ms, at_ms))
         taken.check_room()
-        return taken._replace(
-            decisions=[
-                self.limit(*request)
-                if request.limit.shadow
-                else taken.decision_for(request.limit, request.identifier)
-                for request in requests
-            ]
-        )
+        return taken.for_requests(requests, [self.limit(*each) for each in requests if each.limit.shadow])
 
     def _end_taken(self, taken: Taken, items: list[Item]) -> Ending:
-        if not taken.name:
-            return Ending(True, False)
-        node, thread = self._parts.node, self._thread
-        reserving = None if node is None or thread is None else node.reserving
-        if reserving is None or thread is None:
+        reserving, thread = self._reserving, self._thread
+        if reserving is None or thread is None or not taken.name:
             return self._end_here(taken.name, items)
         return thread.run(reserving.end(taken.name, items, is_first=True))
 

@@ -32,7 +32,7 @@ from tidegate.core.sweep import Sweep
 from tidegate.errors import CircuitOpen, Closed, ConfigurationError, DependencyError
 from tidegate.ports import Ledger, Origin
 from tidegate.runtime.breaker import Breaker
-from tidegate.runtime.calls import ADAPTER_SHARE
+from tidegate.runtime.calls import ADAPTER_SHARE, Calls
 from tidegate.runtime.exchange import Exchanges
 from tidegate.runtime.import_lease import ImportLease
 from tidegate.runtime.importer import ImportLoop
@@ -129,16 +129,28 @@ class Node:
         # Only with credit: its messages carry what other regions have counted, and its answers who publishes.
         self.import_lease: ImportLease | None = None
         if origin is not None:
+            self.reserving = Reserving(
+                origin, gate, engine, tuning, is_usable=self._is_origin_usable, on_work=self.wake
+            )
+        self._publish_calls = Calls("ledger_publish", tuning, self._is_ledger_usable)
+        self.resets: Final[ResetLoop] = ResetLoop(
+            engine,
+            gate,
+            region,
+            origin=origin,
+            origin_calls=None if self.reserving is None else self.reserving.calls,
+            ledger=ledger,
+            ledger_calls=self._publish_calls,
+            is_importer=self._is_importer,
+            on_work=self.wake,
+        )
+        if origin is not None:
             self._make_origin_loops(origin)
         if ledger is not None:
             self._make_ledger_loops(ledger)
-        self.resets: Final[ResetLoop] = self._make_resets()
 
     def _make_origin_loops(self, origin: Origin) -> None:
         gate, sync, tuning = self._gate, self.origin_sync, self._tuning
-        self.reserving = Reserving(
-            origin, gate, self._engine, tuning, is_usable=self._is_origin_usable, on_work=self.wake
-        )
         if self._engine.has_credit:
             exchanges = Exchanges(
                 origin,
@@ -167,7 +179,7 @@ class Node:
             tuning,
             on_wiped=self.wake,
             on_recovered=retry_now,
-            on_resets=self._on_resets,
+            on_resets=self.resets.on_pulse,
         )
 
     def _make_ledger_loops(self, ledger: Ledger) -> None:
@@ -195,8 +207,8 @@ class Node:
             random,
             self.import_lease,
             on_due=self._entrust,
-            on_resets=self._on_imported_resets,
-            on_full=self._on_full_import,
+            on_resets=self.resets.on_import,
+            on_full=self.resets.on_full_import,
         )
         self.importer = importer
         self.publish = PublishLoop(
@@ -205,22 +217,9 @@ class Node:
             sync,
             tuning,
             random,
-            is_usable=self._is_ledger_usable,
+            calls=self._publish_calls,
             on_published=importer.import_soon,
             import_lease=self.import_lease,
-        )
-
-    def _make_resets(self) -> ResetLoop:
-        return ResetLoop(
-            self._engine,
-            self._gate,
-            self._region,
-            origin=self._origin,
-            origin_calls=None if self.reserving is None else self.reserving.calls,
-            ledger=self._ledger,
-            ledger_calls=None if self.publish is None else self.publish.calls,
-            is_importer=self._is_importer,
-            on_work=self.wake,
         )
 
     def _backoff(self) -> Backoff:
@@ -231,15 +230,6 @@ class Node:
 
     def _is_ledger_usable(self) -> bool:
         return self._ledger_problem is None
-
-    def _on_resets(self, number: int, was_empty: bool) -> None:
-        self.resets.on_pulse(number, was_empty)
-
-    def _on_imported_resets(self) -> None:
-        self.resets.on_import()
-
-    def _on_full_import(self, found: dict[tuple[str, str, str, int], int]) -> None:
-        self.resets.on_full_import(found)
 
     def _entrust(self, rows: Sequence[tuple[LedgerRow, int]]) -> None:
         if self.publish is not None:

@@ -93,43 +93,38 @@ class NodeThread:
         with suppress(RuntimeError):  # closed: the limiter was stopped at the same moment
             self._loop.call_soon_threadsafe(callback)
 
+    def _submit(self, work: Coroutine[Any, Any, T]) -> Future[T] | None:
+        """Do it on the node's loop; None if that is closed: the limiter was stopped at the same moment."""
+        try:
+            return asyncio.run_coroutine_threadsafe(work, self._loop)
+        except RuntimeError:
+            work.close()
+            return None
+
     def wait_for(self, ticket: Ticket, timeout_s: float) -> None:
         """Let the ticket wait on the node's loop, and wait for its decision; not longer than `timeout_s`."""
         assert self._node.exchanges is not None
-        waiting = self._node.exchanges.wait(ticket)
-        try:
-            future = asyncio.run_coroutine_threadsafe(waiting, self._loop)
-        except RuntimeError:
-            waiting.close()  # the loop is closed: the limiter was stopped at the same moment
-            return
-        with suppress(TimeoutError, CancelledError):
-            result_within(future, timeout_s)
+        future = self._submit(self._node.exchanges.wait(ticket))
+        if future is not None:
+            with suppress(TimeoutError, CancelledError):
+                result_within(future, timeout_s)
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         """Do it on the node's loop, and wait for its result. It ends in time by itself."""
-        try:
-            future = asyncio.run_coroutine_threadsafe(work, self._loop)
-        except RuntimeError as error:
-            work.close()  # the loop is closed: the limiter was stopped at the same moment
-            raise Closed("this limiter was stopped; make a new one") from error
-        try:
-            return future.result()
-        except CancelledError as error:
-            raise Closed("this limiter was stopped; make a new one") from error
+        future = self._submit(work)
+        if future is not None:
+            with suppress(CancelledError):
+                return future.result()
+        raise Closed("this limiter was stopped; make a new one")
 
     def read(self, needs: list[Need], timeout_s: float) -> bool:
         """Read on the node's loop and wait for it; False when the decision must be made without it."""
         assert self._node.reads is not None
-        reading = self._node.reads.fetch(needs)
-        try:
-            future = asyncio.run_coroutine_threadsafe(reading, self._loop)
-        except RuntimeError:
-            reading.close()  # the loop is closed: the limiter was stopped at the same moment
-            return False
-        try:
-            return result_within(future, timeout_s)
-        except (TimeoutError, CancelledError):
-            return False
+        future = self._submit(self._node.reads.fetch(needs))
+        if future is not None:
+            with suppress(TimeoutError, CancelledError):
+                return result_within(future, timeout_s)
+        return False
 
     def stop(self, timeout_s: float | None) -> None:
         """Flush within a deadline, and end the thread."""

@@ -79,7 +79,7 @@ class PublishLoop:
         tuning: Tuning,
         random: Random,
         *,
-        is_usable: Callable[[], bool],
+        calls: Calls,
         on_published: Callable[[], object],
         import_lease: ImportLease | None = None,
     ) -> None:
@@ -99,7 +99,7 @@ class PublishLoop:
         self._hot_tick_s = 0.0
         # Called after rows were written: cells are hot, and imports should be fast.
         self._on_published = on_published
-        self.calls: Final[Calls] = Calls("ledger_publish", tuning, is_usable)
+        self.calls: Final[Calls] = calls
         # Rows that the ledger has refused in this turn, and why: one log line for all of them.
         self._refused: list[tuple[LedgerRow, RowsRejected]] = []
         self.rows_published: int = 0

@@ -6,7 +6,7 @@ is here, and needs no asyncio.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from types import TracebackType
 from typing import Any, Final, NamedTuple, Self
 
@@ -40,12 +40,19 @@ class Taken(NamedTuple):
         if self.items and not self.decisions:
             raise TooManyReservations(self.items[0][0].workspace)
 
-    def decision_for(self, limit: Limit, identifier: str) -> Decision:
-        """The decision on the counter of a request."""
-        for item, decision in zip(self.items, self.decisions, strict=True):
-            if item[0].key == limit.key and item[1] == identifier:
-                return decision
-        raise AssertionError("every request has an item")
+    def for_requests(self, requests: Sequence[Request], shadows: Iterable[Decision]) -> Taken:
+        """The same with a decision for each request: that of its counter, or of `shadows`."""
+        found = {(item[0].key, item[1]): each for item, each in zip(self.items, self.decisions, strict=True)}
+        enforced = [found[limit.key, identifier] for limit, identifier, _ in requests if not limit.shadow]
+        return self._replace(decisions=in_order(requests, enforced, shadows))
+
+
+def in_order(
+    requests: Sequence[Request], enforced: Iterable[Decision], shadows: Iterable[Decision]
+) -> list[Decision]:
+    """Decisions about limits that are enforced, and about those in shadow mode, in the order of the requests."""
+    left, watched = iter(enforced), iter(shadows)
+    return [next(watched if request.limit.shadow else left) for request in requests]
 
 
 class Ending(NamedTuple):
