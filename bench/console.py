@@ -20,6 +20,7 @@ from typing import NamedTuple
 
 from bench import loadgen
 from bench.server import PATH, Contestant, Cores, Printer, limit_body, make_key, serve
+from bench.turns import Figures, in_turns
 from tidegate import AsyncLimiter, Limit
 from tidegate.server.api.activity import SAMPLED_PER_S, SHARE, Activity
 
@@ -31,14 +32,14 @@ STREAMS_PER_KEY = 8
 TIMES = 200_000
 
 
-def per_call_ns(work: Callable[[int], None]) -> float:
-    """CPU time, the best of seven runs."""
-    best = float("inf")
+def per_call_ns(work: Callable[[int], None]) -> Figures:
+    """CPU time, round by round."""
+    found = Figures()
     for _ in range(7):
         started_ns = time.process_time_ns()
         work(TIMES)
-        best = min(best, (time.process_time_ns() - started_ns) / TIMES)
-    return best
+        found.append((time.process_time_ns() - started_ns) / TIMES)
+    return found
 
 
 def recording(out: Printer) -> None:  # noqa: C901 - one small loop for each row
@@ -117,7 +118,7 @@ def recording(out: Printer) -> None:  # noqa: C901 - one small loop for each row
         ("a denial, again in the same second", denied_again),
         ("a denial, the first of an identifier in a second, with its cells", denied_first),
     ):
-        out.row(what, f"{per_call_ns(work) - loop_ns:,.0f}")
+        out.row(what, per_call_ns(work).minus(loop_ns).shown())
 
 
 class Streams:
@@ -193,31 +194,25 @@ def looking(out: Printer, seconds: float, rounds: int, rates: Sequence[int]) -> 
                 "requests/s", "viewers", "CPU µs per request", "p50 ms", "p99 ms", "kB/s to each viewer"
             )
             for rate in rates:
-                found: dict[int, list[Found]] = {viewers: [] for viewers in VIEWERS}
-                for _ in range(rounds):
-                    for viewers in VIEWERS:
-                        with watched(server, keys, viewers) as streams:
-                            before = server.cpu_s
-                            load = generator.run(
-                                server.address[1],
-                                file,
-                                rate_per_s=rate,
-                                seconds=seconds,
-                                connections=CONNECTIONS,
-                            )
-                            cpu_us = (server.cpu_s - before) / load.sent * 1e6
-                            each = streams.bytes / viewers / seconds / 1000 if viewers else 0.0
-                            found[viewers].append(Found(cpu_us, load.p50_ms, load.p99_ms, each))
-                for viewers, many in found.items():
-                    best = [min(values) for values in zip(*many, strict=True)]
-                    out.row(
-                        f"{rate:,}",
-                        str(viewers),
-                        f"{best[0]:.2f}",
-                        f"{best[1]:.3f}",
-                        f"{best[2]:.2f}",
-                        f"{best[3]:.0f}" if viewers else "",
-                    )
+                found: dict[str, list[Found]] = {str(viewers): [] for viewers in VIEWERS}
+                for shown in in_turns(found, rounds):
+                    viewers = int(shown)
+                    with watched(server, keys, viewers) as streams:
+                        before = server.cpu_s
+                        load = generator.run(
+                            server.address[1],
+                            file,
+                            rate_per_s=rate,
+                            seconds=seconds,
+                            connections=CONNECTIONS,
+                        )
+                        cpu_us = (server.cpu_s - before) / load.sent * 1e6
+                        each = streams.bytes / viewers / seconds / 1000 if viewers else 0.0
+                        found[shown].append(Found(cpu_us, load.p50_ms, load.p99_ms, each))
+                for shown, many in found.items():
+                    cpu, p50, p99, kb = (Figures(values) for values in zip(*many, strict=True))
+                    sent = kb.shown() if int(shown) else ""
+                    out.row(f"{rate:,}", shown, cpu.shown(2), p50.shown(3), p99.shown(2), sent)
 
 
 def main(arguments: Sequence[str] = ()) -> None:

@@ -1,8 +1,8 @@
 """What rate limits add to a request: each integration against its bare framework, and against other limiters.
 
 Applications are called in this process, without an HTTP server. Figures are CPU time of the whole process per request,
-with background threads and without the time spent waiting for Redis. All variants of a framework take turns, and the
-best of several rounds counts. Every limit is one per hour and address that is never used up; every variant keeps its
+with background threads and without the time spent waiting for Redis. All variants of a framework take turns; shown
+are medians with their range. Every limit is one per hour and address that is never used up; every variant keeps its
 defaults (Tidegate writes header fields on every answer, the others write none).
 """
 
@@ -17,11 +17,14 @@ from contextlib import ExitStack
 from typing import Any
 
 import tidegate
+from bench.machine import name_peers
+from bench.turns import Figures, in_turns
 from tidegate.testing import RedisServer
 
 QUOTA = "1000000000/hour"
 REQUESTS = 400
-ROUNDS = 12
+ROUNDS = 13
+PEERS = ("slowapi", "fastapi-limiter", "flask-limiter", "django-ratelimit")
 
 Call = Callable[[], Any]
 AsyncCall = Callable[[], Awaitable[Any]]
@@ -372,35 +375,35 @@ def async_limiter(url: str, region: str) -> tidegate.AsyncLimiter:
 # -- measuring
 
 
-def measure(calls: dict[str, Call]) -> dict[str, float]:
-    """CPU microseconds of this process per call, the best of several rounds in turns."""
-    best = dict.fromkeys(calls, float("inf"))
-    for _ in range(ROUNDS):
-        for name, call in calls.items():
-            gc.collect()
-            started = time.process_time_ns()
-            for _ in range(REQUESTS):
-                call()
-            best[name] = min(best[name], (time.process_time_ns() - started) / REQUESTS / 1000)
-    return best
+def measure(calls: dict[str, Call]) -> dict[str, Figures]:
+    """CPU microseconds of this process per call, in turns."""
+    found = {name: Figures() for name in calls}
+    for name in in_turns(calls, ROUNDS):
+        call = calls[name]
+        gc.collect()
+        started = time.process_time_ns()
+        for _ in range(REQUESTS):
+            call()
+        found[name].append((time.process_time_ns() - started) / REQUESTS / 1000)
+    return found
 
 
-async def measure_async(calls: dict[str, AsyncCall]) -> dict[str, float]:
-    best = dict.fromkeys(calls, float("inf"))
+async def measure_async(calls: dict[str, AsyncCall]) -> dict[str, Figures]:
+    found = {name: Figures() for name in calls}
     for each in STARTED:
         await each.start()
-    for _ in range(ROUNDS):
-        for name, call in calls.items():
-            gc.collect()
-            started = time.process_time_ns()
-            for _ in range(REQUESTS):
-                await call()
-                await asyncio.sleep(0)  # a server's loop has a turn between two requests
-            best[name] = min(best[name], (time.process_time_ns() - started) / REQUESTS / 1000)
+    for name in in_turns(calls, ROUNDS):
+        call = calls[name]
+        gc.collect()
+        started = time.process_time_ns()
+        for _ in range(REQUESTS):
+            await call()
+            await asyncio.sleep(0)  # a server's loop has a turn between two requests
+        found[name].append((time.process_time_ns() - started) / REQUESTS / 1000)
     for each in STARTED:
         await each.stop()
     STARTED.clear()
-    return best
+    return found
 
 
 ASYNC = {
@@ -412,8 +415,8 @@ ASYNC = {
 SYNC = {"Flask": flask_variants, "Django": django_variants, "WSGI": wsgi_variants}
 
 
-def figures(url: str) -> dict[str, dict[str, float]]:
-    found: dict[str, dict[str, float]] = {}
+def figures(url: str) -> dict[str, dict[str, Figures]]:
+    found: dict[str, dict[str, Figures]] = {}
     for name, variants in ASYNC.items():
         apps = variants(url, "bench")
         found[name] = asyncio.run(measure_async({one: asgi_call(app) for one, app in apps.items()}))
@@ -425,23 +428,30 @@ def figures(url: str) -> dict[str, dict[str, float]]:
     return found
 
 
-def show(title: str, found: dict[str, dict[str, float]]) -> int:
+def show(title: str, found: dict[str, dict[str, Figures]]) -> int:
     print(f"\n### {title}\n")
-    print("| framework | bare, µs | Tidegate adds, µs | others add, µs |")
-    print("|---|---|---|---|")
+    print(
+        "| framework | bare, µs | Tidegate adds, µs | others add, µs | requests per CPU second, bare / Tidegate |"
+    )
+    print("|---|---|---|---|---|")
     worse = 0
     for name, times in found.items():
-        added = {one: cpu - times["bare"] for one, cpu in times.items() if one != "bare"}
+        bare = times["bare"]
+        added = {one: cpu.minus(bare) for one, cpu in times.items() if one != "bare"}
         ours = added.pop("Tidegate")
-        others = ", ".join(f"{one} {cpu:.1f} ({cpu / max(ours, 0.1):.1f} ×)" for one, cpu in added.items())
-        worse += sum(cpu <= ours for cpu in added.values())
-        print(f"| {name} | {times['bare']:.1f} | {ours:.1f} | {others} |")
+        others = ", ".join(
+            f"{one} {cpu.shown(1)}, {cpu.middle / max(ours.middle, 0.1):.1f} ×" for one, cpu in added.items()
+        )
+        worse += sum(cpu.middle <= ours.middle for cpu in added.values())
+        rates = f"{1e6 / bare.middle:,.0f} / {1e6 / times['Tidegate'].middle:,.0f}"
+        print(f"| {name} | {bare.shown(1)} | {ours.shown(1)} | {others} | {rates} |")
     return worse
 
 
 def main() -> int:
     """Measure and print; fails if any other limiter adds less."""
     os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
+    name_peers(PEERS)
     worse = show("Embedded", figures(""))
     with RedisServer() as redis:
         worse += show("With Redis", figures(redis.url))

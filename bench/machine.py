@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 import platform
 import subprocess
+from collections.abc import Sequence
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import tidegate
 
-__all__ = ["describe"]
+__all__ = ["describe", "name_peers"]
 
 
 def describe() -> str:
@@ -24,6 +26,19 @@ def describe() -> str:
         f"load {os.getloadavg()[0]:.1f}",
     ]
     return " · ".join(part for part in parts if part)
+
+
+def name_peers(names: Sequence[str]) -> None:
+    """Print which version of each peer runs. A benchmark that needs one which is not installed ends here."""
+    missing = []
+    for name in names:
+        try:
+            print(f"- {name} {version(name)}: runs")
+        except PackageNotFoundError:
+            print(f"- {name}: not run, it is not installed")
+            missing.append(name)
+    if missing:
+        raise SystemExit(f"{', '.join(missing)}: make bench installs it")
 
 
 def _processor() -> str:

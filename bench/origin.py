@@ -11,7 +11,8 @@ import asyncio
 import statistics
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
 
 from bench.credit import FIGURES
 from bench.figures import (
@@ -27,11 +28,16 @@ from bench.figures import (
     acknowledged,
     rate_of,
 )
+from bench.machine import name_peers
+from bench.turns import Figures, in_turns
 from tidegate import AsyncLimiter, Limit, Tuning
 from tidegate.adapters.redis.origin import RedisOrigin
 from tidegate.testing import RedisServer
 
 __all__ = ["main"]
+
+PEERS = ("limits", "throttled-py")
+ROUNDS = 9
 
 # -- commands to the origin
 
@@ -110,53 +116,49 @@ async def throughput(url: str, scale: Scale) -> list[Figure]:
     from limits.aio.strategies import SlidingWindowCounterRateLimiter
     from throttled.asyncio import RedisStore, Throttled, per_hour
 
-    shared_rates, embedded_rates, peer_rates = [], [], {"limits": 0.0, "throttled-py": 0.0}
     sliding = SlidingWindowCounterRateLimiter(RedisStorage(f"async+{url}", implementation="redispy"))
     item = RateLimitItemPerHour(10**9)
     throttled = Throttled(using="sliding_window", quota=per_hour(10**9), store=RedisStore(server=url))
     embedded = AsyncLimiter()
     async with AsyncLimiter(region=REGION, origin=url) as limiter:
+        calls: dict[str, Callable[[str], Awaitable[Any]]] = {
+            "shared": lambda name: limiter.limit(FREE, name),
+            "embedded": lambda name: embedded.limit(FREE, name),
+            "limits": lambda name: sliding.hit(item, name),
+            "throttled-py": throttled.limit,
+        }
         await asyncio.gather(*(limiter.limit(FREE, name) for name in SUBJECTS))
         await asyncio.gather(*(embedded.limit(FREE, name) for name in SUBJECTS))
         # Until the traffic of the last seconds is known, and credit is asked for accordingly.
-        await rate_of(lambda name: limiter.limit(FREE, name), scale.seconds, yields=True)
-        for _ in range(7):
-            shared_rates.append(
-                await rate_of(lambda name: limiter.limit(FREE, name), scale.seconds / 4, yields=True)
-            )
-            embedded_rates.append(
-                await rate_of(lambda name: embedded.limit(FREE, name), scale.seconds / 4, yields=True)
-            )
-        await acknowledged(limiter)
-    for name, call in (
-        ("limits", lambda name: sliding.hit(item, name)),
-        ("throttled-py", throttled.limit),
-    ):
-        await rate_of(call, 0.2, yields=False)
-        peer_rates[name] = await rate_of(call, scale.seconds, yields=False)
-    shared, alone = statistics.median(shared_rates), statistics.median(embedded_rates)
-    best = max(peer_rates.values())
+        await rate_of(calls["shared"], scale.seconds, yields=True)
+        found = {name: Figures() for name in calls}
+        for name in in_turns(calls, ROUNDS):
+            await acknowledged(limiter)  # its messages are not part of the turns of others
+            is_ours = name in ("shared", "embedded")
+            found[name].append(await rate_of(calls[name], scale.seconds / 4, yields=is_ours))
+    shared, alone = found["shared"], found["embedded"]
+    best = max((found[name] for name in PEERS), key=lambda rates: rates.middle)
     return [
         Figure(
             "decisions per CPU second, Redis origin, 10,000 subjects",
-            f"{shared:,.0f}",
-            f"limits {peer_rates['limits']:,.0f}, throttled-py {peer_rates['throttled-py']:,.0f}",
+            shared.shown(),
+            ", ".join(f"{name} {found[name].shown()}" for name in PEERS),
             "",
             None,
         ),
         Figure(
             "  against the best peer on the same server",
-            f"{shared / best:.0f} ×",
+            f"{shared.over(best).shown()} ×",
             "",
             "≥ 20 ×",
-            shared >= 20 * best,
+            shared.over(best).middle >= 20,
         ),
         Figure(
             "  against embedded mode",
-            f"{shared / alone:.0%}",
-            f"embedded {alone:,.0f}",
+            f"{shared.over(alone).middle:.0%}",
+            f"embedded {alone.shown()}",
             "≥ 60 %",
-            shared >= 0.6 * alone,
+            shared.over(alone).middle >= 0.6,
         ),
     ]
 
@@ -276,6 +278,8 @@ async def measure(scale: Scale) -> bool:
 
 def main(arguments: Sequence[str] = ()) -> int:
     """Print the table; 1 if a target was missed."""
+    name_peers(PEERS)
+    print()
     print("| figure | measured | against | target | |")
     print("| --- | --- | --- | --- | --- |")
     return 0 if asyncio.run(measure(QUICK if "--quick" in arguments else FULL)) else 1

@@ -23,9 +23,11 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
+from statistics import median
 from types import TracebackType
 from typing import NamedTuple, Self
 
+from bench.turns import Figures, in_turns
 from tidegate.testing import RedisServer
 
 HERE = Path(__file__).parent
@@ -60,7 +62,7 @@ class Run(NamedTuple):
     is_real_time: bool
 
 
-class Figures(NamedTuple):
+class Turn(NamedTuple):
     """The results of one turn, with the CPU time of the service and its Redis."""
 
     run: Run
@@ -151,7 +153,7 @@ class Service:
             ["chrt", "-f", "-a", "-p", "1", str(self._process.pid)], check=True, capture_output=True
         )
 
-    def load(self, generator: Path, messages: Path, *, rate: float, seconds: float) -> Figures:
+    def load(self, generator: Path, messages: Path, *, rate: float, seconds: float) -> Turn:
         """One turn of the generator. Rate 0: as fast as it answers."""
         assert self._process is not None
         before = cpu_s(self._process.pid), cpu_s(self._redis.pid) if self._redis else 0.0
@@ -168,7 +170,7 @@ class Service:
         if run.errors and not rate:
             raise SystemExit(f"{self.name}: {run.errors} of {run.sent} calls failed")
         after = cpu_s(self._process.pid), cpu_s(self._redis.pid) if self._redis else 0.0
-        return Figures(run, *[(b - a) / run.sent * 1e6 for a, b in zip(before, after, strict=True)])
+        return Turn(run, *[(b - a) / run.sent * 1e6 for a, b in zip(before, after, strict=True)])
 
 
 def field(tag: int, data: bytes) -> bytes:
@@ -221,7 +223,7 @@ def go_service(program: str, folder: Path, redis: RedisServer) -> Service:
     return Service("envoyproxy/ratelimit (Go) + Redis", [program], redis=redis, env=settings, port=port)
 
 
-def contestants(folder: Path, stack: ExitStack) -> list[Service]:
+def contestants(folder: Path, stack: ExitStack) -> dict[str, Service]:
     rules = folder / "rules.yaml"
     rules.write_text(RULES)
     peers = HERE / "peers"
@@ -235,14 +237,14 @@ def contestants(folder: Path, stack: ExitStack) -> list[Service]:
     ]
     program = find_go_service()
     if program is None:
-        print("envoyproxy/ratelimit is not installed (scripts/gateways installs it): not compared\n")
+        print("envoyproxy/ratelimit (Go): not run, it is not installed: scripts/gateways installs it\n")
     else:
         found.append(go_service(program, folder, redis))
-    return [stack.enter_context(service) for service in found]
+    return {service.name: stack.enter_context(service) for service in found}
 
 
 def throughput(
-    services: Sequence[Service], generator: Path, folder: Path, seconds: float, rounds: int
+    services: Mapping[str, Service], generator: Path, folder: Path, seconds: float, rounds: int
 ) -> None:
     loads = {
         "10,000 users in turn": write_messages(folder / "many", (f"user-{n:06d}" for n in range(10_000))),
@@ -252,42 +254,52 @@ def throughput(
     for title, messages in loads.items():
         print(f"As fast as it answers, {CONNECTIONS} connections with {STREAMS} calls each, {title}\n")
         print("| service | calls/s | CPU per call, µs | Redis, µs |\n|---|---|---|---|")
-        best: dict[str, Figures] = {}
-        for _ in range(rounds):
-            for service in services:
-                if messages != loads[WIDE]:
-                    service.load(generator, messages, rate=0, seconds=WARM_S)
-                figures = service.load(generator, messages, rate=0, seconds=seconds)
-                if service.name not in best or figures.cpu_us < best[service.name].cpu_us:
-                    best[service.name] = figures
-        for name, figures in best.items():
-            print(
-                f"| {name} | {figures.rate:,.0f} | {figures.cpu_us:.1f} | {figures.redis_us:.1f} |",
-                flush=True,
-            )
+        found: dict[str, list[Turn]] = {name: [] for name in services}
+        for name in in_turns(services, rounds):
+            if messages != loads[WIDE]:
+                services[name].load(generator, messages, rate=0, seconds=WARM_S)
+            found[name].append(services[name].load(generator, messages, rate=0, seconds=seconds))
+        for name, turns in found.items():
+            rate, cpu_us = Figures(turn.rate for turn in turns), Figures(turn.cpu_us for turn in turns)
+            redis_us = Figures(turn.redis_us for turn in turns)
+            print(f"| {name} | {rate.shown()} | {cpu_us.shown(1)} | {redis_us.shown(1)} |", flush=True)
         print()
 
 
 def latency(
-    services: Sequence[Service], generator: Path, folder: Path, seconds: float, *, is_real_time: bool
+    services: Mapping[str, Service],
+    generator: Path,
+    folder: Path,
+    seconds: float,
+    rounds: int,
+    *,
+    is_real_time: bool,
 ) -> None:
     messages = folder / "many"
     if is_real_time:
-        for service in services:
+        for service in services.values():
             service.become_real_time()
     print("Open loop, Poisson arrivals, 10,000 users in turn; milliseconds from the moment a call was due\n")
     print("| service | calls/s | p50 | p99 | p99.9 | CPU per call, µs |\n|---|---|---|---|---|---|")
     for rate in RATES_PER_S:
-        for service in services:
-            service.load(generator, messages, rate=rate, seconds=WARM_S)
-            figures = service.load(generator, messages, rate=rate, seconds=seconds)
-            run = figures.run
-            note = "" if run.sent_late < 0.01 else f" ({run.sent_late:.0%} sent late)"
-            if run.errors:
-                note += f" ({run.errors / run.sent:.0%} not answered within 5 s of the end)"
+        found: dict[str, list[Turn]] = {name: [] for name in services}
+        for name in in_turns(services, rounds):
+            services[name].load(generator, messages, rate=rate, seconds=WARM_S)
+            found[name].append(services[name].load(generator, messages, rate=rate, seconds=seconds))
+        for name, turns in found.items():
+            runs = [turn.run for turn in turns]
+            late = median(run.sent_late for run in runs)
+            note = "" if late < 0.01 else f" ({late:.0%} sent late)"
+            if any(run.errors for run in runs):
+                failed = sum(run.errors for run in runs) / sum(run.sent for run in runs)
+                note += f" ({failed:.0%} not answered within 5 s of the end)"
+            p50_ms, p99_ms, p999_ms = (
+                Figures(getattr(run, figure) for run in runs) for figure in ("p50_ms", "p99_ms", "p999_ms")
+            )
+            cpu_us = Figures(turn.cpu_us for turn in turns)
             print(
-                f"| {service.name} | {rate:,} | {run.p50_ms:.2f} | {run.p99_ms:.2f} | {run.p999_ms:.2f}{note} | "
-                f"{figures.cpu_us:.1f} |",
+                f"| {name} | {rate:,} | {p50_ms.shown(2)} | {p99_ms.shown(2)} | {p999_ms.shown(2)}{note} | "
+                f"{cpu_us.shown(1)} |",
                 flush=True,
             )
 
@@ -300,15 +312,18 @@ def main(arguments: Sequence[str] = ()) -> None:
         action="store_true",
         help="measure latency with services as real-time processes: for a machine that others use too",
     )
-    parser.add_argument("--rounds", type=int, default=3, help="turns each; the best one counts")
+    parser.add_argument("--rounds", type=int, default=5, help="turns of each service")
     options = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory(prefix="tidegate-bench-rls-") as name, ExitStack() as stack:
         folder = Path(name)
         generator = folder / "openloop_grpc"
         subprocess.run(["cc", "-O2", "-o", str(generator), str(HERE / "openloop_grpc.c"), "-lm"], check=True)
         services = contestants(folder, stack)
+        print(f"These run: {', '.join(services)}. Medians of {options.rounds} rounds in turns (and range).\n")
         throughput(services, generator, folder, options.seconds, options.rounds)
-        latency(services, generator, folder, 2 * options.seconds, is_real_time=options.real_time)
+        latency(
+            services, generator, folder, 2 * options.seconds, options.rounds, is_real_time=options.real_time
+        )
 
 
 if __name__ == "__main__":

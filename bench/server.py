@@ -418,7 +418,10 @@ def latency(bench: Bench, out: Printer) -> None:
     of loop, sockets and machine; and Go. Rounds alternate, and a ratio is that of one round.
     """
     servers = (bench.embedded, bench.fleet)
-    rates = bench.rates or {each.name: each.load(PATH, bench.bodies, bench.seconds).rate for each in servers}
+    rates = bench.rates
+    for server in servers:
+        if server.name not in rates:
+            rates[server.name] = server.load(PATH, bench.bodies, bench.seconds).rate
     bodies = bench.bodies.read_text().splitlines()
     loads: dict[str, Callable[[float], loadgen.Latencies]] = {}
 
@@ -444,8 +447,8 @@ def latency(bench: Bench, out: Printer) -> None:
     for server in servers:
         add(server.name, server, rates[server.name] / 2, "POST", PATH)
         add(f"{server.name}, GET /livez", server, rates[server.name] / 2, "GET", "/livez")
-    if isinstance(bench.go, Contestant):
-        add(bench.go.name, bench.go, rates[bench.fleet.name] / 2, "POST", PATH)
+        if isinstance(bench.go, Contestant):
+            add(f"{server.name}, Go", bench.go, rates[server.name] / 2, "POST", PATH)
     found = turns(bench.seconds, bench.rounds, loads)
     out.figures()
     for server in servers:
@@ -462,14 +465,10 @@ def latency(bench: Bench, out: Printer) -> None:
         out.row(f"p99, {what}", f"{ours.shown('p99_ms', 2)} ms", "", "")
         out.row(f"p99.9, {what}", f"{ours.shown('p999_ms', 2)} ms", "", "")
         out.row(f"p99 of GET /livez, {what}", f"{trivial.shown('p99_ms', 2)} ms", "", "")
-    if isinstance(bench.go, Contestant):
-        ratio = found[bench.fleet.name].over(found[bench.go.name], "p99_ms")
-        out.row(
-            f"p99 of {bench.go.name}",
-            f"{found[bench.go.name].shown('p99_ms', 2)} ms",
-            f"ours / it: {ratio.shown(2)}",
-            "",
-        )
+        if isinstance(bench.go, Contestant):
+            go = found[f"{server.name}, Go"]
+            shown = f"{go.shown('p99_ms', 2)} ms; ours / it: {ours.over(go, 'p99_ms').shown(2)}"
+            out.row(f"p99 of {bench.go.name}, {what}", shown, "", "")
 
 
 def memory_and_start(bench: Bench, out: Printer) -> None:

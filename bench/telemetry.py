@@ -15,6 +15,7 @@ from random import Random
 from statistics import median
 from tempfile import TemporaryDirectory
 
+from bench.turns import Figures
 from tidegate import AsyncLimiter, Limit
 from tidegate.adapters.memory import MemoryOrigin
 from tidegate.core.model import Component, subject_digest
@@ -99,7 +100,7 @@ async def _run(directory: Path) -> None:
     for lap in laps.values():
         await lap.run()
         lap.decisions = lap.waited = 0
-    rounds: dict[str, list[float]] = {name: [] for name in laps}
+    rounds = {name: Figures() for name in laps}
     order = list(laps)
     random = Random(1)
     for _ in range(ROUNDS):
@@ -109,12 +110,11 @@ async def _run(directory: Path) -> None:
             await asyncio.sleep(0.01)
             rounds[name].append(await laps[name].run())
             recording.log.take()
-    off = min(rounds["off"])
-    print("| telemetry | CPU ns per decision, best | median | best against off | waited for the origin |")
-    print("| --- | ---: | ---: | ---: | ---: |")
+    print("| telemetry | CPU ns per decision | against off, round by round | waited for the origin |")
+    print("| --- | ---: | ---: | ---: |")
     for name, measured in rounds.items():
         share = laps[name].waited / laps[name].decisions
-        figures = f"{min(measured):.0f} | {median(measured):.0f} | {min(measured) / off:.3f} | {share:.2%}"
+        figures = f"{measured.shown()} | {measured.over(rounds['off']).shown(3)} | {share:.2%}"
         print(f"| {name} | {figures} |")
 
     from opentelemetry.sdk.trace import TracerProvider

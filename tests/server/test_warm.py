@@ -10,10 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import UNSET
 
 from tests.server.harness import MONTH_MS
 from tidegate.ports import KeyRow, OverrideRow
 from tidegate.server.api.admission import Call
+from tidegate.server.api.schema import LimitBody, decode_limit_plain
+from tidegate.server.api.warm import KEPT_OF, Bodies
 from tidegate.server.catalog.keys import digest_of, hint_of
 from tidegate.server.messages import Head
 from tidegate.server.process.config_load import load
@@ -21,6 +24,10 @@ from tidegate.server.process.first_start import prepare
 from tidegate.server.process.service import Service
 
 USUAL = {"namespace": "known", "identifier": "user", "limit": 10, "duration": MONTH_MS, "cost": 0}
+
+
+# So many requests with the same body that it is remembered.
+OFTEN = 2 * KEPT_OF
 
 
 class Scene:
@@ -124,7 +131,8 @@ LEFT = [
 async def test_a_usual_request_is_answered_as_by_the_whole_operation(tmp_path: Path, body: bytes) -> None:
     async with playing(tmp_path) as scene:
         first = await scene.whole(scene.head, body)  # loads the counts into memory
-        assert told(scene.warm(scene.head, body)) == told(first)
+        for _ in range(OFTEN):
+            assert told(scene.warm(scene.head, body)) == told(first)
 
 
 @pytest.mark.parametrize("body", LEFT)
@@ -134,7 +142,8 @@ async def test_an_unusual_body_is_left_to_the_whole_operation_and_nothing_is_cou
     async with playing(tmp_path) as scene:
         await scene.whole(scene.head, body_of())
         before = scene.counted()
-        assert scene.warm(scene.head, body) is None
+        for _ in range(OFTEN):
+            assert scene.warm(scene.head, body) is None
         assert scene.counted() == before
 
 
@@ -170,7 +179,8 @@ async def test_a_caller_who_is_unknown_or_must_be_checked_each_time_is_left_to_t
 
 async def test_a_deleted_namespace_and_a_revoked_key_are_noticed_at_once(tmp_path: Path) -> None:
     async with playing(tmp_path) as scene:
-        assert scene.warm(scene.head, body_of())[0] == 200
+        for _ in range(OFTEN):
+            assert scene.warm(scene.head, body_of())[0] == 200
         namespace = next(iter(scene.view.workspaces.values())).namespaces["known"]
         row = namespace.row
         scene.view.put_namespace(row._replace(deleted_at_ms=1, version=row.version + 1))
@@ -180,6 +190,70 @@ async def test_a_deleted_namespace_and_a_revoked_key_are_noticed_at_once(tmp_pat
         for key in scene.view.keys_of(next(iter(scene.view.workspaces))):
             scene.view.put_key(key._replace(revoked_at_ms=1, version=key.version + 1))
         assert scene.warm(scene.head, body_of()) is None
+
+
+async def test_a_new_override_applies_to_a_body_that_came_before(tmp_path: Path) -> None:
+    async with playing(tmp_path) as scene:
+        await scene.whole(scene.head, body_of())
+        for _ in range(OFTEN):
+            assert json.loads(scene.warm(scene.head, body_of())[2])["data"]["limit"] == 10
+        namespace = next(iter(scene.view.workspaces.values())).namespaces["known"]
+        scene.view.put_override(OverrideRow("rlor_9", namespace.id, "user", 7, MONTH_MS, None, 9))
+        assert json.loads(scene.warm(scene.head, body_of())[2])["data"]["limit"] == 7
+
+
+class Decoder:
+    """Counts what is decoded."""
+
+    def __init__(self) -> None:
+        self.decoded: list[bytes] = []
+
+    def __call__(self, body: bytes) -> LimitBody:
+        self.decoded.append(body)
+        return decode_limit_plain(body)
+
+
+def test_a_body_that_comes_again_is_not_decoded_again() -> None:
+    decoder = Decoder()
+    bodies = Bodies(decoder, UNSET)
+    for _ in range(1_000):
+        asked = bodies.find(body_of(cost=3))
+        assert asked is not None
+        assert (asked.namespace, asked.identifier, asked.cost) == ("known", "user", 3)
+        assert (asked.quota, asked.duration_ms) == (10, MONTH_MS)
+    assert decoder.decoded == [body_of(cost=3)] * KEPT_OF
+
+
+def test_of_bodies_that_come_once_a_bounded_number_is_remembered() -> None:
+    decoder = Decoder()
+    bodies = Bodies(decoder, UNSET, kept_max=8)
+    many = [body_of(identifier=f"user_{number}") for number in range(1_000)]
+    for body in many:
+        bodies.find(body)
+    decoder.decoded.clear()
+    for body in reversed(many):
+        bodies.find(body)
+    assert len(many) - 2 * 8 <= len(decoder.decoded) < len(many)
+
+
+def test_a_body_in_use_stays_remembered_while_others_come_and_go() -> None:
+    decoder = Decoder()
+    bodies = Bodies(decoder, UNSET, kept_max=8)
+    for _ in range(OFTEN):
+        bodies.find(body_of())
+    decoder.decoded.clear()
+    for number in range(1_000):
+        bodies.find(body_of(identifier=f"user_{number}"))
+        bodies.find(body_of())
+    assert body_of() not in decoder.decoded
+
+
+def test_a_long_body_is_not_remembered() -> None:
+    decoder = Decoder()
+    bodies = Bodies(decoder, UNSET)
+    for _ in range(OFTEN):
+        assert bodies.find(body_of(identifier="x" * 400)) is not None
+    assert len(decoder.decoded) == OFTEN
 
 
 async def test_decisions_are_counted_unless_the_request_asks_not_to(tmp_path: Path) -> None:

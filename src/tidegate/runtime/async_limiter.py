@@ -81,7 +81,7 @@ class AsyncLimiter(Driver):
         return self._gate.attempt(limit, identifier, cost, now_ms)
 
     @property
-    def attempt(self) -> Callable[[Limit, str, int, int], Decision | None]:
+    def attempt(self) -> Callable[[Limit, str, int, int | None], Decision | None]:
         """`limit_nowait(limit, identifier, cost, now_ms=now_ms)` without a frame of Python."""
         return self._gate.attempt
 

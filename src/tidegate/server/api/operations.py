@@ -28,7 +28,7 @@ from tidegate.server.api.schema import (
     decode_limit_plain,
     decode_multi_limit,
 )
-from tidegate.server.api.warm import WarmLimit
+from tidegate.server.api.warm import Bodies, WarmLimit
 from tidegate.server.catalog.sync import CatalogSync
 from tidegate.server.catalog.view import Caller, NamespaceView
 from tidegate.server.messages import Answer, Head, Route
@@ -102,23 +102,23 @@ class LimitOperations:
         self._recall = admission.recall
         self._admit = admission.admit
         self._warm = WarmLimit(
-            decode_limit_plain,
-            UNSET,
+            Bodies(decode_limit_plain, UNSET),
             admission.callers,
             self.plans,
             admission.new_id,
-            admission.now_ms,
             limiter.attempt,
             self.activity,
             Thinning(DENIALS_RECORDED_PER_S, SAMPLE_WEIGHT, random),
             self._record_denial,
             self._wait_for_decision,
+            admission.handler("limit", self.limit),
+            test_mode,
         )
 
     def routes(self) -> list[Route]:
         handler = self._admission.handler
         return [
-            Route("POST", "/v2/ratelimit.limit", "limit", self._handle_limit),
+            Route("POST", "/v2/ratelimit.limit", "limit", self._warm.handle),
             Route("POST", "/v2/ratelimit.multiLimit", "multiLimit", handler("multiLimit", self.multi_limit)),
             Route("GET", "/v2/liveness", "liveness", self.liveness),
         ]
@@ -126,15 +126,6 @@ class LimitOperations:
     def liveness(self, _head: Head, _body: bytes) -> Answer:
         message = f'{{"meta":{{"requestId":"req_{self._admission.new_id()}"}},"data":{{"message":"OK"}}}}'
         return 200, JSON_LINE, message.encode("ascii")
-
-    def _handle_limit(self, head: Head, body: bytes) -> Answer | Coroutine[Any, Any, Answer]:
-        """`limit` from memory; what that does not answer, step by step."""
-        has_own_time = self._test_mode and head.test_time is not None
-        answer = None if has_own_time else self._warm.answer(head, body)
-        if answer is None:
-            call = Call("limit", head, self._admission.new_id())
-            answer = self._admission.run(call, self.limit(call, body))
-        return answer
 
     def limit(self, call: Call, body: bytes) -> Steps[None]:
         sample = self.activity.take()

@@ -57,6 +57,8 @@ class Plan:
         "_denied",
         "_end",
         "_is_plain",
+        "_left_s",
+        "_left_text",
         "_lines",
         "_reset_at_ms",
         "_reset_text",
@@ -96,6 +98,9 @@ class Plan:
         # The end of the window that was answered last, and its text.
         self._reset_at_ms = -1
         self._reset_text = ""
+        # The seconds to the end of a window that were answered last, and their text.
+        self._left_s = -1
+        self._left_text = ""
         # The wait of the last denial, and its header lines: many denials in a row have the same.
         self._retry_s = 0
         self._retry_fields = b""
@@ -113,7 +118,11 @@ class Plan:
                 text = f'{text[:-2]},"exceeded":true}}}}'
             if self._is_plain and reset_at_ms > now_ms:
                 # The usual case of `allowed_line` without a call, because every allowed check comes here.
-                shown = f"{self._lines}{remaining};t={-((now_ms - reset_at_ms) // 1000)}\r\n"
+                left_s = -((now_ms - reset_at_ms) // 1000)
+                if left_s != self._left_s:
+                    self._left_s = left_s
+                    self._left_text = f";t={left_s}\r\n"
+                shown = f"{self._lines}{remaining}{self._left_text}"
             else:
                 shown = self._lines + allowed_line(decision.remaining, reset_at_ms - now_ms)
             fields = shown.encode()
@@ -126,7 +135,7 @@ class Plan:
                 self._retry_fields = shown.encode()
                 self._retry_s = retry_s
             fields = self._retry_fields
-        return 200, fields + lines, text.encode()
+        return 200, fields + lines if lines else fields, text.encode()
 
 
 @final

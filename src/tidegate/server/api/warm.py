@@ -10,10 +10,11 @@ from __future__ import annotations
 from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any, Final, final
 
+from tidegate.core._native import mypyc_attr
 from tidegate.core.model import Decision, Limit
 from tidegate.server.api.plans import Plan, Plans, Skips
 from tidegate.server.catalog.view import Callers
-from tidegate.server.messages import Answer, Head
+from tidegate.server.messages import Answer, Handler, Head, Stream
 from tidegate.telemetry.topk import Thinning
 
 if TYPE_CHECKING:
@@ -25,6 +26,74 @@ BODY_BYTES_MAX: Final = 5_120
 # Quotation marks of a body in which no property comes twice and no name holds one, without and with a cost.
 MARKS: Final = 12
 MARKS_WITH_COST: Final = 14
+# Bodies that are remembered, in two generations of this many, and the longest of them: 12 MB with names of usual
+# length, 32 MB at most.
+BODIES_MAX: Final = 16_384
+KEPT_BYTES_MAX: Final = 384
+# Of bodies that are not remembered one in so many is. Those that come again are soon among them; those that do not
+# cost little.
+KEPT_OF: Final = 4
+
+
+@final
+@mypyc_attr(acyclic=True)
+class Asked:
+    """What a body asks for."""
+
+    __slots__ = ("cost", "duration_ms", "identifier", "namespace", "quota")
+
+    def __init__(self, namespace: str, identifier: str, quota: int, duration_ms: int, cost: int) -> None:
+        self.namespace: Final[str] = namespace
+        self.identifier: Final[str] = identifier
+        self.quota: Final[int] = quota
+        self.duration_ms: Final[int] = duration_ms
+        self.cost: Final[int] = cost
+
+
+@final
+class Bodies:
+    """What bodies ask for. Clients repeat them: one that asks for the same identifier sends the same bytes."""
+
+    def __init__(self, decode: Callable[[bytes], Any], unset: object, *, kept_max: int = BODIES_MAX) -> None:
+        """`decode` gives a `LimitBody`, whose cost may be `unset`, or raises."""
+        self._decode: Final[Callable[[bytes], Any]] = decode
+        self._unset: Final[object] = unset
+        self._kept_max: Final[int] = kept_max
+        self._recent: dict[bytes, Asked] = {}
+        self._before: dict[bytes, Asked] = {}
+        # How many were not remembered.
+        self._new: int = 0
+
+    def find(self, body: bytes) -> Asked | None:
+        """What a body asks for; None if it is not a usual one."""
+        asked = self._recent.get(body)
+        if asked is not None:
+            return asked
+        asked = self._before.get(body)
+        if asked is None:
+            asked = self._read(body)
+            self._new += 1
+            if asked is None or self._new % KEPT_OF != 0 or len(body) > KEPT_BYTES_MAX:
+                return asked
+        if len(self._recent) >= self._kept_max:
+            self._before = self._recent
+            self._recent = {}
+        self._recent[body] = asked
+        return asked
+
+    def _read(self, body: bytes) -> Asked | None:
+        if len(body) > BODY_BYTES_MAX:
+            return None
+        try:
+            item = self._decode(body)
+        except Exception:  # noqa: BLE001 - the whole operation decodes again, and says what is wrong
+            return None
+        cost = item.cost
+        is_one = cost is self._unset
+        # A property that comes twice is refused: parsers differ in which one they use (`schema`).
+        if body.count(b'"') != (MARKS if is_one else MARKS_WITH_COST):
+            return None
+        return Asked(item.namespace, item.identifier, item.limit, item.duration, 1 if is_one else cost)
 
 
 @final
@@ -33,27 +102,25 @@ class WarmLimit:
 
     def __init__(
         self,
-        decode: Callable[[bytes], Any],
-        unset: object,
+        bodies: Bodies,
         callers: Callers,
         plans: Plans,
         new_id: Callable[[], str],
-        now_ms: Callable[[], int],
-        attempt: Callable[[Limit, str, int, int], Decision | None],
+        attempt: Callable[[Limit, str, int, int | None], Decision | None],
         activity: Activity,
         thinning: Thinning,
         record_denial: Callable[[Plan, str, Decision, int, int, int], None],
         wait: Callable[[Head, str, Plan, str, int, Sample | None], Answer | Coroutine[Any, Any, Answer]],
+        whole: Handler,
+        test_mode: bool,
     ) -> None:
-        """`decode` gives a `LimitBody`, whose cost may be `unset`, or raises; `wait` continues when
-        memory cannot decide."""
-        self._decode: Final[Callable[[bytes], Any]] = decode
-        self._unset: Final[object] = unset
+        """`wait` continues when memory cannot decide; `whole` is the whole operation; `test_mode`: a request may set
+        its own time."""
+        self._bodies: Final[Bodies] = bodies
         self._callers: Final[Callers] = callers
         self._plans: Final[Plans] = plans
         self._new_id: Final[Callable[[], str]] = new_id
-        self._now_ms: Final[Callable[[], int]] = now_ms
-        self._attempt: Final[Callable[[Limit, str, int, int], Decision | None]] = attempt
+        self._attempt: Final[Callable[[Limit, str, int, int | None], Decision | None]] = attempt
         self._activity: Final[Activity] = activity
         self._skips: Final[Skips] = activity.skips
         self._followed: Final[dict[str, Followed]] = activity.recording.followed
@@ -62,48 +129,48 @@ class WarmLimit:
         self._wait: Final[
             Callable[[Head, str, Plan, str, int, Sample | None], Answer | Coroutine[Any, Any, Answer]]
         ] = wait
+        self._whole: Final[Handler] = whole
+        self._test_mode: Final[bool] = test_mode
+
+    def handle(self, head: Head, body: bytes) -> Answer | Stream | Coroutine[Any, Any, Answer]:
+        """The handler of `limit`."""
+        has_own_time = self._test_mode and head.test_time is not None
+        answer = None if has_own_time else self.answer(head, body)
+        return self._whole(head, body) if answer is None else answer
 
     def answer(self, head: Head, body: bytes) -> Answer | Coroutine[Any, Any, Answer] | None:
         """The answer, at once or after a wait; None if this is not the usual request."""
         caller = self._callers.recall(head.authorization)
-        if caller is None or caller.is_metered or len(body) > BODY_BYTES_MAX:
+        if caller is None or caller.is_metered:
             return None
-        try:
-            item = self._decode(body)
-        except Exception:  # noqa: BLE001 - the whole operation decodes again, and says what is wrong
-            return None
-        asked = item.cost
-        if asked is self._unset:
-            cost, marks = 1, MARKS
-        else:
-            cost, marks = int(asked), MARKS_WITH_COST
-        # A property that comes twice is refused: parsers differ in which one they use (`schema`).
-        if body.count(b'"') != marks:
+        asked = self._bodies.find(body)
+        if asked is None:
             return None
         workspace = caller.workspace
-        namespace = workspace.namespaces.get(item.namespace)
+        namespace = workspace.namespaces.get(asked.namespace)
         if (
             namespace is None
             or namespace.is_deleted
             or not (caller.can_limit or caller.may("limit", namespace.id))
         ):
             return None
-        identifier: str = item.identifier
+        identifier = asked.identifier
+        cost = asked.cost
         plans = self._plans
         if namespace.has_overrides and plans.cost(namespace, identifier):
             return None
-        plan = plans.find(workspace.id, namespace, identifier, item.limit, item.duration)
+        plan = plans.find(workspace.id, namespace, identifier, asked.quota, asked.duration_ms)
         skips = self._skips
         sample: Sample | None = None
         if skips.left:
             skips.left -= 1
         else:
             sample = self._activity.begin()
-        now_ms = self._now_ms()
-        decision = self._attempt(plan.limit, identifier, cost, now_ms)
+        decision = self._attempt(plan.limit, identifier, cost, None)
         request_id = self._new_id()
         if decision is None:
             return self._wait(head, request_id, plan, identifier, cost, sample)
+        now_ms = decision.decided_at_ms
         if not head.metrics_off:
             self.record(plan, identifier, cost, decision, now_ms, sample)
         return plan.answer(request_id, decision, now_ms, b"")

@@ -148,7 +148,8 @@ class RepeatedHeads:
         if self._unsent:
             data = b"".join(self._unsent)
             self._unsent.clear()
-            if not self._transport.is_closing():
+            # An idle connection is not being closed by this server; a transport that failed drops what it is given.
+            if self._is_idle or not self._transport.is_closing():
                 self._transport.write(data)
 
     def _remember(self, data: bytes, head: RequestHead) -> None:

@@ -207,13 +207,13 @@ class RecordingLimiter(AsyncLimiter):
         self.log = log
 
     @property
-    def attempt(self) -> Callable[[Limit, str, int, int], Decision | None]:
+    def attempt(self) -> Callable[[Limit, str, int, int | None], Decision | None]:
         inner, add = super().attempt, self.log.add
 
-        def attempt(limit: Limit, identifier: str, cost: int, now_ms: int) -> Decision | None:
+        def attempt(limit: Limit, identifier: str, cost: int, now_ms: int | None) -> Decision | None:
             decision = inner(limit, identifier, cost, now_ms)
             if decision is not None:
-                add(limit, identifier, cost, now_ms, decision)
+                add(limit, identifier, cost, decision.decided_at_ms, decision)
             return decision
 
         return attempt
