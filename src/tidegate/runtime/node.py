@@ -473,7 +473,7 @@ class Node:
         self._engine.pending.is_urgent = False
         if self.exchanges is not None:
             self.exchanges.wake()
-        if self.replay is not None and not self.replay.awake:
+        if self.replay is not None and not self.replay.is_reporting:
             self.replay.wake()
         if self.publish is not None and (self._engine.pending.pressed or self._engine.pending.due):
             self.publish.press()
