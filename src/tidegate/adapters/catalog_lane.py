@@ -23,12 +23,14 @@ T = TypeVar("T")
 
 
 class LaneCatalog(Generic[SessionType]):
-    """The `Catalog` port on a dialect's lanes. `spell` turns `?` into the placeholders of the dialect."""
+    """The `Catalog` port on a dialect's lanes. `placeholders` turns `?` into the placeholders of the dialect."""
 
-    def __init__(self, connect: Callable[[], Lane[Any, SessionType]], spell: Callable[[str], str]) -> None:
+    def __init__(
+        self, connect: Callable[[], Lane[Any, SessionType]], placeholders: Callable[[str], str]
+    ) -> None:
         self._reader = connect()
         self._writer = connect()
-        self._spell = spell
+        self._placeholders = placeholders
         self._random = Random()
 
     async def open(self, *, timeout_s: float) -> None:
@@ -112,7 +114,7 @@ class LaneCatalog(Generic[SessionType]):
         try:
             statement = next(script)
             while True:
-                rows = await session.fetch(self._spell(statement.sql), statement.args)
+                rows = await session.fetch(self._placeholders(statement.sql), statement.args)
                 statement = script.send(rows)
         except StopIteration as stop:
             result: T = stop.value

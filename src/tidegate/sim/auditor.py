@@ -125,7 +125,7 @@ class Auditor:
 
     def all_decided(self, process: NodeProcess, answers: Sequence[Answer], *, have_waited: bool) -> None:
         """A node made these decisions in this step, one after the other."""
-        self.memory.look(process)
+        self.memory.check(process)
         # With credit, the subject of a decision may have been evicted in this step: it was counted in another cell.
         knows_cell = not (process.evictions and (have_waited or self._tuning.credit))
         for items, decisions, at_ms in answers:
@@ -213,7 +213,7 @@ class Auditor:
     def sent(self, process: NodeProcess, components: Sequence[Component]) -> None:
         """A node sends to the origin only its own counts, and no more than it accepted (3)."""
         now_ms = process.clock.now_ms()
-        self.memory.look(process)
+        self.memory.check(process)
         self.note("sent", process.node_id, [(one.sequence, one.writer, one.own) for one in components])
         self.truth_check.sent(process, components)
         for one in components:
@@ -236,7 +236,7 @@ class Auditor:
         self, process: NodeProcess, components: Sequence[Component], merged: bool, asked_s: float
     ) -> None:
         """A node received the origin's reply for these components. It sent the request at `asked_s` (loop time)."""
-        self.memory.look(process)
+        self.memory.check(process)
         self.truth_check.replied(process, components, merged, asked_s)
 
     def merged(

@@ -117,11 +117,13 @@ def measure_fleet(
     for node, region in enumerate(fleet.regions):
         by_region[region].append(node)
     windows = WINDOWS * (windows_scale or scale)
-    homes = _homes(random, windows)
+    regions_of = _regions_by_identifier(random, windows)
     warm_s = 6.0
     limit = Limit(LIMIT, duration_ms=DURATION_MS, namespace="fleet")
     hot_limit = Limit(HOT_LIMIT, duration_ms=DURATION_MS, namespace="fleet")
-    shared = [name for name, regions in homes.items() if len(regions) > 1 and name.startswith("hot")][:20]
+    shared = [name for name, regions in regions_of.items() if len(regions) > 1 and name.startswith("hot")][
+        :20
+    ]
     views = _Views(fleet, shared, (limit.workspace, limit.namespace, DURATION_MS))
     outcomes: Counter[tuple[bool, bool]] = Counter()
     burst_us = (warm_s + seconds / 2) * 1e6
@@ -135,7 +137,7 @@ def measure_fleet(
         if decision:
             views.note(offer)
 
-    offers = _offers(random, homes, by_region, windows, warm_s, seconds)
+    offers = _offers(random, regions_of, by_region, windows, warm_s, seconds)
     fleet.run(lambda name: hot_limit if name.startswith("hot") else limit, offers, answered)
     after = _counted(fleet)
     rates = {name: (after[name] - before[name]) / seconds for name in after}
@@ -184,26 +186,26 @@ def _counted(fleet: Fleet) -> dict[str, float]:
     }
 
 
-def _homes(random: Random, windows: int) -> dict[str, list[int]]:
+def _regions_by_identifier(random: Random, windows: int) -> dict[str, list[int]]:
     """The regions of each identifier: one, or two to four."""
-    homes = {}
+    regions_of = {}
     hot = windows * PER_MINUTE * HOT_PERCENT // 100 // HOT_PER_MINUTE
     for number in range(windows):
         name = f"hot-{number}" if number < hot else f"user-{number}"
         several = number % (100 // SHARED_PERCENT) == 0
-        homes[name] = random.sample(range(REGIONS), random.randrange(2, 5) if several else 1)
-    return homes
+        regions_of[name] = random.sample(range(REGIONS), random.randrange(2, 5) if several else 1)
+    return regions_of
 
 
 def _offers(
     random: Random,
-    homes: dict[str, list[int]],
+    regions_of: dict[str, list[int]],
     by_region: list[list[int]],
     windows: int,
     warm_s: float,
     seconds: float,
 ) -> Iterator[Offer]:
-    names = list(homes)
+    names = list(regions_of)
     hot = [name for name in names if name.startswith("hot")]
     usual = names[len(hot) :]
     per_second = windows * PER_MINUTE / 60
@@ -212,7 +214,7 @@ def _offers(
     while at_s < end_s:
         percent = HOT_PERCENT if at_s < warm_s + seconds / 2 else BURST_PERCENT
         name = random.choice(hot if random.random() * 100 < percent else usual)
-        region = random.choice(homes[name])
+        region = random.choice(regions_of[name])
         yield Offer(int(at_s * 1e6), random.choice(by_region[region]), name)
         at_s += random.expovariate(per_second)
 

@@ -55,7 +55,7 @@ class MemoryCheck:
         self._auditor = auditor
         self._seen: dict[str, _Seen] = {}
 
-    def look(self, process: NodeProcess) -> None:
+    def check(self, process: NodeProcess) -> None:
         subjects = process.engine.subjects
         before = self._seen.get(process.node_id, _Seen(0, 0, []))
         kept = [

@@ -125,7 +125,7 @@ class Simulation:
             limit = self.limits[what["subject"]][what["limit"]]
             identifier = self.plan.subjects[what["subject"]].identifier
             at_ms = process.clock.now_ms()
-            self.auditor.memory.look(process)
+            self.auditor.memory.check(process)
             # In the context of the process, so that tasks which the decision starts belong to it.
             decision = process.request_context.run(
                 process.limiter.limit_nowait, limit, identifier, what["cost"]
@@ -161,7 +161,7 @@ class Simulation:
         started_s = self.loop.time()
         at_ms = process.clock.now_ms()
         at_ms += what.get("own_time_ms", 0)
-        self.auditor.memory.look(process)
+        self.auditor.memory.check(process)
         decision = await process.limiter.limit(limit, identifier, what["cost"], now_ms=at_ms)
         self._answered(process, [(limit, identifier, what["cost"])], [decision], at_ms)
         self._check_wait(process, started_s)
@@ -173,7 +173,7 @@ class Simulation:
         ]
         started_s = self.loop.time()
         at_ms = process.clock.now_ms()
-        self.auditor.memory.look(process)
+        self.auditor.memory.check(process)
         decisions = await process.limiter.limit_many([Request(*item) for item in items], now_ms=at_ms)
         self._answered(process, items, decisions, at_ms)
         self._check_wait(process, started_s)
@@ -217,7 +217,7 @@ class Simulation:
 
     async def _serve_one(self, process: NodeProcess, limit: Limit, identifier: str, cost: int) -> None:
         at_ms = process.clock.now_ms()
-        self.auditor.memory.look(process)
+        self.auditor.memory.check(process)
         decision = await process.limiter.limit(limit, identifier, cost, now_ms=at_ms)
         self._answered(process, [(limit, identifier, cost)], [decision], at_ms)
 

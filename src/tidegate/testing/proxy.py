@@ -256,7 +256,7 @@ class _Link:
         self.client = _Side(self, incoming=self.requests, outgoing=self.replies)
         self.server = _Side(self, incoming=self.replies, outgoing=self.requests)
         self.is_over = False
-        self.dialling: asyncio.Task[None] | None = None  # set when the client is connected
+        self.connecting: asyncio.Task[None] | None = None  # set when the client is connected
 
     @property
     def made_sides(self) -> list[_Side]:
@@ -264,13 +264,13 @@ class _Link:
 
     def on_side_made(self, side: _Side) -> None:
         if side is self.client:
-            self.dialling = self.board.loop.create_task(self._dial())
+            self.connecting = self.board.loop.create_task(self._connect_upstream())
         elif self.is_over:
             _abort(self.server)
         else:
             self.requests.pump()
 
-    async def _dial(self) -> None:
+    async def _connect_upstream(self) -> None:
         host, port = self.board.upstream
         try:
             await self.board.loop.create_connection(lambda: self.server, host, port)
@@ -311,8 +311,8 @@ class _Link:
         self.is_over = True
         self.requests.discard()
         self.replies.discard()
-        if self.dialling is not None and self.dialling is not asyncio.current_task(self.board.loop):
-            self.dialling.cancel()
+        if self.connecting is not None and self.connecting is not asyncio.current_task(self.board.loop):
+            self.connecting.cancel()
 
     def on_side_lost(self) -> None:
         if self.is_over and all(side.is_lost.done() for side in self.made_sides):
@@ -335,7 +335,7 @@ class _Switchboard:
         self._bytes = {False: 0, True: 0}
         self._port = port
         self._listener: socket.socket | None = None
-        self._welcomes: set[asyncio.Task[None]] = set()  # accepted, but not connected to the server side yet
+        self._accepting: set[asyncio.Task[None]] = set()  # accepted, but not connected to the server side yet
 
     def count_bytes(self, count: int, *, is_reply: bool) -> None:
         self._bytes[is_reply] += count
@@ -364,11 +364,11 @@ class _Switchboard:
             self.accepted += 1
             link = _Link(self, self.accepted)
             self.links.add(link)
-            welcome = self.loop.create_task(self._welcome(link, client))
-            self._welcomes.add(welcome)
-            welcome.add_done_callback(self._welcomes.discard)
+            attaching = self.loop.create_task(self._attach(link, client))
+            self._accepting.add(attaching)
+            attaching.add_done_callback(self._accepting.discard)
 
-    async def _welcome(self, link: _Link, client: socket.socket) -> None:
+    async def _attach(self, link: _Link, client: socket.socket) -> None:
         await self.loop.connect_accepted_socket(lambda: link.client, client)
 
     async def apply(self, faults: Faults) -> None:
@@ -383,12 +383,12 @@ class _Switchboard:
     async def reset_connections(self) -> None:
         if self._listener is not None:
             self._accept_waiting()
-        await asyncio.gather(*self._welcomes)
+        await asyncio.gather(*self._accepting)
         links = list(self.links)
         for link in links:
             link.reset()
-        dialling = [link.dialling for link in links if link.dialling is not None]
-        await asyncio.gather(*dialling, return_exceptions=True)
+        connecting = [link.connecting for link in links if link.connecting is not None]
+        await asyncio.gather(*connecting, return_exceptions=True)
         await asyncio.gather(*(side.is_lost for link in links for side in link.made_sides))
 
     async def statistics(self) -> ProxyStatistics:
