@@ -13,6 +13,7 @@ from click.testing import CliRunner
 import tidegate
 from tidegate.adapters.memory import MemoryOrigin
 from tidegate.core.model import Component, OriginReply
+from tidegate.runtime.exchange import Exchanges
 from tidegate.sim.commands import simulate
 from tidegate.sim.plan import TRAFFIC, Options, draw_plan, plan_from, plan_to
 from tidegate.sim.scenario_files import load_file
@@ -119,6 +120,20 @@ def test_few_answers_and_few_cells_are_excused() -> None:
     assert summary.counts["answers compared with a single counter"] > 400
     assert summary.counts["reservations"] > 30
     assert_little_is_excused(summary)
+
+
+@pytest.mark.parametrize("method", ["on_recall", "_finish"])
+def test_an_exception_that_nothing_handles_is_a_violation(
+    monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
+    """In a callback, and in a task."""
+
+    def fail(*_args: object) -> None:
+        raise RuntimeError("not expected")
+
+    monkeypatch.setattr(Exchanges, method, fail)
+    violations = run_plan(draw_plan(42)).violations
+    assert any("RuntimeError('not expected')" in str(violation) for violation in violations)
 
 
 def test_the_same_seed_gives_the_same_trace() -> None:

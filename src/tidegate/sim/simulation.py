@@ -8,9 +8,11 @@ simulation runs on one virtual event loop; the same plan gives the same trace.
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from random import Random
+from typing import Any
 
 from tidegate.adapters.memory import OriginSnapshot
 from tidegate.core.model import Decision, Limit, Request
@@ -551,6 +553,7 @@ class Simulation:
 
     def run(self) -> Report:
         asyncio.set_event_loop(None)
+        self.loop.set_exception_handler(self._record_exception)
         with recorded_errors() as errors:
             try:
                 self.loop.run_until_complete(self._run_phases())
@@ -558,6 +561,8 @@ class Simulation:
                 self.auditor.fail(8, str(stopped))
             finally:
                 self._close()
+        # asyncio reports the exception of a task that nothing awaits when the task is collected.
+        gc.collect()
         for error in errors:
             self.auditor.fail(8, f"logged: {error}")
         return Report(
@@ -570,6 +575,11 @@ class Simulation:
             description=self.convergence.describe(),
             counts=self._counts(),
         )
+
+    def _record_exception(self, _loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        """A callback or a task failed with an exception that nothing handles."""
+        if "exception" in context:
+            self.auditor.fail(8, f"{context['message']}: {context['exception']!r}")
 
     def _counts(self) -> dict[str, int]:
         """How much was compared with the truth, and how much was not."""

@@ -190,8 +190,13 @@ class OriginPort:
     async def listen(self, node_id: str, on_recall: Callable[[bytes, str], None]) -> None:
         # A recall arrives in the process of this node, not in that of the node whose message caused it.
         context = copy_context()
+
+        def deliver(digest: bytes, writer: str) -> None:
+            if self.can_be_recalled:  # the node may have stopped listening meanwhile
+                on_recall(digest, writer)
+
         self._origin.listeners[node_id] = lambda digest, writer: self._link.push(
-            lambda: on_recall(digest, writer), context
+            lambda: deliver(digest, writer), context
         )
         self.can_be_recalled = True
         try:
