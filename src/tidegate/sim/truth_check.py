@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from tidegate.core.cells import Subject
 from tidegate.core.grants import CreditRequest, GrantRules
@@ -44,6 +44,20 @@ REFUSED_PART = 5
 MESSAGES_PER_ANSWER_MAX = 4
 
 
+class _Held(NamedTuple):
+    """A denial in a healthy region with credit that the counts of its node do not explain."""
+
+    region: str
+    cell_id: CellId
+    at_ms: int
+    foreign: dict[int, int]
+    """By sequence: what the node knew of other regions."""
+    room: int
+    """What its quota leaves beside its cost."""
+    then_us: int
+    """When credit that had been granted to waiting requests of others was spent."""
+
+
 class TruthCheck:
     """The truth of one simulation, and the checks against it."""
 
@@ -54,6 +68,8 @@ class TruthCheck:
         self._knowledge: dict[str, Knowledge] = {}
         # (process, key, identifier) -> the last denial because of counts, and the subject that it was for.
         self._denials: dict[tuple[str, tuple[str, str, int], str], tuple[int, Subject]] = {}
+        # (process, cell, the origin's last answer about it) -> the first guess after that answer.
+        self._guesses: dict[tuple[str, CellId, int], int] = {}
         # (process, key, identifier) -> the subject, and when it first answered.
         self._created_s: dict[tuple[str, tuple[str, str, int], str], tuple[Subject, float]] = {}
         self._answers: Counter[str] = Counter()
@@ -65,10 +81,10 @@ class TruthCheck:
         self._silent_losses: dict[tuple[str, CellKey], int] = {}
         # Answers compared with the truth, answers that were not, by reason, and cells that exceeded their limit.
         self.judged = 0
-        # Answers of healthy regions with credit. `exact`: allowed, and compared with a single counter. `refused`:
-        # denied because other nodes held the credit, or by a guess, although a single counter might have allowed them.
-        self.refused = 0
+        # Answers of healthy regions with credit. `exact`: allowed, and compared with a single counter. `_held`: denied
+        # because of what other nodes held, or by a guess.
         self.exact = 0
+        self._held: list[_Held] = []
         self.excused: Counter[str] = Counter()
         self.over_admitted: set[CellId] = set()
 
@@ -381,7 +397,14 @@ class TruthCheck:
             seen_s += 3 * interval_s + 2 * self._round_trip_s()
         last_us = max((row.changed_at_us for row in self._foreign_rows(process, cell_id)), default=0)
         is_calm = self._shared_calm_s(process) > seen_s + self._ledger_recovery_s()
-        if is_calm and self._now_us() - last_us > seen_s * 1e6:
+        known_us = self._now_us()
+        if tuning.credit:
+            # A counter that is used up denies without asking. The first guess after that asks.
+            replied_us = self.knowledge(process).replied_us.get((cell_id.digest, cell_id.sequence), 0)
+            guess = (process.node_id, cell_id, replied_us)
+            waited_us = known_us - self._guesses.setdefault(guess, known_us)
+            known_us = max(replied_us, last_us + waited_us)
+        if is_calm and known_us - last_us > seen_s * 1e6:
             self._fail(7, f"{name}, and other regions stopped {(self._now_us() - last_us) / 1e6:.3f} s ago")
         retry_ms = decision.retry_after_ms
         soon_ms = tuning.import_interval_ms * (1 + tuning.jitter_percent / 100) + tuning.ledger_timeout_ms
@@ -395,12 +418,16 @@ class TruthCheck:
         has counts, beside which all of this one weighs: then it does not fit before that cell begins (7)."""
         now_us = self._now_us()
         demand = decision.effective - used_at(totals_of(subject), at_ms, cell_id.key[2])
+        trip_us = round(self._round_trip_s() * 1e6)
         if self._at_next_start(process.region, cell_id, now_us) + demand <= decision.limit.quota:
-            self.refused += 1
+            foreign = {cell.sequence: cell.foreign for cell in subject.cells()}
+            room = decision.limit.quota - demand
+            self._held.append(_Held(process.region, cell_id, at_ms, foreign, room, now_us + trip_us))
             return
         # Every answer contains what the origin held a round trip ago.
-        then_us = now_us - round(self._round_trip_s() * 1e6)
-        is_known = self._at_next_start(process.region, cell_id, then_us) + demand > decision.limit.quota
+        is_known = (
+            self._at_next_start(process.region, cell_id, now_us - trip_us) + demand > decision.limit.quota
+        )
         starts_ms = (cell_id.sequence + 1) * cell_id.key[2] - at_ms
         if is_known and (decision.retry_after_ms or 0) < starts_ms:
             self._fail(
@@ -638,11 +665,26 @@ class TruthCheck:
             return False
         return not self.losses[process.region] and not process.evictions
 
+    @property
+    def refused(self) -> int:
+        """Denied in healthy regions with credit, and not even what was accepted a round trip later explains it: credit
+        that was granted to waiting requests of others is spent by then."""
+        refused = 0
+        for region, cell_id, at_ms, foreign, room, then_us in self._held:
+            totals = {
+                sequence: self.truth.by_region(cell_id._replace(sequence=sequence), region, then_us)
+                + foreign.get(sequence, 0)
+                for sequence in (cell_id.sequence - 1, cell_id.sequence)
+            }
+            refused += used_at(totals, at_ms, cell_id.key[2]) <= room
+        return refused
+
     def check_refusals(self) -> None:
         """At the end: nodes gave back credit that they did not need when others asked for it (11).
 
-        A request may be denied because of credit that others hold: credit granted to their waiting requests is as good
-        as spent. This happens now and then at the limit. If nodes keep credit that they do not need, it happens often.
+        Credit that waiting requests of others were granted may be given back unspent, and what a batch was granted is
+        not firm: so a request may be denied although it fits, now and then at the limit. If nodes keep credit that they
+        do not need, it happens often.
         """
         if self.refused > REFUSED_MIN and self.refused * REFUSED_PART > self.exact:
             self._fail(
