@@ -169,7 +169,7 @@ class Found(NamedTuple):
     kb_per_s: float
 
 
-def looking(out: Printer, seconds: float, rounds: int, rates: Sequence[int]) -> None:
+def viewing(out: Printer, seconds: float, rounds: int, rates: Sequence[int]) -> None:
     cores = sorted(os.sched_getaffinity(0))
     if len(cores) < 2:
         raise SystemExit("two cores are needed: one for the server, one for the load")
@@ -223,4 +223,4 @@ def main(arguments: Sequence[str] = ()) -> None:
     options = parser.parse_args(arguments)
     out = Printer()
     recording(out)
-    looking(out, options.seconds, options.rounds, options.rates)
+    viewing(out, options.seconds, options.rounds, options.rates)

@@ -92,7 +92,7 @@ class Watcher:
     async def run(self, nodes: dict[str, int], is_done: Callable[[], bool]) -> None:
         began_s = time.monotonic()
         attacks = [(STOP_AFTER_S, signal.SIGSTOP), (KILL_AFTER_S, signal.SIGKILL)]
-        hurt: tuple[str, float] | None = None
+        stopped: tuple[str, float] | None = None
         while not is_done() or len(self.seen_s) < CELLS:
             now_s = time.monotonic()
             if now_s - began_s > SPAN_S + 30:
@@ -102,16 +102,16 @@ class Watcher:
             for number, reply in zip(waiting, replies, strict=True):
                 if reply.foreign >= FULL.quota:
                     self.seen_s[number] = time.monotonic()
-            if hurt is not None:
+            if stopped is not None:
                 holder = await self.holder()
-                if holder not in ("", hurt[0]):
-                    self.taken_over_s.append(time.monotonic() - hurt[1])
-                    hurt = None
+                if holder not in ("", stopped[0]):
+                    self.taken_over_s.append(time.monotonic() - stopped[1])
+                    stopped = None
             elif attacks and now_s - began_s >= attacks[0][0]:
                 holder = await self.holder()
                 if holder in nodes:
                     os.kill(nodes[holder], attacks.pop(0)[1])
-                    hurt = (holder, time.monotonic())
+                    stopped = (holder, time.monotonic())
             await asyncio.sleep(0.01)
         replies = await self._origin.share(self._entries, timeout_s=5)
         self.miscounted = sum((reply.total, reply.foreign) != (0, FULL.quota) for reply in replies)

@@ -28,10 +28,10 @@ if find_spec("tidegate.testing.fixtures"):
     pytest_plugins.append("tidegate.testing.fixtures")
 
 settings.register_profile(
-    "desk", deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow]
+    "local", deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow]
 )
-settings.register_profile("ci", settings.get_profile("desk"), derandomize=True)
-settings.load_profile("ci" if os.environ.get("CI", "").lower() in ("1", "true") else "desk")
+settings.register_profile("ci", settings.get_profile("local"), derandomize=True)
+settings.load_profile("ci" if os.environ.get("CI", "").lower() in ("1", "true") else "local")
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -91,31 +91,31 @@ def context(browser: Browser) -> Iterator[BrowserContext]:
 
 
 @pytest.fixture
-def desk(context: BrowserContext, fleet: Fleet) -> Iterator[ConsolePage]:
+def console(context: BrowserContext, fleet: Fleet) -> Iterator[ConsolePage]:
     """Signed in at the server of fra."""
-    desk = ConsolePage(context.new_page(), fleet.fra)
-    desk.sign_in(fleet.workspace.key.secret)
-    yield desk
-    desk.check()
+    console = ConsolePage(context.new_page(), fleet.fra)
+    console.sign_in(fleet.workspace.key.secret)
+    yield console
+    console.check()
 
 
-def open_with_data(desk: ConsolePage, view: str) -> None:
-    desk.open(view)
+def open_with_data(console: ConsolePage, view: str) -> None:
+    console.open(view)
     if view == "What if":
-        desk.page.get_by_label("Namespace").select_option("login")
-        desk.page.get_by_role("textbox", name="Other limit").fill("5/minute")
-        desk.page.get_by_role("button", name="Replay").click()
-    desk.until("document.querySelectorAll('main table tbody tr').length > 0")
+        console.page.get_by_label("Namespace").select_option("login")
+        console.page.get_by_role("textbox", name="Other limit").fill("5/minute")
+        console.page.get_by_role("button", name="Replay").click()
+    console.until("document.querySelectorAll('main table tbody tr').length > 0")
 
 
-def test_each_view_shows_the_fleet(desk: ConsolePage, fleet: Fleet) -> None:
-    page = desk.page
-    desk.until("parseFloat(document.querySelector('.tiles .allowed .value').textContent) > 0")
+def test_each_view_shows_the_fleet(console: ConsolePage, fleet: Fleet) -> None:
+    page = console.page
+    console.until("parseFloat(document.querySelector('.tiles .allowed .value').textContent) > 0")
     page.get_by_role("cell", name="email.send").first.wait_for()
     assert page.get_by_role("img", name=re.compile("Decisions per second.*allowed")).count() == 1
-    desk.open("Identifiers")
+    console.open("Identifiers")
     page.get_by_role("link", name="user_123").first.wait_for()
-    desk.open("Fleet")
+    console.open("Fleet")
     for region in ("fra", "iad"):
         row = page.get_by_role("region", name="Regions").get_by_role("row", name=re.compile(f"^{region}"))
         row.get_by_text("live").wait_for()
@@ -125,25 +125,25 @@ def test_each_view_shows_the_fleet(desk: ConsolePage, fleet: Fleet) -> None:
     for breaker in ("origin", "ledger publish", "ledger import"):
         page.get_by_role("row", name=re.compile(f"^{breaker}.* closed$")).first.wait_for()
     assert re.search(r"[-+]?\d+ ms", page.get_by_role("region", name="Processes of this server").inner_text())
-    desk.open("Overrides")
+    console.open("Overrides")
     page.get_by_label("Namespace").select_option("search")  # in others the tests make some
     page.get_by_text("This namespace has no overrides.").wait_for()
-    desk.open("Namespaces")
+    console.open("Namespaces")
     page.get_by_role("cell", name="email.send", exact=True).wait_for()
-    desk.open("Keys")
+    console.open("Keys")
     page.get_by_text("(yours)").wait_for()
 
 
 def test_an_identifier_shows_its_cells_with_the_part_of_other_regions_and_why_it_was_denied(
-    desk: ConsolePage, fleet: Fleet
+    console: ConsolePage, fleet: Fleet
 ) -> None:
-    page = desk.page
-    desk.open_identifier("login", "user_123")
+    page = console.page
+    console.open_identifier("login", "user_123")
     picture = page.locator("svg.window").first
     has_foreign = (
         "/[1-9]\\d* by other regions/.test(document.querySelector('svg.window').getAttribute('aria-label'))"
     )
-    desk.until(has_foreign)
+    console.until(has_foreign)
     label = picture.get_attribute("aria-label")
     assert label is not None
     assert re.search(r"\d+ by this node, \d+ by other nodes of the region, \d+ by other regions", label)
@@ -156,13 +156,13 @@ def test_an_identifier_shows_its_cells_with_the_part_of_other_regions_and_why_it
     assert "Decided" in reasons
 
 
-def test_an_identifier_is_found_by_a_part_of_its_name(desk: ConsolePage) -> None:
-    desk.open("Identifiers")
-    desk.page.get_by_role("searchbox", name="Find an identifier").fill("org")
-    desk.page.get_by_role("button", name="Find").click()
-    found = desk.page.get_by_role("region", name="Found identifiers")
+def test_an_identifier_is_found_by_a_part_of_its_name(console: ConsolePage) -> None:
+    console.open("Identifiers")
+    console.page.get_by_role("searchbox", name="Find an identifier").fill("org")
+    console.page.get_by_role("button", name="Find").click()
+    found = console.page.get_by_role("region", name="Found identifiers")
     found.get_by_role("link", name="org_9").first.click()
-    desk.page.get_by_role("heading", name="org_9", level=1).wait_for()
+    console.page.get_by_role("heading", name="org_9", level=1).wait_for()
 
 
 def limit_of(server: TidegateServer, fleet: Fleet, identifier: str) -> int:
@@ -171,11 +171,11 @@ def limit_of(server: TidegateServer, fleet: Fleet, identifier: str) -> int:
 
 
 def test_an_override_made_by_hand_changes_the_next_decision_and_its_preview_names_whom(
-    desk: ConsolePage, fleet: Fleet
+    console: ConsolePage, fleet: Fleet
 ) -> None:
-    page = desk.page
+    page = console.page
     assert limit_of(fleet.fra, fleet, "user_77") == 30
-    desk.open("Overrides")
+    console.open("Overrides")
     page.get_by_label("Namespace").select_option("email.send")
     page.get_by_role("button", name="New override").click()
     dialog = page.get_by_role("dialog", name="New override")
@@ -204,14 +204,14 @@ def test_an_override_made_by_hand_changes_the_next_decision_and_its_preview_name
 
 
 def test_another_limit_is_replayed_with_the_last_minutes_and_changes_nothing(
-    desk: ConsolePage, fleet: Fleet
+    console: ConsolePage, fleet: Fleet
 ) -> None:
-    page = desk.page
+    page = console.page
     key = fleet.workspace.key.secret
     body = {"namespace": "replayed", "identifier": "user_123", "limit": 10, "duration": 3_600_000}
     for _ in range(12):
         assert fleet.fra.call("limit", body, key).status == 200
-    desk.open("What if")
+    console.open("What if")
     page.get_by_label("Namespace").select_option("replayed")
     page.get_by_role("textbox", name="Other limit").fill("4 per hour")
     page.keyboard.press("Enter")
@@ -228,9 +228,9 @@ def test_another_limit_is_replayed_with_the_last_minutes_and_changes_nothing(
     page.get_by_text("With 10 per hour nothing would have changed.").wait_for()
 
 
-def test_namespaces_are_made_deleted_and_restored(desk: ConsolePage, fleet: Fleet) -> None:
-    page = desk.page
-    desk.open("Namespaces")
+def test_namespaces_are_made_deleted_and_restored(console: ConsolePage, fleet: Fleet) -> None:
+    page = console.page
+    console.open("Namespaces")
     page.get_by_role("button", name="New namespace").click()
     page.get_by_role("dialog").get_by_label("Name").fill("made by hand")
     page.get_by_role("dialog").get_by_role("button", name="Create").click()
@@ -248,9 +248,11 @@ def test_namespaces_are_made_deleted_and_restored(desk: ConsolePage, fleet: Flee
     assert fleet.fra.call("limit", body, key).status == 200
 
 
-def test_a_read_only_key_is_made_used_and_revoked(desk: ConsolePage, fleet: Fleet, browser: Browser) -> None:
-    page = desk.page
-    desk.open("Keys")
+def test_a_read_only_key_is_made_used_and_revoked(
+    console: ConsolePage, fleet: Fleet, browser: Browser
+) -> None:
+    page = console.page
+    console.open("Keys")
     page.get_by_role("button", name="New key").click()
     dialog = page.get_by_role("dialog", name="New key")
     dialog.get_by_label("Name", exact=True).fill("wall screen")
@@ -273,8 +275,8 @@ def test_a_read_only_key_is_made_used_and_revoked(desk: ConsolePage, fleet: Flee
         context.close()
 
 
-def test_a_hostile_name_stays_text(desk: ConsolePage, fleet: Fleet) -> None:
-    page = desk.page
+def test_a_hostile_name_stays_text(console: ConsolePage, fleet: Fleet) -> None:
+    page = console.page
     for name in HOSTILE:
         body = {"namespace": name, "identifier": name, "limit": 1, "duration": 60_000}
         for _ in range(3):
@@ -282,7 +284,7 @@ def test_a_hostile_name_stays_text(desk: ConsolePage, fleet: Fleet) -> None:
         change = {"namespace": name, "identifier": name, "limit": 2, "duration": 60_000}
         assert fleet.fra.call("setOverride", change, fleet.workspace.key.secret).status == 200
     for name in HOSTILE:
-        desk.open_identifier(name, name)
+        console.open_identifier(name, name)
         page.locator("details[open] li", has_text="was denied at").wait_for()
         heading = page.get_by_role("heading", level=1).inner_text()
         if name.isprintable():
@@ -290,10 +292,10 @@ def test_a_hostile_name_stays_text(desk: ConsolePage, fleet: Fleet) -> None:
         else:
             assert "⟨U+" in heading and "\u202e" not in heading
     for view in VIEWS:
-        desk.open(view)
-        desk.until("violations.length === 0")
+        console.open(view)
+        console.until("violations.length === 0")
         assert page.locator("main img, main script, main iframe").count() == 0
-    desk.open("Overrides")
+    console.open("Overrides")
     page.get_by_label("Namespace").select_option(HOSTILE[0])
     page.get_by_role("link", name=HOSTILE[0]).wait_for()
     assert page.evaluate("window.pwned") is None
@@ -304,23 +306,23 @@ def test_the_page_comes_back_by_itself_after_a_restart_of_the_server(browser: Br
         workspace = aside(server.workspace)
         context = browser.new_context()
         try:
-            desk = ConsolePage(context.new_page(), server)
-            desk.sign_in(workspace.key.secret)
-            desk.until("document.querySelector('.tiles .allowed .value').textContent !== '–'")
+            console = ConsolePage(context.new_page(), server)
+            console.sign_in(workspace.key.secret)
+            console.until("document.querySelector('.tiles .allowed .value').textContent !== '–'")
             assert server.stop() == 0
-            desk.page.locator("header .chip", has_text="Connecting").wait_for()
+            console.page.locator("header .chip", has_text="Connecting").wait_for()
             server.start()
-            desk.wait_live()
+            console.wait_live()
             assert workspace.limit(namespace="after", identifier="x").status == 200
-            desk.page.get_by_role("cell", name="after", exact=True).wait_for()
-            assert desk.errors == []
+            console.page.get_by_role("cell", name="after", exact=True).wait_for()
+            assert console.errors == []
         finally:
             context.close()
 
 
 def test_everything_can_be_done_with_the_keyboard(context: BrowserContext, fleet: Fleet) -> None:
-    desk = ConsolePage(context.new_page(), fleet.fra)
-    page = desk.page
+    console = ConsolePage(context.new_page(), fleet.fra)
+    page = console.page
     keyboard = page.keyboard
 
     def focused() -> str:
@@ -340,7 +342,7 @@ def test_everything_can_be_done_with_the_keyboard(context: BrowserContext, fleet
     page.get_by_label("Root key").wait_for()
     keyboard.type(fleet.workspace.key.secret)  # the field has the focus
     keyboard.press("Enter")
-    desk.wait_live()
+    console.wait_live()
     keyboard.press("Tab")
     assert focused() == "Skip to content"
     keyboard.press("Enter")
@@ -368,46 +370,46 @@ def test_everything_can_be_done_with_the_keyboard(context: BrowserContext, fleet
     tab_to("Delete")
     keyboard.press("Enter")
     page.get_by_role("row", name=re.compile("by_keyboard")).wait_for(state="detached")
-    desk.check()
+    console.check()
 
 
-def test_the_focus_stays_where_it_is_while_numbers_change(desk: ConsolePage) -> None:
-    page = desk.page
-    desk.open("Identifiers")
+def test_the_focus_stays_where_it_is_while_numbers_change(console: ConsolePage) -> None:
+    page = console.page
+    console.open("Identifiers")
     link = page.get_by_role("region", name="Hottest").get_by_role("link", name="user_123").first
     link.focus()
     before = page.evaluate("performance.now()")
-    desk.until(f"performance.now() > {before} + 3500")  # three ticks, with their changes of order
+    console.until(f"performance.now() > {before} + 3500")  # three ticks, with their changes of order
     assert page.evaluate("document.activeElement.innerText") == "user_123"
 
 
-def test_every_view_fits_a_phone(desk: ConsolePage) -> None:
-    desk.page.set_viewport_size({"width": PHONE[0], "height": PHONE[1]})
+def test_every_view_fits_a_phone(console: ConsolePage) -> None:
+    console.page.set_viewport_size({"width": PHONE[0], "height": PHONE[1]})
     for view in VIEWS:
-        open_with_data(desk, view)
-        assert desk.overflow() <= 0, view
-    desk.open_identifier("login", "user_123")
-    assert desk.overflow() <= 0
+        open_with_data(console, view)
+        assert console.overflow() <= 0, view
+    console.open_identifier("login", "user_123")
+    assert console.overflow() <= 0
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_axe_finds_nothing_serious(browser: Browser, fleet: Fleet, axe_source: str, scheme: Scheme) -> None:
     context = new_context(browser, DESKTOP, scheme)
     try:
-        desk = ConsolePage(context.new_page(), fleet.fra)
-        desk.page.goto(f"{fleet.fra.url}/console")
-        desk.page.get_by_label("Root key").wait_for()
-        found = {"sign-in": desk.axe(axe_source)}
-        desk.sign_in(fleet.workspace.key.secret)
+        console = ConsolePage(context.new_page(), fleet.fra)
+        console.page.goto(f"{fleet.fra.url}/console")
+        console.page.get_by_label("Root key").wait_for()
+        found = {"sign-in": console.axe(axe_source)}
+        console.sign_in(fleet.workspace.key.secret)
         for view in VIEWS:
-            open_with_data(desk, view)
-            found[view] = desk.axe(axe_source)
-        desk.page.get_by_role("button", name="New key").click()
-        desk.page.get_by_role("dialog").wait_for()
-        found["dialog"] = desk.axe(axe_source)
-        desk.page.keyboard.press("Escape")
-        desk.open_identifier("login", "user_123")
-        found["identifier"] = desk.axe(axe_source)
+            open_with_data(console, view)
+            found[view] = console.axe(axe_source)
+        console.page.get_by_role("button", name="New key").click()
+        console.page.get_by_role("dialog").wait_for()
+        found["dialog"] = console.axe(axe_source)
+        console.page.keyboard.press("Escape")
+        console.open_identifier("login", "user_123")
+        found["identifier"] = console.axe(axe_source)
         assert {view: faults for view, faults in found.items() if faults} == {}
     finally:
         context.close()
@@ -424,30 +426,30 @@ def test_pictures_can_be_made(
     folder.mkdir(parents=True, exist_ok=True)
     context = new_context(browser, size, scheme)
     try:
-        desk = ConsolePage(context.new_page(), fleet.fra)
-        desk.sign_in(fleet.workspace.key.secret)
+        console = ConsolePage(context.new_page(), fleet.fra)
+        console.sign_in(fleet.workspace.key.secret)
         points = 5 if PICTURES is None else 75  # enough history for a useful curve in the documentation
-        desk.until(
+        console.until(
             "[...document.querySelectorAll('.line.allowed')].map((each) => each.getAttribute('points')).join(' ')"
             f".split(' ').length > {points}",
             timeout_s=TIMEOUT_S * 5,
         )
-        desk.until("document.querySelectorAll('main tbody tr:not(.empty)').length > 6")
+        console.until("document.querySelectorAll('main tbody tr:not(.empty)').length > 6")
         pictures = [("live", folder / f"live-{name}.png")]
-        desk.page.screenshot(path=pictures[0][1], full_page=name == "phone")
-        desk.open_identifier("login", "user_123")
-        desk.page.locator("details[open] li").first.wait_for()
+        console.page.screenshot(path=pictures[0][1], full_page=name == "phone")
+        console.open_identifier("login", "user_123")
+        console.page.locator("details[open] li").first.wait_for()
         pictures.append(("identifier", folder / f"identifier-{name}.png"))
-        desk.page.screenshot(path=pictures[1][1])
+        console.page.screenshot(path=pictures[1][1])
         if name == "light":
-            desk.open("Fleet")
-            desk.page.get_by_role("region", name="Regions").get_by_text("live").first.wait_for()
+            console.open("Fleet")
+            console.page.get_by_role("region", name="Regions").get_by_text("live").first.wait_for()
             pictures.append(("fleet", folder / "fleet-light.png"))
-            desk.page.screenshot(path=pictures[2][1])
-            open_with_data(desk, "What if")
+            console.page.screenshot(path=pictures[2][1])
+            open_with_data(console, "What if")
             pictures.append(("what-if", folder / "what-if-light.png"))
-            desk.page.screenshot(path=pictures[3][1])
+            console.page.screenshot(path=pictures[3][1])
         assert all(path.stat().st_size > 10_000 for _, path in pictures)
-        desk.check()
+        console.check()
     finally:
         context.close()

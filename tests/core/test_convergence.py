@@ -16,7 +16,7 @@ from tests.core.worlds import ANY, LIMIT, START_MS, Event, World, run, schedules
 from tidegate.core.model import Limit, Tuning, subject_digest
 
 
-@given(schedules(World.break_origin, World.mend_origin, World.break_ledger, World.mend_ledger))
+@given(schedules(World.break_origin, World.repair_origin, World.break_ledger, World.repair_ledger))
 @settings(max_examples=150)
 def test_invariant_08_after_outages_every_node_of_every_region_holds_what_was_accepted(
     schedule: list[Event],
@@ -36,7 +36,7 @@ def test_invariant_08_after_outages_every_node_of_every_region_holds_what_was_ac
         World.copy_ledger,
         World.restore_ledger,
         World.break_origin,
-        World.mend_origin,
+        World.repair_origin,
     )
 )
 @settings(max_examples=200)
@@ -49,7 +49,7 @@ def test_invariant_08_after_wipes_and_older_copies_every_node_holds_what_was_acc
     world.check()
 
 
-@given(schedules(World.crash, World.break_origin, World.mend_origin))
+@given(schedules(World.crash, World.break_origin, World.repair_origin))
 @settings(max_examples=150)
 def test_invariant_08_a_crash_loses_what_the_origin_had_not_received_and_nothing_else(
     schedule: list[Event],

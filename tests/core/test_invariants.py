@@ -118,7 +118,7 @@ def test_invariant_02_counts_components_and_deadlines_only_rise_within_a_cell(
             before[id(cell)] = (cell, now, components)
 
 
-@given(schedules(World.break_origin, World.mend_origin, World.wipe_origin, World.wipe_ledger))
+@given(schedules(World.break_origin, World.repair_origin, World.wipe_origin, World.wipe_ledger))
 @settings(max_examples=60)
 def test_invariant_03_a_node_writes_only_its_own_component_and_a_region_only_its_own_row(
     schedule: list[Event],
@@ -142,7 +142,7 @@ def test_invariant_03_a_node_writes_only_its_own_component_and_a_region_only_its
             assert {row.region for row in publication.rows} == {node.region}
 
 
-@given(schedules(World.break_ledger, World.mend_ledger, World.copy_ledger, World.restore_ledger))
+@given(schedules(World.break_ledger, World.repair_ledger, World.copy_ledger, World.restore_ledger))
 @settings(max_examples=60)
 def test_invariant_04_imported_counts_are_never_published(schedule: list[Event]) -> None:
     """The ledger's count of a region is what was accepted there: no import raises it, however often."""

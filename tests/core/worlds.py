@@ -154,7 +154,7 @@ class World:
     def break_origin(self, region: str) -> None:
         self.origin_is_up[region] = False
 
-    def mend_origin(self, region: str) -> None:
+    def repair_origin(self, region: str) -> None:
         self.origin_is_up[region] = True
 
     def wipe_origin(self, region: str) -> None:
@@ -169,7 +169,7 @@ class World:
     def break_ledger(self, _region: str) -> None:
         self.ledger_is_up = False
 
-    def mend_ledger(self, _region: str) -> None:
+    def repair_ledger(self, _region: str) -> None:
         self.ledger_is_up = True
 
     def wipe_ledger(self, _region: str) -> None:

@@ -28,26 +28,26 @@ HURRIED = {
 
 
 @pytest.fixture(scope="module")
-def hurried() -> Iterator[TidegateServer]:
+def short_timeouts() -> Iterator[TidegateServer]:
     with TidegateServer(env=HURRIED) as server:
         yield server
 
 
-def test_a_client_that_sends_nothing_is_disconnected(hurried: TidegateServer) -> None:
-    with hurried.socket() as connection:
+def test_a_client_that_sends_nothing_is_disconnected(short_timeouts: TidegateServer) -> None:
+    with short_timeouts.socket() as connection:
         assert Client(connection).is_closed()
 
 
-def test_an_idle_connection_is_closed_without_an_answer(hurried: TidegateServer) -> None:
-    with hurried.socket() as connection:
+def test_an_idle_connection_is_closed_without_an_answer(short_timeouts: TidegateServer) -> None:
+    with short_timeouts.socket() as connection:
         client = Client(connection)
         client.send(LIVENESS)
         assert client.answer()[0] == 200
         assert client.is_closed()
 
 
-def test_headers_that_do_not_come_are_a_408(hurried: TidegateServer) -> None:
-    with hurried.socket() as connection:
+def test_headers_that_do_not_come_are_a_408(short_timeouts: TidegateServer) -> None:
+    with short_timeouts.socket() as connection:
         client = Client(connection)
         client.send(LIVENESS[:-5])
         status, headers, body = client.answer()
@@ -56,9 +56,9 @@ def test_headers_that_do_not_come_are_a_408(hurried: TidegateServer) -> None:
         assert client.is_closed()
 
 
-def test_slowloris_gets_no_more_time_for_each_byte(hurried: TidegateServer) -> None:
+def test_slowloris_gets_no_more_time_for_each_byte(short_timeouts: TidegateServer) -> None:
     with ExitStack() as stack:
-        dripping = [stack.enter_context(hurried.socket()) for _ in range(10)]
+        dripping = [stack.enter_context(short_timeouts.socket()) for _ in range(10)]
         started = time.monotonic()
         for each in dripping:
             each.sendall(b"GET /v2/liveness HTTP/1.1\r\nHost: x\r\n")
@@ -72,12 +72,12 @@ def test_slowloris_gets_no_more_time_for_each_byte(hurried: TidegateServer) -> N
             for each in dripping:
                 each.sendall(b"X: y\r\n")
         assert [Client(each).answer()[0] for each in answered] == [408] * 10
-    assert hurried.get("/livez").status == 200
+    assert short_timeouts.get("/livez").status == 200
 
 
-def test_a_body_that_does_not_come_is_a_408(hurried: TidegateServer) -> None:
-    workspace = hurried.workspace()
-    with hurried.socket() as connection:
+def test_a_body_that_does_not_come_is_a_408(short_timeouts: TidegateServer) -> None:
+    workspace = short_timeouts.workspace()
+    with short_timeouts.socket() as connection:
         client = Client(connection)
         client.send(post(workspace, limit_body("x"))[:-5])
         status, _, body = client.answer()
@@ -86,15 +86,17 @@ def test_a_body_that_does_not_come_is_a_408(hurried: TidegateServer) -> None:
         assert client.is_closed()
 
 
-def test_a_client_that_does_not_read_is_not_read_from_and_then_disconnected(hurried: TidegateServer) -> None:
-    with hurried.socket() as connection:
+def test_a_client_that_does_not_read_is_not_read_from_and_then_disconnected(
+    short_timeouts: TidegateServer,
+) -> None:
+    with short_timeouts.socket() as connection:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4_096)
         connection.setblocking(False)
         # Each request of 40 bytes is answered with 15 kB. If the server read on, it would hold gigabytes.
         requests = b"GET /openapi.json HTTP/1.1\r\nHost: x\r\n\r\n" * 1_000
         assert send_until_reset(connection, requests) < 20_000_000
-    assert hurried.get("/livez").status == 200
-    assert memory_mb(hurried.pid) < 200
+    assert short_timeouts.get("/livez").status == 200
+    assert memory_mb(short_timeouts.pid) < 200
 
 
 def send_until_reset(connection: socket.socket, data: bytes) -> int:
@@ -115,16 +117,18 @@ def memory_mb(pid: int) -> float:
     return int(match[1]) / 1_000
 
 
-def test_a_request_sets_no_time_of_its_own_unless_the_server_is_in_test_mode(hurried: TidegateServer) -> None:
-    workspace = hurried.workspace()
+def test_a_request_sets_no_time_of_its_own_unless_the_server_is_in_test_mode(
+    short_timeouts: TidegateServer,
+) -> None:
+    workspace = short_timeouts.workspace()
     reply = workspace.limit(duration=60_000, at_ms=4_102_444_830_000)
     assert reply.data["reset"] < 4_102_444_800_000
     assert workspace.call("limit", limit_body("x"), X_Test_Time="yesterday").status == 200
 
 
-def test_connections_above_the_bound_wait_until_there_is_room(hurried: TidegateServer) -> None:
+def test_connections_above_the_bound_wait_until_there_is_room(short_timeouts: TidegateServer) -> None:
     with ExitStack() as stack:
-        clients = [Client(stack.enter_context(hurried.socket())) for _ in range(40)]
+        clients = [Client(stack.enter_context(short_timeouts.socket())) for _ in range(40)]
         for each in clients:
             each.send(LIVENESS.replace(b"Host: x", b"Host: x\r\nConnection: close"))
         assert [each.answer()[0] for each in clients] == [200] * 40

@@ -28,7 +28,9 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     return server.url
 
 
-async def insist(limiter: AsyncLimiter, limit: Limit, cost: int = 1, *, expected: bool = True) -> bool:
+async def limit_with_retries(
+    limiter: AsyncLimiter, limit: Limit, cost: int = 1, *, expected: bool = True
+) -> bool:
     """Ask once. If the request should pass, repeat it while other nodes have to give credit back first."""
     async with asyncio.timeout(DEADLINE_S):
         while True:
@@ -118,7 +120,7 @@ async def test_windows_that_roll_over_pass_what_a_single_counter_passes(place: s
         clock.advance(random.choice((0, 0, duration_ms // 50, duration_ms // 9)))
         cost = random.choice((1, 1, 1, 3))
         expected = bool(alone.limit(limit, "x", cost))
-        assert await insist(nodes[turn % 4], limit, cost, expected=expected) == expected, turn
+        assert await limit_with_retries(nodes[turn % 4], limit, cost, expected=expected) == expected, turn
         passed += expected
     assert 50 < passed < 200
     await asyncio.gather(*(node.stop() for node in nodes))

@@ -42,7 +42,7 @@ descriptors = [{user = "address"}]
 """
 
 
-class Gatekeeper(TidegateServer):
+class GatewayServer(TidegateServer):
     """`tidegate serve` with all listeners."""
 
     def __init__(self, folder: Path, *arguments: str) -> None:
@@ -91,13 +91,13 @@ def ask(channel: Any, *descriptors: Any, **options: Any) -> Any:
 
 
 @pytest.fixture(scope="module")
-def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gatekeeper]:
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GatewayServer]:
     """Shared by tests that use their own user names."""
-    with Gatekeeper(tmp_path_factory.mktemp("rules")) as server:
+    with GatewayServer(tmp_path_factory.mktemp("rules")) as server:
         yield server
 
 
-def test_both_protocols_count_on_the_same_counter(shared: Gatekeeper) -> None:
+def test_both_protocols_count_on_the_same_counter(shared: GatewayServer) -> None:
     user = [("user", "both")]
     assert [shared.ask(one(user)).code for _ in range(3)] == [OK] * 3
     target = "/v1/check?domain=edge&descriptor=user%3Dboth"
@@ -105,7 +105,7 @@ def test_both_protocols_count_on_the_same_counter(shared: Gatekeeper) -> None:
     assert shared.ask(one(user)).code == OVER_LIMIT
 
 
-def test_a_check_answers_with_header_fields_and_no_body(shared: Gatekeeper) -> None:
+def test_a_check_answers_with_header_fields_and_no_body(shared: GatewayServer) -> None:
     replies = [shared.check("/v1/check?policy=api", x_user="fields") for _ in range(6)]
     assert [reply.status for reply in replies] == [200] * 5 + [429]
     assert replies[0].headers["ratelimit-policy"] == '"user";q=5;w=31536000'
@@ -118,26 +118,26 @@ def test_a_check_answers_with_header_fields_and_no_body(shared: Gatekeeper) -> N
 
 @pytest.mark.parametrize("method", ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"])
 def test_a_check_may_come_with_the_method_of_the_request_that_it_is_about(
-    shared: Gatekeeper, method: str
+    shared: GatewayServer, method: str
 ) -> None:
     fields = {"x_user": f"method-{method}"}
     assert shared.check("/v1/check?policy=api&cost=5", method, **fields).status == 200
     assert shared.check("/v1/check?policy=api", method, **fields).status == 429
 
 
-def test_a_policy_may_choose_another_status_for_a_denial(shared: Gatekeeper) -> None:
+def test_a_policy_may_choose_another_status_for_a_denial(shared: GatewayServer) -> None:
     statuses = [shared.check("/v1/check?policy=nginx", x_user="status").status for _ in range(6)]
     assert statuses == [200] * 5 + [403]
 
 
-def test_all_limits_of_a_policy_are_one_decision(shared: Gatekeeper) -> None:
+def test_all_limits_of_a_policy_are_one_decision(shared: GatewayServer) -> None:
     fields = {"x_user": "together", "x_tier": "together"}
     assert [shared.check("/v1/check?policy=api", **fields).status for _ in range(4)] == [200] * 3 + [429]
     # The tier denied the fourth request, which therefore does not count for the user.
     assert shared.ask(one([("user", "together")], 0)).statuses[0].remaining == 2
 
 
-def test_what_follows_a_policy_in_the_path_changes_nothing(shared: Gatekeeper) -> None:
+def test_what_follows_a_policy_in_the_path_changes_nothing(shared: GatewayServer) -> None:
     """Envoy appends the client's own path and query there."""
     tails = ["/", "/a?cost=0", "/?policy=address&cost=0", "/../nginx?domain=edge", "/%2e%2e/x", "?cost=0"]
     statuses = [shared.check(f"/v1/check/api{tail}", x_user="tail").status for tail in tails]
@@ -146,7 +146,7 @@ def test_what_follows_a_policy_in_the_path_changes_nothing(shared: Gatekeeper) -
     assert shared.check("/v1/check/", x_user="tail").status == 400
 
 
-def test_the_address_is_the_last_one_that_a_trusted_proxy_wrote(shared: Gatekeeper) -> None:
+def test_the_address_is_the_last_one_that_a_trusted_proxy_wrote(shared: GatewayServer) -> None:
     for number in range(5):
         fields = {"x_forwarded_for": f"6.6.6.{number}, 192.0.2.7"}
         assert shared.check("/v1/check?policy=address", **fields).status == 200
@@ -156,7 +156,7 @@ def test_the_address_is_the_last_one_that_a_trusted_proxy_wrote(shared: Gatekeep
     assert shared.ask(one([("user", "127.0.0.1")], 0)).statuses[0].remaining == 4
 
 
-def test_a_query_that_cannot_be_parsed_is_a_400_and_counts_nothing(shared: Gatekeeper) -> None:
+def test_a_query_that_cannot_be_parsed_is_a_400_and_counts_nothing(shared: GatewayServer) -> None:
     for query in (
         "",
         "policy=nothing",
@@ -171,13 +171,13 @@ def test_a_query_that_cannot_be_parsed_is_a_400_and_counts_nothing(shared: Gatek
     assert shared.ask(one([("user", "unclear")], 0)).statuses[0].remaining == 5
 
 
-def test_the_private_listener_serves_nothing_else(shared: Gatekeeper) -> None:
+def test_the_private_listener_serves_nothing_else(shared: GatewayServer) -> None:
     for path in ("/metrics", "/readyz", "/v2/liveness", "/v1/checks", "/"):
         assert shared.check(path).status == 404, path
 
 
 @pytest.mark.slow
-def test_the_check_is_as_the_openapi_document_of_this_server_describes_it(shared: Gatekeeper) -> None:
+def test_the_check_is_as_the_openapi_document_of_this_server_describes_it(shared: GatewayServer) -> None:
     assert "/v1/check" in shared.get("/docs").body.decode()
     workspace = shared.workspace()
     done = subprocess.run(
@@ -197,7 +197,7 @@ def test_the_check_is_as_the_openapi_document_of_this_server_describes_it(shared
     assert "Tested: 1" in done.stdout
 
 
-def test_the_public_listener_needs_a_key_with_the_permission(shared: Gatekeeper) -> None:
+def test_the_public_listener_needs_a_key_with_the_permission(shared: GatewayServer) -> None:
     target = "/v1/check?policy=api"
 
     def check(**fields: str) -> Reply:
@@ -213,7 +213,7 @@ def test_the_public_listener_needs_a_key_with_the_permission(shared: Gatekeeper)
     assert statuses == [200] * 5 + [429]
 
 
-def test_long_fields_are_refused_within_the_bounds_of_the_http_api(shared: Gatekeeper) -> None:
+def test_long_fields_are_refused_within_the_bounds_of_the_http_api(shared: GatewayServer) -> None:
     assert shared.check("/v1/check?policy=api", x_user="x" * 4_097).status == 400
     assert shared.check("/v1/check?policy=api", x_user="x" * 40_000).status == 431
     assert shared.check("/v1/check?policy=" + "x" * 9_000).status == 414
@@ -221,7 +221,7 @@ def test_long_fields_are_refused_within_the_bounds_of_the_http_api(shared: Gatek
 
 
 def test_rules_and_policies_follow_their_files(tmp_path: Path) -> None:
-    with Gatekeeper(tmp_path) as server:
+    with GatewayServer(tmp_path) as server:
         server.rules.write_bytes(RULES.replace(b"requests_per_unit: 5}", b"requests_per_unit: 7}"))
         eventually(lambda: server.ask(one(USER, 0)).statuses[0].quota == 7, "the new rules apply")
         assert server.check("/v1/check?policy=new", x_user="ann").status == 400
@@ -237,7 +237,7 @@ def test_rules_and_policies_follow_their_files(tmp_path: Path) -> None:
 
 
 def test_sigterm_answers_the_calls_that_are_under_way_and_ends_with_0(tmp_path: Path) -> None:
-    with Gatekeeper(tmp_path) as server:
+    with GatewayServer(tmp_path) as server:
         failures: list[str] = []
         asked = threading.Event()
 
@@ -264,7 +264,7 @@ def test_sigterm_answers_the_calls_that_are_under_way_and_ends_with_0(tmp_path: 
 
 
 def test_metrics_count_both_protocols_shadow_rules_reloads_and_connections(tmp_path: Path) -> None:
-    with Gatekeeper(tmp_path) as server:
+    with GatewayServer(tmp_path) as server:
         for _ in range(3):
             assert server.ask(one(USER), one([("new", "x")])).code == OK
         assert server.check("/v1/check?policy=api&cost=9", x_user="ann").status == 429
@@ -305,7 +305,7 @@ def rule_series(rule: str, values: str, mode: str, outcome: str) -> str:
 
 
 def test_workers_share_the_address_and_the_counts(tmp_path: Path) -> None:
-    with Gatekeeper(tmp_path, "--workers", "2") as server:
+    with GatewayServer(tmp_path, "--workers", "2") as server:
         for _ in range(20):
             assert server.ask(one([("tier", "gold")])).code == OK
             assert server.check("/v1/check?domain=edge&descriptor=tier%3Dgold").status == 200
@@ -322,7 +322,7 @@ def test_workers_share_the_address_and_the_counts(tmp_path: Path) -> None:
 def test_all_listeners_have_the_certificate(tmp_path: Path) -> None:
     cert, key = tmp_path / "cert.pem", tmp_path / "key.pem"
     create_certificate(cert, key)
-    with Gatekeeper(tmp_path, "--tls-cert", str(cert), "--tls-key", str(key)) as server:
+    with GatewayServer(tmp_path, "--tls-cert", str(cert), "--tls-key", str(key)) as server:
         credentials = grpc.ssl_channel_credentials(cert.read_bytes())
         with grpc.secure_channel(f"localhost:{server.rls_port}", credentials) as channel:
             assert ask(channel, one(USER)).code == OK
