@@ -38,8 +38,7 @@ test: python ## Run all tests: compiled, interpreted, and on every Python of thi
 	@scripts/system-packages browser || true # the tests of the console in a browser are skipped, and listed at the end
 	@scripts/mysql-server || true # the tests that need it are skipped, and listed at the end
 	@PYTHON="$(PYTHON)" scripts/gateways envoy caddy traefik >/dev/null || true # likewise
-	@$(ENVIRONMENT) --extra all --group dev --package
-	@PYTEST_ARGS="$(PYTEST_ARGS)" scripts/test
+	@PYTHON="$(PYTHON)" PYTEST_ARGS="$(PYTEST_ARGS)" scripts/test
 
 .PHONY: coverage
 coverage: python ## Run all tests interpreted and show which branches no test takes (twice the time of the tests)

@@ -10,6 +10,7 @@ Everything that can be data is in pyproject.toml. Rules of this file:
   cannot be imported.
 - A compiled module imports nothing but the standard library and Tidegate: the environment of a build has nothing else.
 - An editable install is never compiled: the extension modules would lie beside the sources and hide every edit.
+- TIDEGATE_OPT_LEVEL replaces the optimization of 3: 0 compiles in half of the time, for tests.
 - A type error in them fails the build. Only what the machine lacks falls back to Python.
 
 It also makes the readme: README.md has relative links, which work in the repository and not on PyPI.
@@ -80,7 +81,8 @@ def core_extensions() -> list[Extension]:
     # An empty config file: the settings of `make check` are for people, and must not change what is compiled.
     # Silent about what the core does not compile: the package's root imports adapters, whose drivers may be absent.
     options = ["--config-file=", "--strict", "--follow-imports=silent"]
-    compiled = mypycify([*options, *modules], opt_level="3", debug_level="0", group_name="tidegate_core")
+    level = os.environ.get("TIDEGATE_OPT_LEVEL", "3")
+    compiled = mypycify([*options, *modules], opt_level=level, debug_level="0", group_name="tidegate_core")
     extensions = cast("list[Extension]", compiled)  # declared as possibly those of distutils
     for extension in extensions:
         extension.optional = True  # no compiler is a warning; BuildCore then removes what was built

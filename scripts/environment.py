@@ -129,6 +129,7 @@ def install_package(environment: Environment) -> None:
         shutil.copytree(ROOT / "src", copy / "src", ignore=BUILD_LEFTOVERS)
         built_from = digest(*(path for path in copy.rglob("*") if path.is_file()), base=copy)
         built_from += " pure" if os.environ.get("TIDEGATE_PURE", "") not in ("", "0") else ""
+        built_from += f" -O{os.environ.get('TIDEGATE_OPT_LEVEL', '3')}"
         if environment.state["package"] == built_from:
             return
         flags = ("--no-deps", "--no-build-isolation", "--force-reinstall", "--no-cache-dir")

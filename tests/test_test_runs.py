@@ -19,6 +19,7 @@ case "$*" in
     *version_info*) echo 3.11 ;;
     *"import tidegate"*) [[ -n ${PYTHONPATH:-} ]] && echo "0 src" || echo "${COMPILED:-1} installed" ;;
     *--collect-only*) ;;
+    *environment.py*) [[ -z ${NO_INSTALL:-} ]] ;;
     *)
         echo "ran: ${TIDEGATE_EXPECT_COMPILED:-} $*"
         [[ -z ${HANG:-} || $* != *$HANG* ]] || { echo $$ >"$HANGING"; sleep 600; }
@@ -54,7 +55,8 @@ def tree(tmp_path: Path) -> Path:
 
 
 def start(tree: Path, **variables: str) -> subprocess.Popen[str]:
-    environment = os.environ | {"PYTEST_ARGS": "-n 4", "TMPDIR": str(tree), **variables}
+    python = {"PYTHON": str(tree / ".venv/bin/python")}
+    environment = os.environ | python | {"PYTEST_ARGS": "-n 4", "TMPDIR": str(tree), **variables}
     return subprocess.Popen(
         [tree / "scripts" / "test"],
         env=environment,
@@ -93,6 +95,9 @@ def test_a_build_that_fails_or_is_not_the_expected_one_fails(tree: Path) -> None
     code, lines = outcome(tree, BUILD="false")
     assert code == 1
     assert "the environment could not be built" in lines
+    code, lines = outcome(tree, NO_INSTALL="1")
+    assert code == 1
+    assert not [line for line in lines if line.startswith("ran: ")]
     code, lines = outcome(tree, COMPILED="0")
     assert code == 1
     assert "scripts/test: wanted compiled=1, found: 0 installed" in lines

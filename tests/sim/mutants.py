@@ -78,7 +78,7 @@ FIRST_SEED: Final = {
     "a_repeated_settle_counts_again": 27,
     "a_replay_from_before_a_reset_is_merged": 18,
     "a_request_with_its_own_time_ages_the_memory": 5,
-    "a_reservation_taken_without_an_answer_is_never_looked_up": 337,
+    "a_reservation_taken_without_an_answer_is_never_looked_up": 527,
     "a_reservation_that_another_node_has_ended_stays_taken": 52,
     "a_settle_counts_the_estimate": 12,
     "a_wiped_ledger_is_not_filled_again": 4,
