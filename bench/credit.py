@@ -10,6 +10,8 @@ from __future__ import annotations
 import asyncio
 import re
 import statistics
+import subprocess
+import sys
 import time
 from collections.abc import Awaitable, Callable, Iterable
 from random import Random
@@ -401,8 +403,13 @@ async def timed(calls: Iterable[Callable[[], Awaitable[Any]]], trip_s: float) ->
         result = await call()
         took.append((time.perf_counter() - began_s) / trip_s)
         allowed += not result.limited if hasattr(result, "limited") else bool(result)
+    return *percentiles(took), allowed
+
+
+def percentiles(took: list[float]) -> tuple[float, float]:
+    """p50 and p99."""
     took.sort()
-    return took[len(took) // 2], took[int(len(took) * 0.99)], allowed
+    return took[len(took) // 2], took[int(len(took) * 0.99)]
 
 
 async def near_the_limit(url: str, scale: Scale) -> list[Figure]:
@@ -461,6 +468,73 @@ async def near_the_limit(url: str, scale: Scale) -> list[Figure]:
     ]
 
 
+async def near_the_limit_in_processes(url: str, scale: Scale) -> list[Figure]:
+    """The same with a process for each node: other nodes give credit back while the one that asks waits."""
+    quota = 5 * scale.turns
+    took, allowed, degraded, trip_s = await asyncio.to_thread(
+        ask_processes, url, quota, quota + 20, scale.turns
+    )
+    p50, p99 = percentiles([one / trip_s for one in took[quota * 9 // 10 :]])
+    return [
+        Figure(
+            f"allowed of {quota:,} by 8 nodes in processes of their own",
+            f"{allowed:,}",
+            f"decided without an answer of Redis: {degraded:,}",
+            f"{quota:,}",
+            allowed == quota,
+        ),
+        Figure(
+            "  the last tenth: p50 / p99 of a decision, in round trips",
+            f"{p50:.2f} / {p99:.1f}",
+            f"a round trip: {trip_s * 1e6:.0f} µs",
+            "",
+            None,
+        ),
+    ]
+
+
+def ask_processes(url: str, quota: int, asked: int, trips: int) -> tuple[list[float], int, int, float]:
+    """Ask one process after the other: how long each decision took, how many were allowed, how many were decided
+    without an answer of Redis, and a round trip."""
+    command = [sys.executable, "-m", "bench.credit", url, str(quota), str(trips)]
+    pipe = subprocess.PIPE
+    nodes = [subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True) for _ in range(NODES)]
+    try:
+        # Each measures its round trip when it has started; the last one does while nothing else runs.
+        for node in nodes:
+            assert node.stdout is not None
+            trip_s = float(node.stdout.readline())
+        took: list[float] = []
+        allowed = degraded = 0
+        for turn in range(asked):
+            node = nodes[turn % NODES]
+            assert node.stdin is not None and node.stdout is not None
+            node.stdin.write("\n")
+            node.stdin.flush()
+            seconds, is_allowed, source = node.stdout.readline().split()
+            took.append(float(seconds))
+            allowed += int(is_allowed)
+            degraded += source == "degraded"
+    finally:
+        for node in nodes:
+            node.communicate()
+    return took, allowed, degraded, trip_s
+
+
+async def serve_node(url: str, quota: int, trips: int) -> None:
+    """A node of `near_the_limit_in_processes`: a line for each decision that it is asked for, until its input ends."""
+    origin = RedisOrigin(url)
+    limit = Limit(quota, duration_ms=HOUR_MS, namespace="bench.processes")
+    async with AsyncLimiter(
+        region=REGION, origin=origin, tuning=Tuning(pulse_interval_ms=HOUR_MS)
+    ) as limiter:
+        print(await round_trip_s(origin, trips), flush=True)
+        while await asyncio.to_thread(sys.stdin.readline):
+            began_s = time.perf_counter()
+            decision = await limiter.limit(limit, "near")
+            print(time.perf_counter() - began_s, int(decision.allowed), decision.source, flush=True)
+
+
 async def reference_fleet(_url: str, scale: Scale) -> list[Figure]:
     """Commands that all nodes of the reference fleet send to their origins, simulated."""
     seconds = 2 * scale.seconds
@@ -481,4 +555,16 @@ async def reference_fleet(_url: str, scale: Scale) -> list[Figure]:
     ]
 
 
-FIGURES = (hot_subject, busy_subjects, message_cost, rollover, waits, near_the_limit, reference_fleet)
+FIGURES = (
+    hot_subject,
+    busy_subjects,
+    message_cost,
+    rollover,
+    waits,
+    near_the_limit,
+    near_the_limit_in_processes,
+    reference_fleet,
+)
+
+if __name__ == "__main__":
+    asyncio.run(serve_node(sys.argv[1], *map(int, sys.argv[2:])))
