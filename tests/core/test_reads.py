@@ -300,7 +300,9 @@ def test_a_failed_read_shortens_no_freshness_and_adds_none() -> None:
     assert node.need(MINUTE, "a", 0, T + 5_300).reason == STALE
 
     fresh = warmed()
-    late_failure = Need(STALE, fresh.subject(MINUTE, "a"), [fresh.cell(MINUTE, "a", SEQUENCE)], [])
+    subject = fresh.subject(MINUTE, "a")
+    key = fresh.engine.subjects.key_of(subject)
+    late_failure = Need(STALE, subject, [fresh.cell(MINUTE, "a", SEQUENCE)], key, "n1")
     fresh.origin_sync.apply_read_failure(late_failure, T)
     assert fresh.need(MINUTE, "a", 0, T + 5_000).reason == STALE
 

@@ -97,7 +97,7 @@ class World:
                 continue
             key = node.engine.subjects.key_of(subject)
             for cell in subject.cells():
-                component = node.engine.component(subject, cell, key)
+                component = subject.component(cell, key, node.engine.writer_of(subject.incarnation))
                 arrived = held.get((component.digest, cell.sequence), {}).get(component.writer, 0)
                 self.truth[node.region, subject.identifier, cell.sequence] -= cell.own - arrived
         self.flying = [(one, replay) for one, replay in self.flying if one is not node]

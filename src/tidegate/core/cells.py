@@ -14,7 +14,8 @@ from typing import Final, final
 
 from tidegate.core._native import mypyc_attr
 from tidegate.core.credit import Credit
-from tidegate.core.model import subject_digest
+from tidegate.core.generations import cell_name
+from tidegate.core.model import Component, subject_digest
 from tidegate.core.views import LedgerView, OriginView
 
 __all__ = ["BLOCKED", "CLEAN", "PINNED", "Cell", "Subject"]
@@ -228,6 +229,14 @@ class Subject:
         if self.previous is not None and self.previous.sequence < sequence_min:
             self.previous = None
         return self.sequence >= sequence_min or self.rest is not None
+
+    def component(self, cell: Cell, key: tuple[str, str, int], writer: str) -> Component:
+        """The component of `writer` in a cell, as the origin stores it. `key` is the subject's table's."""
+        duration_ms = key[2]
+        name = cell_name(cell.sequence, self.generation, duration_ms)
+        expires_at_ms = (cell.sequence + 3) * duration_ms
+        # `Component(…)` without a call of a Python function.
+        return tuple.__new__(Component, (self.digest_of(key), name, writer, cell.own, expires_at_ms))
 
     def digest_of(self, key: tuple[str, str, int]) -> bytes:
         """The subject's digest, computed once. `key` is its table's."""

@@ -22,13 +22,11 @@ from tidegate.core.cells import BLOCKED, CLEAN, PINNED, Cell, Subject
 from tidegate.core.credit import Credit
 from tidegate.core.evaluation import DENIED, FITS, HELD, UNLIKELY, UNREAD, Evaluation
 from tidegate.core.freshness import STRICT, Freshness, Need
-from tidegate.core.generations import cell_name
 from tidegate.core.judge import Judge, uncovered
 from tidegate.core.model import (
     DEGRADED,
     LOCAL,
     ORIGIN,
-    Component,
     Decision,
     Limit,
     Tuning,
@@ -138,8 +136,10 @@ class Engine:
             wall_ms = now_ms
         if self.is_embedded:
             known = self.decide_known(limit, identifier, cost, now_ms)
-            if known is not None:
-                return known
+        else:
+            known = self._decide_warm(limit, identifier, cost, now_ms, source, clock_ms, wall_ms)
+        if known is not None:
+            return known
         item = self.judge.evaluate(limit, identifier, cost, now_ms, wall_ms, source, False)
         verdict = self.judge.verdict(item, cost)
         item.verdict = verdict
@@ -198,6 +198,61 @@ class Engine:
         before = 0 if previous is None else previous.own
         retry_after_ms = wait_ms(cell.own, before, room, now_ms - sequence * duration_ms, duration_ms)
         return Decision(False, limit, 0, now_ms, needed, retry_after_ms, LOCAL, -1, -1)
+
+    def _decide_warm(
+        self, limit: Limit, identifier: str, cost: int, now_ms: int, source: int, clock_ms: int, wall_ms: int
+    ) -> Decision | None:
+        """`decide`, for a limiter with an origin and the usual request; None for every other one: nothing is changed.
+
+        Usual: the subject is known, in its running cell, and memory may allow the request: credit covers it, or the
+        last answer of the origin is fresh. This is the judge's rule without what it needs for the other cases.
+        """
+        subject = self.subjects.find(limit.key, identifier)
+        if subject is None or subject.reserved > 0 or cost == 0 or source != LOCAL:
+            return None
+        duration_ms = limit.duration_ms
+        sequence = now_ms // duration_ms
+        if subject.sequence != sequence or wall_ms - subject.touched_ms >= self._touch_ms:
+            return None
+        cell = subject.current
+        origin = cell.origin
+        ledger = cell.ledger
+        if (
+            origin is None
+            or wall_ms < origin.failed_until_ms
+            or (ledger is not None and ledger.growth is not None)
+        ):
+            return None
+        needed = cell.total() + cost
+        previous = subject.previous
+        if previous is not None:
+            needed = effective(needed, previous.total(), now_ms - sequence * duration_ms, duration_ms)
+        remaining = limit.quota - needed
+        if remaining < 0:
+            return None
+        if self.has_credit:
+            credit = subject.credit
+            if credit is None or not credit.can_spend(cost, limit.quota, now_ms, clock_ms):
+                return None
+            credit.spend(cost, clock_ms)
+            if credit.is_low():
+                self.pending.queue_ask(subject)
+        elif self._freshness.must_read(subject, cell, now_ms, wall_ms):
+            return None
+        cell.own += cost
+        self.pending.note(subject, cell, limit, now_ms, wall_ms, True)
+        self.allowed += 1
+        return Decision(
+            True,
+            limit,
+            remaining,
+            now_ms,
+            needed,
+            0,
+            LOCAL,
+            origin.age_ms(wall_ms),
+            self.global_view.age_ms(wall_ms),
+        )
 
     def _look_again(self, subject: Subject, clock_ms: int) -> None:
         """A peek at a counter that is used up: requests are denied without a message, so nothing else would bring what
@@ -349,7 +404,7 @@ class Engine:
         for item in items:
             self._consume(item, clock_ms)
             if item.cost > 0:
-                self.pending.note(item, True)
+                self._note(item, True)
         self._make_room(items)
 
     def learn_total(self, limit: Limit, identifier: str, sequence: int, total: int) -> None:
@@ -377,13 +432,7 @@ class Engine:
         if subject.queue != PINNED:
             # It must not be evicted before the answer comes: the decision would be made without it.
             self.subjects.move(subject, PINNED, item.wall_ms)
-        return Need(reason, subject, cells, [self.component(subject, one, key) for one in cells])
-
-    def component(self, subject: Subject, cell: Cell, key: tuple[str, str, int]) -> Component:
-        """This node's component of a cell, as the origin stores it."""
-        writer = self.writer_of(subject.incarnation)
-        name = cell_name(cell.sequence, subject.generation, key[2])
-        return Component(subject.digest_of(key), name, writer, cell.own, (cell.sequence + 3) * key[2])
+        return Need(reason, subject, cells, key, self.writer_of(subject.incarnation))
 
     def writer_of(self, incarnation: int) -> str:
         """This node's name at the origin, for a subject that was created after so many evictions."""
@@ -418,14 +467,17 @@ class Engine:
         remaining = item.limit.quota - item.used
         if verdict == FITS:
             remaining -= item.demand
-            self.pending.note(item, item.cost > 0)
+            self._note(item, item.cost > 0)
             if item.wall_ms - item.subject.touched_ms >= self._touch_ms:
                 self._touch(item.subject, item.wall_ms)
         else:
             # It fits, but nothing of a failed batch is consumed: `used` stays as it is.
-            self.pending.note(item, False)
+            self._note(item, False)
         self.allowed += 1
         return self._decision(item, True, remaining, 0, self._freshness.source_of(item))
+
+    def _note(self, item: Evaluation, has_grown: bool) -> None:
+        self.pending.note(item.subject, item.cell, item.limit, item.now_ms, item.wall_ms, has_grown)
 
     def _touch(self, subject: Subject, wall_ms: int) -> None:
         is_over = subject.queue == BLOCKED and subject.strict_until_ms <= wall_ms
@@ -450,7 +502,7 @@ class Engine:
             self.denied += 1
             if source == ORIGIN:
                 self.denied_from_origin += 1
-        self.pending.note(item, False)
+        self._note(item, False)
         if item.verdict == UNLIKELY and self.has_credit:
             self._check_guess(subject, item.cell, item.wall_ms)
         retry_after_ms = item.retry_after_ms(self.global_view, self._read_retry_ms)

@@ -26,15 +26,27 @@ STRICT: Final = "strict"  # denied recently, so that the latest counts of other 
 class Need:
     """What must be read before a decision: one or two cells of one subject, in one round trip."""
 
-    __slots__ = ("acked", "cells", "reason", "subject", "wanted")
+    __slots__ = ("_key", "_wanted", "_writer", "acked", "cells", "reason", "subject")
 
-    def __init__(self, reason: str, subject: Subject, cells: list[Cell], wanted: list[Component]) -> None:
+    def __init__(
+        self, reason: str, subject: Subject, cells: list[Cell], key: tuple[str, str, int], writer: str
+    ) -> None:
         self.reason: Final[str] = reason
         self.subject: Final[Subject] = subject
         self.cells: Final[list[Cell]] = cells
-        self.wanted: Final[list[Component]] = wanted
+        self._key: Final[tuple[str, str, int]] = key
+        self._writer: Final[str] = writer
+        self._wanted: list[Component] | None = None
         # What the origin had acknowledged of each cell when it was asked. An answer with less shows a loss.
         self.acked: Final[list[int]] = [0 if cell.origin is None else cell.origin.acked for cell in cells]
+
+    @property
+    def wanted(self) -> list[Component]:
+        """What the origin is asked. Made when it is sent, because many needs never are: another try decides, or joins a
+        read that is in flight."""
+        if self._wanted is None:
+            self._wanted = [self.subject.component(cell, self._key, self._writer) for cell in self.cells]
+        return self._wanted
 
 
 @final
@@ -48,13 +60,12 @@ class Freshness:
         self._retry_ms: Final[int] = tuning.read_retry_ms
         self._has_credit: Final[bool] = has_credit
 
-    def must_read(self, item: Evaluation) -> bool:
-        """Whether the origin must be read before the request is allowed."""
-        origin = item.cell.origin
-        if origin is None or self._has_credit or item.source != LOCAL:
+    def must_read(self, subject: Subject, cell: Cell, now_ms: int, wall_ms: int) -> bool:
+        """Whether the origin must be read before a request is allowed, if that was not tried before."""
+        origin = cell.origin
+        if origin is None or self._has_credit:
             return False
-        wall_ms = item.wall_ms
-        is_strict = item.now_ms < item.subject.strict_until_ms
+        is_strict = now_ms < subject.strict_until_ms
         return (
             is_strict or origin.is_stale(wall_ms, self._fresh_ms, self._retry_ms)
         ) and not origin.is_paused(wall_ms, self._retry_ms)

@@ -12,7 +12,7 @@ from typing import Final, final
 from tidegate.core.cells import Cell, Subject
 from tidegate.core.evaluation import DENIED, FITS, UNKNOWN, UNLIKELY, UNREAD, Evaluation
 from tidegate.core.freshness import Freshness
-from tidegate.core.model import DEGRADED, ORIGIN, Limit, checked_name
+from tidegate.core.model import DEGRADED, LOCAL, ORIGIN, Limit, checked_name
 from tidegate.core.pending import Pending
 from tidegate.core.reservations import Reservations
 from tidegate.core.subjects import Subjects
@@ -129,7 +129,9 @@ class Judge:
         needed = item.used + demand
         if needed > quota:
             return DENIED
-        if self._freshness.must_read(item):
+        if item.source == LOCAL and self._freshness.must_read(
+            item.subject, item.cell, item.now_ms, item.wall_ms
+        ):
             return UNREAD
         if item.limit.denies_on_outage and self._freshness.source_of(item) == DEGRADED:
             return UNKNOWN

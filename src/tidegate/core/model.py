@@ -114,13 +114,13 @@ def subject_digest(workspace: str, namespace: str, identifier: str, duration_ms:
     Every part is prefixed with its length, so that no two subjects are ever written the same way. Lone surrogates
     pass: a Python str may hold them, and an identifier that cannot be hashed could never be replayed.
     """
-    parts = bytearray()
+    parts: list[bytes] = []
     for name in (workspace, namespace, identifier):
         encoded = name.encode("utf-8", "surrogatepass")
-        parts += len(encoded).to_bytes(4, "big")
-        parts += encoded
-    parts += str(duration_ms).encode()
-    return blake2b(bytes(parts), digest_size=16).digest()
+        parts.append(len(encoded).to_bytes(4, "big"))
+        parts.append(encoded)
+    parts.append(str(duration_ms).encode())
+    return blake2b(b"".join(parts), digest_size=16).digest()
 
 
 @final

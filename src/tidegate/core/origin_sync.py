@@ -118,6 +118,7 @@ class OriginSync:
         key = self._subjects.key_of(subject)
         duration_ms = key[2]
         sequence_min = now_ms // duration_ms - 2
+        writer = self._engine.writer_of(subject.incarnation)
         for cell in subject.cells():
             origin = cell.origin
             if origin is None or cell.own == 0 or cell.sequence < sequence_min:
@@ -130,7 +131,7 @@ class OriginSync:
                 replay.subjects.append(subject)
                 replay.cells.append(cell)
                 replay.acked.append(origin.acked)
-                replay.components.append(self._engine.component(subject, cell, key))
+                replay.components.append(subject.component(cell, key, writer))
 
     def apply_replay(self, replay: Replay, replies: Sequence[OriginReply], now_ms: int) -> None:
         """The origin merged them: they are acknowledged, and its totals bring the counts of the other nodes."""

@@ -10,8 +10,7 @@ from __future__ import annotations
 from typing import Final, final
 
 from tidegate.core.cells import PINNED, Cell, Subject
-from tidegate.core.evaluation import Evaluation
-from tidegate.core.model import Tuning
+from tidegate.core.model import Limit, Tuning
 from tidegate.core.sharing import PRESSED
 from tidegate.core.subjects import Subjects
 from tidegate.core.views import GlobalView, LedgerView
@@ -63,23 +62,23 @@ class Pending:
 
     # -- adding
 
-    def note(self, item: Evaluation, has_grown: bool) -> None:
+    def note(
+        self, subject: Subject, cell: Cell, limit: Limit, now_ms: int, wall_ms: int, has_grown: bool
+    ) -> None:
         """A request was decided: queue what the origin and the ledger do not know yet of its cell.
 
         A lower quota than before lowers the threshold from which on other regions should know the count. A quota
         of 0 does not: it denies every request, whatever the count is.
         """
-        subject = item.subject
-        cell = item.cell
         if has_grown and cell.origin is not None and not subject.is_dirty:
-            self.queue_replay(subject, item.wall_ms)
+            self.queue_replay(subject, wall_ms)
         ledger = cell.ledger
         if ledger is None:
             return
-        quota = item.limit.quota
+        quota = limit.quota
         if quota > 0 and (quota < ledger.quota_min or ledger.quota_min == 0):
             ledger.quota_min = quota
-            self.set_pressure(subject, cell, ledger, item.now_ms, item.limit.duration_ms)
+            self.set_pressure(subject, cell, ledger, now_ms, limit.duration_ms)
             self.queue_publish(subject, cell)
         elif has_grown:
             self.queue_publish(subject, cell)

@@ -42,9 +42,9 @@ class Histogram:
         self._counts = [0] * (len(BOUNDS_S) + 1)
         self._sum_s = 0.0
 
-    def observe(self, seconds: float) -> None:
-        self._counts[bisect_left(BOUNDS_S, seconds)] += 1
-        self._sum_s += seconds
+    def observe(self, seconds: float, times: int = 1) -> None:
+        self._counts[bisect_left(BOUNDS_S, seconds)] += times
+        self._sum_s += times * seconds
 
     def snapshot(self) -> HistogramSnapshot:
         return HistogramSnapshot(BOUNDS_S, tuple(self._counts), self._sum_s)

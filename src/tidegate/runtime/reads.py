@@ -100,7 +100,8 @@ class Reads:
         future.set_result(answered)
 
     async def _ask(self, needs: list[Need]) -> bool:
-        wanted: list[Component] = [component for need in needs for component in need.wanted]
+        with self._gate:
+            wanted: list[Component] = [component for need in needs for component in need.wanted]
         try:
             answers = await self.calls.call(
                 [need.reason for need in needs],

@@ -13,6 +13,7 @@ import secrets
 import sqlite3
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Final
 
 from tidegate.adapters.clock import WallClock
@@ -97,6 +98,14 @@ HELD: Final = f"""{CELLS}
           WHERE held.digest = cells.digest AND held.sequence = cells.sequence AND held.expires_at_ms > :after_ms)
     ) || ']' FROM cells
 """
+# What there is of some subjects: [place in :digests, sequence, writer, own] of each component. Most cells that are read
+# are new: a read answers with what was found instead of two numbers for each cell.
+FOUND: Final = """
+    SELECT json_group_array(json_array(place.key, held.sequence, held.writer, held.own))
+      FROM json_each(:places) AS place
+     CROSS JOIN origin_components AS held ON held.digest = substr(:digests, place.key * 16 + 1, 16)
+     WHERE held.expires_at_ms > :now_ms
+"""
 # "WHERE true" keeps the parser from taking ON CONFLICT for the condition of a join.
 MERGE: Final = f"""{CELLS}
     INSERT INTO origin_components (digest, sequence, writer, own, expires_at_ms)
@@ -120,6 +129,8 @@ REST_S_MAX: Final = 0.005
 # What had expired before it was merged is answered, and not kept.
 BEFORE_ALL_MS: Final = -1
 NOTHING: Final = OriginReply(0, 0)
+# `OriginReply(*pair)` without a call of a Python function for each cell.
+new_reply: Final = partial(tuple.__new__, OriginReply)
 # Expired components deleted by each merge, for every one merged: more than one, or a backlog would never shrink.
 EXPIRED_ROWS_PER_MERGED: Final = 2
 EXPIRED_ROWS_MIN: Final = 100
@@ -221,6 +232,27 @@ class _Columns:
         return len({*zip(self.digests, self._sequences, strict=True)}) < count
 
 
+def _read(connection: sqlite3.Connection, wanted: Sequence[Component], now_ms: int) -> list[OriginReply]:
+    """Totals, and each writer's component."""
+    # In the order of the table, as in `_Columns.statements`.
+    digests = sorted({component.digest for component in wanted})
+    found: dict[tuple[bytes, int], list[tuple[str, int]]] = {}
+    for start in range(0, len(digests), STATEMENT_CELLS):
+        some = digests[start : start + STATEMENT_CELLS]
+        places = "[" + ",".join(["0"] * len(some)) + "]"
+        arguments = {"digests": b"".join(some), "places": places, "now_ms": now_ms}
+        for place, sequence, writer, own in json.loads(connection.execute(FOUND, arguments).fetchone()[0]):
+            found.setdefault((some[place], sequence), []).append((writer, own))
+    if not found:
+        return [NOTHING] * len(wanted)
+    answers: list[OriginReply] = []
+    for component in wanted:
+        held = found.get((component.digest, component.sequence), ())
+        mine = sum(own for writer, own in held if writer == component.writer)
+        answers.append(OriginReply(sum(own for _, own in held), mine))
+    return answers
+
+
 def _rest(since_s: float) -> float:
     """Sleep by the time that this thread has had of a core since `since_s`; the mark to count from next."""
     time.sleep(min(REST_S_MAX, RESTS * (time.thread_time() - since_s)))
@@ -245,8 +277,8 @@ def _merge(connection: sqlite3.Connection, components: Sequence[Component], now_
                 total + max(0, own - before)
                 for total, own, before in zip(totals, statement.owns, held, strict=True)
             ]
-        for position, reply in zip(statement.positions, map(OriginReply, totals, held), strict=True):
-            answers[position] = reply
+        for position, pair in zip(statement.positions, zip(totals, held, strict=True), strict=True):
+            answers[position] = new_reply(pair)
     for statement in statements:
         if len(statements) > 1:
             worked_s = _rest(worked_s)
@@ -298,11 +330,7 @@ class SQLiteOrigin:
 
         def work(connection: sqlite3.Connection) -> list[OriginReply]:
             connection.execute("BEGIN")  # all answers from one state of the file
-            answers = [NOTHING] * len(wanted)
-            for each in _Columns(wanted).statements():
-                replies = map(OriginReply, *each.held(connection, now_ms))
-                for position, reply in zip(each.positions, replies, strict=True):
-                    answers[position] = reply
+            answers = _read(connection, wanted, now_ms)
             connection.execute("COMMIT")
             return answers
 
