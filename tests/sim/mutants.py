@@ -196,25 +196,25 @@ def the_last_message_wins_at_the_origin() -> None:
 @mutant
 def nodes_of_a_region_share_a_component() -> None:
     def make(original: Any) -> Any:
-        def component(self: Engine, *args: Any) -> Component:
+        def component(self: Subject, *args: Any) -> Component:
             result: Component = original(self, *args)
             return result._replace(writer="region")
 
         return component
 
-    replace(Engine, "component", make)
+    replace(Subject, "component", make)
 
 
 @mutant
 def a_restarted_node_keeps_its_old_id() -> None:
     def make(original: Any) -> Any:
-        def component(self: Engine, *args: Any) -> Component:
+        def component(self: Subject, *args: Any) -> Component:
             result: Component = original(self, *args)
             return result._replace(writer=result.writer.partition(".")[0])
 
         return component
 
-    replace(Engine, "component", make)
+    replace(Subject, "component", make)
 
 
 @mutant
