@@ -2,7 +2,7 @@
 """Fails if prose uses a word that this project avoids: metaphors, personification, archaic words.
 
 The list is short and has no false alarms: a word with an ordinary technical use is not on it. Pages and programs
-are checked, with their comments, docstrings and messages. A line that must name such a word ends with `words: ok`.
+are checked, with their comments, docstrings, messages and names. A line that must name such a word ends with `words: ok`.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ AVOIDED: Final = {
     r"befall(?:s|en)?|bespeak(?:s)?|heeds?|hearken(?:s)?": "the usual word",
 }
 # Not beside a quote, a slash, a colon or an at sign: that is a name in an example, such as a user or a host.
-BEFORE: Final = r"(?<![\"'/:@=\w])"
-AFTER: Final = r"(?!\w|[\"/:@]|'(?!s\b))"
+BEFORE: Final = r"(?<![\"'/:@=A-Za-z0-9])"
+AFTER: Final = r"(?![A-Za-z0-9]|[\"/:@]|'(?!s\b))"
 WORDS: Final = re.compile(
     "|".join(f"(?P<w{n}>{BEFORE}(?:{one}){AFTER})" for n, one in enumerate(AVOIDED)), re.IGNORECASE
 )

@@ -177,6 +177,8 @@ def test_the_figures_of_the_readme_and_of_other_pages_are_those_of_the_results()
 def test_an_avoided_word_is_found_with_its_place_and_a_better_one() -> None:
     (found,) = check_words.problems("page.md", "Fine.\nWhat nobody reads.\n")  # words: ok
     assert found.startswith("page.md:2: 'nobody': name who or what")  # words: ok
+    (in_name,) = check_words.problems("module.py", "def mend_ledger(): ...")  # words: ok
+    assert in_name.startswith("module.py:1: 'mend': fix")  # words: ok
     for fine in (
         "mendacious, recommended, breathalyser",
         'user "nobody"',
