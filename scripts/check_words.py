@@ -2,7 +2,7 @@
 """Fails if prose uses a word that this project avoids: metaphors, personification, archaic words.
 
 The list is short and has no false alarms: a word with an ordinary technical use is not on it. Pages and programs
-are checked, with their comments, docstrings, messages and names. A line that must name such a word ends with `words: ok`.
+are checked, with comments, docstrings, messages and names. A line that must name such a word ends with `words: ok`.
 """
 
 from __future__ import annotations
