@@ -576,8 +576,9 @@ class Simulation:
             counts=self._counts(),
         )
 
-    def _record_exception(self, _loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    def _record_exception(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         """A callback or a task failed with an exception that nothing handles."""
+        loop.default_exception_handler(context)  # logs it, with the traceback
         if "exception" in context:
             self.auditor.fail(8, f"{context['message']}: {context['exception']!r}")
 
