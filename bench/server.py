@@ -421,6 +421,7 @@ def latency(bench: Bench, out: Printer) -> None:
     rates = bench.rates
     for server in servers:
         if server.name not in rates:
+            server.load(PATH, bench.bodies, WARM_S)
             rates[server.name] = server.load(PATH, bench.bodies, bench.seconds).rate
     bodies = bench.bodies.read_text().splitlines()
     loads: dict[str, Callable[[float], loadgen.Latencies]] = {}
@@ -508,17 +509,13 @@ def cold(bench: Bench, out: Printer) -> None:
     for subjects in COLD_START_SUBJECTS:
         starts = [cold_start(bench, subjects, number) for number in range(min(COLD_STARTS, bench.rounds))]
         what = f"two cold workers on one core, {subjects:,} subjects in turn: 80 % of their warm rate"
-        fewest = min(each.before for each in starts)
-        if fewest < COLD_REQUESTS_EACH * 2 * subjects:
-            shown = f"not measured: {fewest:,} requests were too few to warm both workers"
-            out.row(what, shown, "≤ 3 s", "")
-            continue
-        shown = "; ".join(
-            f"{each.reached_s:.1f} s ({each.first:,.0f} requests/s in the first second, {each.warm:,.0f} warm)"
-            for each in starts
-        )
+        # Before that nearly every request waits for the file, and the rate is that of a cold worker.
+        is_warm = min(each.before for each in starts) >= COLD_REQUESTS_EACH * 2 * subjects
         reached_s = median(each.reached_s for each in starts)
-        out.figure(what, shown, "≤ 3 s", is_met=reached_s <= 3)
+        reached = ", ".join(f"{each.reached_s:.1f} s" for each in starts) if is_warm else "never warm"
+        rates = ", ".join(f"{each.first:,.0f} to {each.warm:,.0f}" for each in starts)
+        shown = f"{reached}; requests/s in the first second and in the last {COLD_WARM_S:g}: {rates}"
+        out.figure(what, shown, "≤ 3 s", is_met=is_warm and reached_s <= 3)
 
 
 class Start(NamedTuple):
