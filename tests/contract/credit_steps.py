@@ -75,6 +75,8 @@ class Steps:
             random.choice((0, 1, self.size // 5)),
             random.choice((0, 1, self.size // 8)),
             joint=random.choice((0, 0, 1, self.size // 6)),
+            epoch=random.choice((0, 0, 0, 1)),
+            alone_at_ms=random.choice((0, 1, self.now_ms, self.now_ms + 1)),
         )
 
     def next_share(self) -> tuple[int, Share]:

@@ -29,6 +29,7 @@ class Node:
     def __init__(self, name: str) -> None:
         self.name = name
         self.life = 0
+        self.alone_at_ms = 0
         self.forget()
 
     def forget(self) -> None:
@@ -50,13 +51,13 @@ class Node:
             SEQUENCE, self.own, self.known, 0, view.acked, view.sent, view.published, view.total, view.id
         )
         view.sent = self.own
-        return message(self.writer, part)
+        return message(self.writer, part)._replace(alone_at_ms=self.alone_at_ms)
 
     def receive(self, request: CreditRequest, total: int, component: int, id_: int) -> None:
         own = request.cells[0].own
         if request.writer == self.writer:
             self.view.acked = max(self.view.acked, own)
-            self.others = max(self.others, total - max(component, own))
+            self.others = max(self.others, total - max(component, own, self.view.published))
             self.view.record(id_, total)
 
 
@@ -147,6 +148,39 @@ def test_what_a_node_published_before_the_origin_had_it_is_not_counted_twice() -
     world.accept("cut", 1)
     world.send("cut")
     assert world.total == 16
+
+
+def test_a_late_message_with_what_its_node_has_published_meanwhile_is_not_counted_twice() -> None:
+    """Seed 21431: the node gets no answer and publishes for itself, and another one reports its row first."""
+    world = World("cut", "b")
+    cut, b = world.nodes["cut"], world.nodes["b"]
+    cut.alone_at_ms = world.now_ms + 1
+    world.accept("cut", 3)
+    late = cut.plan()
+    world.accept("cut", 1)
+    cut.view.published = 4
+    b.others = 4
+    world.accept("b", 3)
+    world.send("b")
+    assert world.total == world.accepted
+    for request in (late, cut.plan(), late):
+        world.arrive(request)
+        assert world.total == world.accepted
+    world.accept("cut", 2)
+    cut.alone_at_ms = world.now_ms + 1_000
+    world.send("cut")
+    assert world.total == world.accepted
+
+
+def test_what_is_reported_before_its_node_publishes_for_itself_leaves_the_base_as_it_is() -> None:
+    """A node that restarted reports the row of the ledger; the other one has counted without knowing of it."""
+    world = World("a", "b")
+    world.nodes["a"].others = 60
+    world.nodes["b"].alone_at_ms = world.now_ms + 1_000
+    world.send("a")
+    world.accept("b", 25)
+    world.send("b")
+    assert world.total == 85
 
 
 def test_an_older_copy_is_brought_up_to_date() -> None:
@@ -291,6 +325,55 @@ def test_an_origin_that_loses_counts_never_counts_twice_and_nodes_agree_afterwar
     assert {world.nodes[name].known for name in names} == {world.total}
     alive = sum(world.nodes[name].own for name in names)
     assert world.total >= max(alive, row)
+
+
+@settings(max_examples=500, deadline=None)
+@given(seed=st.integers(0, 2**32))
+@example(seed=366)  # counted late messages twice
+@example(seed=615)  # took a node's own row for counts of others
+def test_messages_of_any_age_beside_rows_that_nodes_publish_for_themselves_count_nothing_twice(
+    seed: int,
+) -> None:
+    """Nodes that get no answer for a while publish for themselves, and others read their rows."""
+    random = Random(seed)
+    names = ["a", "b", "c", "d"][: random.randrange(2, 5)]
+    world = World(*names)
+    for node in world.nodes.values():
+        node.alone_at_ms = random.choice((1, world.now_ms + random.randrange(20)))
+    in_flight: list[tuple[Node, CreditRequest]] = []
+    row = 0
+    for _ in range(random.randrange(5, 80)):
+        name = random.choice(names)
+        node = world.nodes[name]
+        drawn = random.random()
+        if drawn < 0.25:
+            world.accept(name, random.randrange(1, 9))
+        elif drawn < 0.45:
+            in_flight.append((node, node.plan()))
+        elif drawn < 0.6 and in_flight:
+            sender, request = in_flight.pop(random.randrange(len(in_flight)))
+            answer = world.arrive(request)
+            if random.random() < 0.5:
+                sender.receive(request, *answer)
+            elif random.random() < 0.3:
+                in_flight.append((sender, request))
+        elif drawn < 0.65:
+            node.alone_at_ms = world.now_ms + random.randrange(1, 10)
+        elif drawn < 0.8:
+            if world.now_ms >= node.alone_at_ms:
+                node.view.published = node.own
+                row = max(row, node.known)
+        else:
+            node.others = max(node.others, row - node.own)
+            if random.random() < 0.5:
+                world.send(name)
+        assert world.total <= world.accepted, "counted twice"
+        assert row <= world.accepted, "published twice"
+    for name in names * 2:
+        node = world.nodes[name]
+        node.others = max(node.others, row - node.own)
+        world.send(name)
+    assert {node.known for node in world.nodes.values()} == {world.accepted}
 
 
 @pytest.mark.parametrize("losses", [1, 2, 5])

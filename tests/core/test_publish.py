@@ -159,6 +159,19 @@ def test_counts_of_other_nodes_are_published_by_a_node_that_had_requests() -> No
     assert [row.regional for row in planned(node).rows] == [70]
 
 
+def test_a_row_that_this_node_published_for_itself_is_not_taken_for_counts_of_others() -> None:
+    """Another node has reported the row, and this one gets an answer to a message from before its requests."""
+    node = Node(has_ledger=True)
+    node.limit(LIMIT, "a", 40, T)
+    node.publish(DictLedger(), T)
+    subject, cell = node.subject(LIMIT, "a"), node.cell(LIMIT, "a", 1000)
+    for total, others in ((40, 0), (45, 5)):
+        node.origin_sync.apply_report(subject, cell, 0, 0, total, 0, T)
+        assert (cell.own, cell.others) == (40, others)
+    node.origin_sync.apply_report(subject, cell, 40, 0, 47, 0, T)
+    assert (cell.own, cell.others) == (40, 7)
+
+
 # -- order and accounting
 
 

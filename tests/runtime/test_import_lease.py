@@ -13,6 +13,7 @@ from tidegate.core.model import LedgerRow
 from tidegate.core.sharing import ImportState, Share
 from tidegate.errors import DependencyTimeout
 from tidegate.ports import Changes
+from tidegate.sim.node_process import parts_of
 
 THOUSAND = Limit("1000/minute", namespace="tests")
 HUNDRED = Limit("100/minute", namespace="tests")
@@ -44,9 +45,7 @@ def importers(nodes: list[Member]) -> list[Member]:
 def epoch_of(node: Member) -> int:
     """When the ledger last lost rows, as the node knows."""
     assert node.limiter._parts.node is not None
-    lease = node.limiter._parts.node.import_lease
-    assert lease is not None
-    return lease.epoch
+    return node.limiter._parts.node.ledger_sync.epoch
 
 
 def imports(node: Member) -> int:
@@ -510,6 +509,50 @@ async def test_a_lost_row_that_the_origin_calls_published_is_published_again_aft
     node.faults.heal()
     await asyncio.sleep(5)
     assert [one.regional for one in ledger.rows() if one.identifier == "x"] == [30]
+    await region.stop()
+
+
+@on_virtual_time
+async def test_a_lost_row_of_a_counter_that_was_evicted_is_published_again_when_the_counter_returns() -> None:
+    ledger, region, (node,) = await fleet(1, import_interval_ms=500, subjects_max=3)
+    await node.accept("x", 30, HUNDRED)
+    await asyncio.sleep(3)
+    assert [one.regional for one in ledger.rows() if one.identifier == "x"] == [30]
+    for n in range(9):
+        await node.accept(f"user {n}", 1, HUNDRED)
+        await asyncio.sleep(1)
+    assert not parts_of(node.limiter).engine.subjects.find(HUNDRED.key, "x")
+    epoch = epoch_of(node)
+    ledger.wipe()
+    while epoch_of(node) == epoch:  # noqa: ASYNC110 - another's state
+        await asyncio.sleep(0.01)
+    await asyncio.sleep(8)
+    assert [one.regional for one in ledger.rows() if one.identifier == "x"] == []
+    assert await node.seen("x", HUNDRED) == 30
+    await asyncio.sleep(8)
+    assert [one.regional for one in ledger.rows() if one.identifier == "x"] == [30]
+    await region.stop()
+
+
+@on_virtual_time
+async def test_a_message_says_from_when_on_its_node_publishes_for_itself() -> None:
+    _, region, (node,) = await fleet(1)
+
+    async def alone_in_ms(limit: Limit) -> int:
+        node.origin.calls.clear()
+        await node.accept("x", 1, limit)
+        await asyncio.sleep(0.1)
+        (first, *_) = [call.argument for call in node.origin.calls if call.operation == "exchange"]
+        assert isinstance(first, list)
+        alone_at_ms: int = first[0].alone_at_ms
+        return alone_at_ms - region.clock.now_ms() if alone_at_ms else 0
+
+    assert 1_800 < await alone_in_ms(HUNDRED) <= 2_400
+    assert await alone_in_ms(Limit("10/second", namespace="tests")) == 0, "is never published"
+    node.faults.fail("lease")
+    await asyncio.sleep(3)
+    assert parts_of(node.limiter).node is not None
+    assert -3_400 < await alone_in_ms(Limit("200/minute", namespace="other")) < 0
     await region.stop()
 
 

@@ -30,7 +30,7 @@ from tidegate.core.credit_sync import CreditSync
 from tidegate.core.engine import Engine
 from tidegate.core.evaluation import FITS, UNLIKELY
 from tidegate.core.freshness import Freshness
-from tidegate.core.grants import CellPart, CellRecord, CreditRequest, SubjectRecord
+from tidegate.core.grants import CellPart, CellRecord, CellTotals, CreditRequest, GrantRules, SubjectRecord
 from tidegate.core.judge import Judge
 from tidegate.core.ledger_sync import LedgerSync, Publication
 from tidegate.core.model import ORIGIN, Component, Decision, LedgerRow, Limit, OriginReply
@@ -70,6 +70,8 @@ FIRST_SEED: Final = {
     "a_grant_ignores_what_others_hold": 3,
     "a_guess_makes_the_subject_strict": 64,
     "a_guess_names_the_end_of_the_window": 64,
+    "a_late_message_is_merged_like_one_that_came_in_time": 21431,
+    "a_new_importer_leaves_resets_to_the_next_full_read": 30027,
     "a_node_keeps_reservations_beyond_their_life": 27,
     "a_node_keeps_what_it_is_asked_to_give_back": 27,
     "a_node_that_should_publish_is_waited_for_forever": 23,
@@ -105,6 +107,7 @@ FIRST_SEED: Final = {
     "published_is_committed_before_the_chunk_succeeded": 39,
     "rows_from_before_a_reset_are_imported": 27,
     "the_counts_of_an_evicted_subject_are_lost": 13,
+    "messages_do_not_say_that_the_ledger_lost_rows": 22215,
     "the_last_message_wins_at_the_origin": 7,
     "the_origin_keeps_counts_under_their_old_names": 3,
     "the_origin_keeps_reservations_beyond_their_life": 27,
@@ -115,7 +118,6 @@ FIRST_SEED: Final = {
     "unreplayed_work_is_forgotten_after_a_failure": 17,
     "what_counts_in_the_next_window_is_not_reported": 53,
     "what_is_anticipated_is_stored": 13,
-    "what_is_due_is_forgotten_when_the_origin_does_not_say_who_publishes": 21387,
     "what_the_origin_does_not_know_is_not_counted": 37,
     "what_the_origin_does_not_know_yet_is_counted_at_once": 722,
 }
@@ -545,14 +547,6 @@ def foreign_counts_are_published() -> None:
 @mutant
 def a_failed_chunk_is_dropped() -> None:
     replace(LedgerSync, "fail_publish", lambda _original: lambda _self, *_args: None)
-
-
-@credit_mutant
-def what_is_due_is_forgotten_when_the_origin_does_not_say_who_publishes() -> None:
-    def fail_claim(self: LedgerSync, publication: Publication) -> None:
-        self.fail_publish(publication, 0, len(publication.rows))
-
-    replace(LedgerSync, "fail_claim", lambda _original: fail_claim)
 
 
 @mutant
@@ -1101,8 +1095,8 @@ def what_survivors_knew_before_a_wipe_is_not_restored() -> None:
     replace(grants_module, "claim", lambda _original: lambda _cell, _known: None)
 
     def make(original: Any) -> Any:
-        def merge_part(cell: CellRecord, part: CellPart, writer: str, now_ms: int) -> int:
-            before: int = original(cell, part._replace(known=part.own), writer, now_ms)
+        def merge_part(cell: CellRecord, part: CellPart, writer: str, now_ms: int, is_late: bool) -> int:
+            before: int = original(cell, part._replace(known=part.own), writer, now_ms, is_late)
             return before
 
         return merge_part
@@ -1129,7 +1123,40 @@ def the_counts_of_an_evicted_subject_are_lost() -> None:
     replace(grants_module, "adopt", make)
 
 
+@credit_mutant
+def a_late_message_is_merged_like_one_that_came_in_time() -> None:
+    def make(original: Any) -> Any:
+        def merge(
+            record: SubjectRecord, request: CreditRequest, now_ms: int, rules: GrantRules
+        ) -> list[CellTotals]:
+            totals: list[CellTotals] = original(record, request._replace(alone_at_ms=0), now_ms, rules)
+            return totals
+
+        return merge
+
+    replace(grants_module, "merge", make)
+
+
 # -- one importer and one publisher for a region
+
+
+@credit_mutant
+def messages_do_not_say_that_the_ledger_lost_rows() -> None:
+    def make(original: Any) -> Any:
+        def merge(
+            record: SubjectRecord, request: CreditRequest, now_ms: int, rules: GrantRules
+        ) -> list[CellTotals]:
+            totals: list[CellTotals] = original(record, request._replace(epoch=0), now_ms, rules)
+            return totals
+
+        return merge
+
+    replace(grants_module, "merge", make)
+
+
+@credit_mutant
+def a_new_importer_leaves_resets_to_the_next_full_read() -> None:
+    replace(ResetLoop, "on_importer", lambda _original: lambda _self: None)
 
 
 @credit_mutant
@@ -1417,7 +1444,7 @@ class Raised(logging.Handler):
         self.texts: list[str] = []
 
     def emit(self, record: logging.LogRecord) -> None:
-        if record.exc_info is not None:
+        if record.exc_info:
             self.texts.append(repr(record.exc_info[1]))
 
 

@@ -268,11 +268,14 @@ class CreditSync:
             self._rules,
             can_be_recalled,
         )
+        sync = self._ledger_sync
         current = subject.cell(sequence)
-        if current is not None and current.ledger is not None and self._ledger_sync.can_publish:
-            floor = self.pending.floor_of(current.ledger)
-            step = self.pending.step_of(subject, current, current.ledger, now_ms, duration_ms)
-            request = request._replace(floor=floor, step=step)
+        if self._subjects.is_published(duration_ms):
+            floor = step = 0
+            if current is not None and current.ledger is not None and sync.can_publish:
+                floor = self.pending.floor_of(current.ledger)
+                step = self.pending.step_of(subject, current, current.ledger, now_ms, duration_ms)
+            request = request._replace(floor=floor, step=step, epoch=sync.epoch, alone_at_ms=sync.alone_at_ms)
         if subject.generation:
             request = request._replace(generation=subject.generation)
         exchange.add(request, subject, acked)

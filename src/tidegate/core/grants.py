@@ -128,6 +128,11 @@ class CreditRequest(NamedTuple):
     joint: int = 0
     """How much of what waits belongs to batches that need other subjects too. It may be given back instead of spent, so
     that others are not denied because of it: they wait."""
+    epoch: int = 0
+    """When the ledger last lost rows, as far as the node knows: what was published before may not be there."""
+    alone_at_ms: int = 0
+    """From when on, by the origin's clock, the node publishes for itself unless it gets another answer; 0 for never.
+    What a message that arrives later than that reports may be in the region's row already."""
 
 
 class CellTotals(NamedTuple):
@@ -265,9 +270,10 @@ class CellRecord:
             for region, count in self.regions.items()
         ]
 
-    def marked(self) -> Mark:
-        if self.mark is None:
-            self.mark = Mark()
+    def mark_of(self, epoch: int) -> Mark:
+        """The mark. One of an older epoch counts as nothing published: the ledger has lost rows since."""
+        if self.mark is None or self.mark.epoch < epoch:
+            self.mark = Mark(epoch=epoch)
         return self.mark
 
 
@@ -357,6 +363,7 @@ def merge(record: SubjectRecord, request: CreditRequest, now_ms: int, rules: Gra
     """Keep the larger of each component, and restore what the origin lost; any order and any repetition gives the
     same. Then see who publishes."""
     totals: list[CellTotals] = []
+    is_late = 0 < request.alone_at_ms <= now_ms
     for part in request.cells:
         name = cell_name(part.sequence, request.generation, request.duration_ms)
         cell = record.cells.get(name)
@@ -367,21 +374,22 @@ def merge(record: SubjectRecord, request: CreditRequest, now_ms: int, rules: Gra
             cell = record.cell(name)
         if cell.id == 0 and (part.own > 0 or part.known > 0 or cell.total > 0):
             cell.id = now_ms if now_ms > part.id else part.id + 1
-        before = merge_part(cell, part, request.writer, now_ms)
+        before = merge_part(cell, part, request.writer, now_ms, is_late)
         foreign = part.foreign if part.foreign > cell.foreign else cell.foreign
         due = NOT_DUE
         # Once another region has published the cell, every change matters.
         if request.floor > 0 and cell.total >= (request.floor if foreign == 0 else 1):
             owner = owner_of(request.writer)
-            due = cell.marked().assign(
+            due = cell.mark_of(request.epoch).assign(
                 cell.total, request.step, owner, now_ms, rules.publish_ms, rules.publish_pace_ms
             )
-        published = 0 if cell.mark is None else cell.mark.published
+        mark = cell.mark
+        published = 0 if mark is None or mark.epoch < request.epoch else mark.published
         totals.append(CellTotals(cell.total, before, foreign, len(cell.regions), published, due, cell.id))
     return totals
 
 
-def merge_part(cell: CellRecord, part: CellPart, writer: str, now_ms: int) -> int:
+def merge_part(cell: CellRecord, part: CellPart, writer: str, now_ms: int, is_late: bool) -> int:
     """Merge one part, and return the writer's component as it was before."""
     before = adopt(cell, writer)
     if before < 0:
@@ -394,10 +402,14 @@ def merge_part(cell: CellRecord, part: CellPart, writer: str, now_ms: int) -> in
     if part.id < cell.id:
         # The record that the writer knew is gone. What it reports again is a part of what was known then.
         claim(cell, part.total)
-        give_back(cell, min(max(part.sent, part.published), part.own) - before)
+        again = min(max(part.sent, part.published), part.own) - before
     else:
         # Another node may have claimed this from the ledger.
-        give_back(cell, min(min(part.published, part.own) - before, cell.base))
+        again = min(min(part.published, part.own) - before, cell.base)
+    if is_late:
+        # And all of this, if the writer has published since it sent the message.
+        again = max(again, min(part.own - before, cell.base))
+    give_back(cell, again)
     if part.own > before:
         cell.components[writer] = part.own
         cell.total += part.own - before
@@ -455,11 +467,7 @@ def share(
     if entry.counted == 0 and name not in record.cells:
         return ShareReply(0, 0, 0, NOT_DUE), []
     cell = record.cell(name)
-    mark = cell.marked()
-    if entry.epoch > mark.epoch:
-        # The ledger has lost rows since: what was published may not be there any more.
-        mark = Mark(epoch=entry.epoch)
-        cell.mark = mark
+    mark = cell.mark_of(entry.epoch)
     recalled: list[str] = []
     if entry.region:
         known = cell.regions.get(entry.region, 0)

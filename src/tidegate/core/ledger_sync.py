@@ -66,8 +66,10 @@ class LedgerSync:
         "_rows_until_ms",
         "_subjects",
         "_tuning",
+        "alone_at_ms",
         "can_publish",
         "cells_imported",
+        "epoch",
         "hot_until_ms",
         "pending",
         "rows_imported",
@@ -91,6 +93,10 @@ class LedgerSync:
         self.hot_until_ms: int = 0
         # False while this node cannot reach the ledger: the origin makes it responsible for nothing.
         self.can_publish: bool = True
+        # When the ledger last lost rows, and from when on this node publishes for itself unless the origin answers.
+        # Sent with each message (`CreditRequest`). Written by `ImportLease`.
+        self.epoch: int = 0
+        self.alone_at_ms: int = 0
         self.cells_imported: int = 0
         self.rows_imported: int = 0
         self.rows_set_aside: int = 0
@@ -209,9 +215,9 @@ class LedgerSync:
         return due != NOT_DUE
 
     def fail_claim(self, publication: Publication) -> None:
-        """The origin has not said who publishes these rows: they stay due, until it does.
+        """The origin has not said who publishes these rows: they stay due, and do not wait for the tick, until it does.
 
-        Its answers to other messages may call them published, as long as it does not know that the ledger lost them.
+        An answer to a message from before this node knew that the ledger lost them may call them published.
         """
         for cell, subject in zip(publication.cells, publication.subjects, strict=True):
             if cell is not None and subject is not None:

@@ -166,7 +166,9 @@ class OriginSync:
         self._detect_loss(subject, cell, acked, component, now_ms)
         origin.acked = max(origin.acked, sent)
         origin.is_lost = False
-        self._merge_others(subject, cell, total - max(component, sent), now_ms)
+        # What this node has published for itself may be in the total too: another one may have reported its row.
+        ours = max(component, sent, origin.published)
+        self._merge_others(subject, cell, total - ours, now_ms)
 
     def fail_replay(self, replay: Replay) -> None:
         """They may not have arrived: they are sent again. Merging twice is harmless."""

@@ -171,12 +171,14 @@ class Subjects:
         if subject is not None:
             subject.reserved = left
 
+    def is_published(self, duration_ms: int) -> bool:
+        """Whether windows of this duration are published: shorter ones are regional."""
+        return self._has_ledger and duration_ms >= self._ledger_duration_ms_min
+
     def blank_cell(self, sequence: int, duration_ms: int) -> Cell:
         """An empty cell with the views that its window needs, in no subject yet."""
-        is_published = self._has_ledger and duration_ms >= self._ledger_duration_ms_min
-        return Cell(
-            sequence, OriginView() if self._has_origin else None, LedgerView() if is_published else None
-        )
+        origin = OriginView() if self._has_origin else None
+        return Cell(sequence, origin, LedgerView() if self.is_published(duration_ms) else None)
 
     def new_cell(
         self, subject: Subject, sequence: int, duration_ms: int, sequence_min: int, clock_ms: int

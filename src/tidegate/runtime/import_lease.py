@@ -80,9 +80,10 @@ class ImportLease:
         self.state: ImportState = ImportState()
         # How often this node has loaded `state` from the origin. Each time, the import continues from there.
         self.terms: int = 0
-        self._epoch = 0
         self._losses = 0
         self._was = (False, False)
+        # Until the first answer this node publishes for itself: from the beginning of time on.
+        sync.alone_at_ms = 1
 
     # -- state
 
@@ -98,11 +99,6 @@ class ImportLease:
     def is_holder(self) -> bool:
         """This node imports for its region."""
         return self.is_shared and asyncio.get_running_loop().time() < self._held_until_s
-
-    @property
-    def epoch(self) -> int:
-        """When the ledger last lost rows."""
-        return self._epoch
 
     def origin_ms(self) -> int:
         """The origin's time."""
@@ -175,11 +171,13 @@ class ImportLease:
             state = self.state
         with self._gate:
             self._sync.can_publish = self._can_publish()
+            # Not later than `is_shared` ends: the origin has read its clock before the answer arrived.
+            self._sync.alone_at_ms = lease.time_ms + 2 * self._life_ms
             if state.imported_at_ms >= 0:
                 age_ms = max(0, lease.time_ms - state.imported_at_ms)
                 self._sync.apply_lease(age_ms, state.regions, state.lag_ms, self._gate.now_ms())
-            if state.epoch > self._epoch:
-                self._epoch = state.epoch
+            if state.epoch > self._sync.epoch:
+                self._sync.epoch = state.epoch
                 self._sweep.start_take_back()
         self._note_change()
 

@@ -369,7 +369,7 @@ class ImportLoop:
             # forgotten the last one.
             self._is_lost = False
             self._cursor = None
-            epoch = max(import_lease.origin_ms(), import_lease.epoch + 1, import_lease.state.epoch + 1)
+            epoch = max(import_lease.origin_ms(), self._sync.epoch + 1, import_lease.state.epoch + 1)
             import_lease.state = import_lease.state._replace(epoch=epoch)
         began_ms = import_lease.origin_ms()
         imported = await self.run_once()

@@ -242,6 +242,8 @@ class Node:
         return self._is_ledger_usable() and self.publish is not None and not self.publish.calls.is_failing
 
     def _on_import_lease_change(self) -> None:
+        if self._is_importer():
+            self.resets.on_importer()
         if self.importer is not None:
             self.importer.import_soon()
         if self.publish is not None:

@@ -275,7 +275,7 @@ class PublishLoop:
                 "",
                 row.regional if is_published else 0,
                 self._import_lease.node_id,
-                self._import_lease.epoch,
+                self._sync.epoch,
                 self._sync.generation_of(row),
             )
             for i, row in enumerate(chunk.rows[start:end], start)

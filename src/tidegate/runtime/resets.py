@@ -93,6 +93,11 @@ class ResetLoop:
         self._on_work()
         self._wanted.set()
 
+    def on_importer(self) -> None:
+        """This node imports for its region from now on: the one before may have ended before it wrote a reset to the
+        ledger, which this one had read from the origin already."""
+        self.on_full_import({})
+
     def on_full_import(self, found: dict[Place, int]) -> None:
         """A full read of the ledger has found these resets: those that are missing are written again."""
         if self._ledger is None:

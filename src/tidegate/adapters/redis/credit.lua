@@ -11,7 +11,7 @@
 -- ARGV: margin_ms, firm_ms, unanswered_ms, recall_gap_ms, quiet_ms, share, publish_ms, publish_pace_ms, the
 --   channels' prefix, the messages, then each writer that they name. The messages are little-endian doubles, one after
 --   the other: for each message which writer (1 is the first), number, duration_ms, quota, elapsed_ms, want, held,
---   life_ms, floor, step, joint, count of cells, count of runs; for each cell own, known, foreign, acked, sent, published,
+--   life_ms, floor, step, joint, epoch, alone_at_ms, count of cells, count of runs; for each cell own, known, foreign, acked, sent, published,
 --   total, id, expires_at_ms; for each run elapsed_ms, cost, requests.
 -- Answers: the server's time in ms; then for each message granted (-1: overtaken by a later one), spare, firm, stuck,
 --   stuck_ms, following; for each of its cells total, the writer's component before, foreign, regions, published, due, id.
@@ -19,7 +19,7 @@ local MARGIN, FIRM, UNANSWERED, GAP, QUIET, SHARE, PUBLISH, PACE =
   number(ARGV[1]), number(ARGV[2]), number(ARGV[3]), number(ARGV[4]), number(ARGV[5]), number(ARGV[6]), number(ARGV[7]),
   number(ARGV[8])
 local CHANNEL, MESSAGES, WRITERS = ARGV[9], ARGV[10], 10
-local MESSAGE, CELL, RUN, RUN_BYTES = '<ddddddddddddd', '<ddddddddd', '<ddd', 24
+local MESSAGE, CELL, RUN, RUN_BYTES = '<ddddddddddddddd', '<ddddddddd', '<ddd', 24
 
 local answers = { now }
 local slot = 1
@@ -32,8 +32,8 @@ local key_at, at = 0, 1
 local place, writer, node, lived
 while key_at < #KEYS do
   local holds_key, next_key = KEYS[key_at + 1], KEYS[key_at + 2]
-  local given, message, duration, quota, elapsed, want, held, life, floor, step, joint, cells, runs
-  given, message, duration, quota, elapsed, want, held, life, floor, step, joint, cells, runs, at =
+  local given, message, duration, quota, elapsed, want, held, life, floor, step, joint, epoch, alone_at, cells, runs
+  given, message, duration, quota, elapsed, want, held, life, floor, step, joint, epoch, alone_at, cells, runs, at =
     unpack(MESSAGE, MESSAGES, at)
   if given ~= place then
     place, writer = given, ARGV[WRITERS + given]
@@ -43,6 +43,7 @@ while key_at < #KEYS do
   -- merge
   local totals, befores, foreigns, counted = {}, {}, {}, {}
   local regions, publisheds, dues, ids = {}, {}, {}, {}
+  local is_late = alone_at > 0 and alone_at <= now
   for i = 1, cells do
     local key = KEYS[key_at + 2 + i]
     local own, known, foreign, acked, sent, published_own, known_total, id, expires
@@ -85,6 +86,7 @@ while key_at < #KEYS do
       else
         lost = min(min(published_own, own) - before, base)
       end
+      if is_late then lost = max(lost, min(own - before, base)) end
       if lost > 0 then
         local part = min(lost, base)
         base, returned, total = base - part, returned + lost, total - part
@@ -108,11 +110,12 @@ while key_at < #KEYS do
     counted[i] = max(total, known) + foreigns[i]
 
     -- Mark.assign
-    local published, assigned, until_ms, epoch, others, owner = 0, 0, 0, 0, 0, ''
+    local published, assigned, until_ms, mark_epoch, others, owner = 0, 0, 0, 0, 0, ''
     if found[4] and #found[4] >= MARK_BYTES then
-      published, assigned, until_ms, epoch, others = unpack(MARK, found[4])
+      published, assigned, until_ms, mark_epoch, others = unpack(MARK, found[4])
       owner = string.sub(found[4], MARK_BYTES + 1)
     end
+    if epoch > mark_epoch then published, assigned, until_ms, mark_epoch = 0, 0, 0, epoch end
     regions[i], publisheds[i], dues[i] = others, published, 0
     if floor > 0 and total > published and total >= (foreigns[i] == 0 and floor or 1) then
       local is_live = now < until_ms and until_ms <= now + PUBLISH
@@ -123,7 +126,7 @@ while key_at < #KEYS do
       if is_busy and not is_pressed then
         if owner == node then dues[i] = 1 end
       else
-        call('HSET', key, '!published', pack(MARK, published, total, now + PUBLISH, epoch, others) .. node)
+        call('HSET', key, '!published', pack(MARK, published, total, now + PUBLISH, mark_epoch, others) .. node)
         dues[i] = is_pressed and 2 or 1
       end
     end

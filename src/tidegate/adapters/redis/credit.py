@@ -105,6 +105,8 @@ class CreditLayout:
                 step,
                 generation,
                 joint,
+                epoch,
+                alone_at_ms,
             ) = request
             place = writers.get(writer)
             if place is None:
@@ -133,6 +135,8 @@ class CreditLayout:
                 floor,
                 step,
                 joint,
+                epoch,
+                alone_at_ms,
                 len(cells),
                 len(runs),
             )

@@ -98,7 +98,7 @@ def load_ledger(
 def store_mark(
     connection: sqlite3.Connection, record: SubjectRecord, digest: bytes, sequence: int, duration_ms: int
 ) -> None:
-    mark = record.cell(sequence).marked()
+    mark = record.cell(sequence).mark_of(0)
     connection.execute(
         PUT_MARK,
         (

@@ -509,6 +509,21 @@ class OriginContract(ReservingContract, ResetsContract, SharingContract):
         late = part._replace(own=5, known=5, published=5)
         assert (await self.report(origin, digest, "c", late)).total == 67
 
+    async def test_a_message_that_arrives_after_its_writer_may_have_published_counts_nothing_of_its_row_twice(
+        self, origin: Origin
+    ) -> None:
+        digest, part = new_digest(), CellPart(SEQUENCE, 0)
+        time_ms = (await origin.pulse(REGION, timeout_s=TIMEOUT_S)).time_ms
+        assert (await self.report(origin, digest, "a", part._replace(known=60))).total == 60
+        counted = part._replace(own=5, known=5)
+        reply = await self.report(origin, digest, "b", counted, alone_at_ms=time_ms + 60_000)
+        assert (reply.total, reply.component) == (65, 0), "in time"
+        for alone_at_ms in (time_ms, 1):
+            reply = await self.report(origin, digest, f"c{alone_at_ms}", counted, alone_at_ms=alone_at_ms)
+            assert (reply.total, reply.component) == (65, 0), "late"
+            reply = await self.report(origin, digest, f"c{alone_at_ms}", counted, alone_at_ms=alone_at_ms)
+            assert (reply.total, reply.component) == (65, 5), "again"
+
     async def test_incarnations_of_a_subject_leave_one_entry_and_all_their_counts(
         self, place: OriginPlace, origin: Origin
     ) -> None:
@@ -524,12 +539,15 @@ class OriginContract(ReservingContract, ResetsContract, SharingContract):
             "a late message of an earlier life"
         )
 
-    async def report(self, origin: Origin, digest: bytes, writer: str, part: CellPart) -> CellTotals:
+    async def report(
+        self, origin: Origin, digest: bytes, writer: str, part: CellPart, *, alone_at_ms: int = 0
+    ) -> CellTotals:
         """Send one message about one cell, and return what the origin answers of it."""
         parts = (part, CellPart(part.sequence - 1, 0))
         self.number = getattr(self, "number", 0) + 1
         as_of_ms = part.sequence * DURATION_MS
         request = CreditRequest(digest, writer, self.number, DURATION_MS, parts, 100, as_of_ms, (), 0, 0, 1)
+        request = request._replace(alone_at_ms=alone_at_ms)
         (reply,) = await origin.exchange([request], timeout_s=TIMEOUT_S)
         return reply.cells[0]
 

@@ -204,6 +204,22 @@ class SharingContract:
         (shared,) = await share(origin, cells.entry("", 10, owner="c", epoch=0))
         assert shared.published == 0
 
+    async def test_a_message_of_a_node_that_knows_of_lost_rows_makes_it_publish_them(
+        self, origin: Origin
+    ) -> None:
+        cells = await new_cells(origin)
+        await origin.exchange([cells.message(10, floor=5)], timeout_s=TIMEOUT_S)
+        await share(origin, cells.entry("", 10, epoch=1))
+        found = []
+        for floor, epoch in ((5, 0), (5, 1), (0, 2), (11, 2), (5, 2), (5, 2), (5, 1)):
+            message = cells.message(0, writer="b", floor=floor)._replace(epoch=epoch)
+            (reply,) = await origin.exchange([message], timeout_s=TIMEOUT_S)
+            found.append((reply.cells[0].published, reply.cells[0].due))
+        known, lost = (10, NOT_DUE), (0, NOT_DUE)
+        assert found == [known, known, lost, lost, (0, PRESSED), (0, DUE), (0, DUE)]
+        (shared,) = await share(origin, cells.entry("", 10, owner="b", epoch=2))
+        assert (shared.published, shared.due) == (10, NOT_DUE)
+
     async def test_credit_that_an_import_leaves_no_room_for_is_asked_back(self, open_node: OpenNode) -> None:
         importer, holder = await open_node(), await open_node()
         recalled: asyncio.Future[tuple[bytes, str]] = asyncio.get_running_loop().create_future()
