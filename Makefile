@@ -47,7 +47,7 @@ coverage: python ## Run all tests interpreted and show which branches no test ta
 	@PYTHON="$(PYTHON)" scripts/gateways envoy caddy traefik >/dev/null || true
 	@$(ENVIRONMENT) --extra all --group dev --group coverage --package
 	@rm -rf build/coverage && mkdir -p build/coverage
-	-PYTHONPATH=src TIDEGATE_EXPECT_COMPILED=0 $(BIN)/python -m coverage run -m pytest $(PYTEST_ARGS)
+	-PYTHONPATH=$(CURDIR)/src TIDEGATE_EXPECT_COMPILED=0 $(BIN)/python -m coverage run -m pytest --ignore=tests/package $(PYTEST_ARGS)
 	@$(BIN)/python -m coverage combine --quiet
 	@$(BIN)/python -m coverage html --quiet -d build/coverage/html
 	@$(BIN)/python -m coverage report --sort=cover
