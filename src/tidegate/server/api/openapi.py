@@ -73,7 +73,7 @@ OPERATIONS: Final = (
     Operation(
         "limit",
         "Check a rate limit, and consume",
-        "Judges one identifier by a sliding window and consumes `cost` if it fits. A denied check is 200 with "
+        "Checks one identifier with a sliding window and consumes `cost` if it fits. A denied check is 200 with "
         "`success: false` and consumes nothing. Needs `ratelimit.*.limit` or `ratelimit.<namespace_id>.limit`; a "
         "namespace that does not exist yet is created with `ratelimit.*.create_namespace`.",
         "LimitBody",
@@ -83,7 +83,7 @@ OPERATIONS: Final = (
     Operation(
         "multiLimit",
         "Check several rate limits at once, all or nothing",
-        "Judges up to 100 items at one instant. If any of them does not fit, nothing is consumed; each item says "
+        "Checks up to 100 items at one instant. If any of them does not fit, nothing is consumed; each item says "
         "whether it alone would have fitted.",
         "MultiLimitBody",
         "MultiLimitData",
@@ -145,7 +145,7 @@ OPERATIONS: Final = (
     Operation(
         "getOverride",
         "Get the override that applies to an identifier",
-        "Literal match first, then the pattern that would apply. Without the permission to read, the answer is the "
+        "Literal match first, then the pattern that would apply. Without the permission to read, the response is the "
         "same as if there were none. Needs `ratelimit.*.read_override`, `ratelimit.<namespace_id>.read_override` or "
         "`urn:tidegate:ratelimit:<namespace_id>:override:<override_id>`.",
         "OverrideBody",
@@ -289,7 +289,7 @@ CHECK_PARAMETERS: Final = [
 def _check() -> dict[str, Any]:
     """`/v1/check`. It has no envelope: gateways understand its status, and read no body."""
     denied = {
-        "description": "No: a limit denies. A policy may have another status for it.",
+        "description": "Denied by a limit. A policy may set another status.",
         "headers": LIMIT_HEADERS,
     }
     statuses = sorted({400, 401, 403, 500, *TRANSPORT_STATUSES})
@@ -299,7 +299,7 @@ def _check() -> dict[str, Any]:
     return {
         "operationId": "check",
         "summary": "Check for a gateway: allowed (200) or denied (429)",
-        "description": "Judges all descriptors together, by the rules file: if one limit denies, nothing is consumed. "
+        "description": "Checks all descriptors together, by the rules file: if one limit denies, nothing is consumed. "
         "Give `policy`, or `domain` and `descriptor`. Every method means the same, and a body is ignored. Needs "
         "`ratelimit.*.limit`; the listener of `--check-address` needs no key.",
         "tags": ["check"],

@@ -42,7 +42,7 @@ INVALID_INPUT: Final = Problem(
     "The body violates the schema of the operation; or there is no `Authorization` header at all; or, in test mode, "
     "`X-Test-Time` is not a time. Each item of `errors` has a `location` in the schema, a `message`, and sometimes a "
     "`fix`. The body is checked before the key: a wrong body with a wrong key is this error, with fewer details.",
-    "Fix the fields listed in `errors`; `/openapi.json` has the schemas. Sending the same again gives the same answer.",
+    "Fix the fields listed in `errors`; `/openapi.json` has the schemas. Sending the same again gives the same error.",
 )
 MALFORMED_AUTHORIZATION: Final = Problem(
     400,
@@ -127,9 +127,9 @@ RESERVATION_NOT_FOUND: Final = Problem(
     "Not Found",
     "unkey/data/ratelimit_reservation_not_found",
     "`settle` or `release` names a reservation that does not exist any more: its life is over, or it ended more than "
-    "ten minutes ago. Or its id is not one that `reserve` has answered. Nothing was counted.",
-    "Send the id as it was answered. Reserve for longer (`life`), and repeat a `settle` that got no answer within ten "
-    "minutes.",
+    "ten minutes ago. Or its id is not one that `reserve` has returned. Nothing was counted.",
+    "Send the id as `reserve` returned it. Reserve for longer (`life`), and repeat a `settle` that got no response "
+    "within ten minutes.",
 )
 METHOD_NOT_ALLOWED: Final = Problem(
     405,
@@ -212,7 +212,7 @@ UNEXPECTED_ERROR: Final = Problem(
     "Internal Server Error",
     "unkey/application/unexpected_error",
     "An internal error of the server.",
-    "Look up the `requestId` of the answer in the log of the server, and report the error.",
+    "Look up the `requestId` of the response in the log of the server, and report the error.",
 )
 # The published clients know 500 for every fault of a server, and repeat the call.
 SERVICE_UNAVAILABLE: Final = Problem(

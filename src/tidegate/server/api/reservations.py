@@ -118,7 +118,7 @@ class ReservationOperations:
         named = _decoded(reservation_id)
         if named is None:
             yield from self._admission.admit(call, 1)
-            raise Refusal(problems.RESERVATION_NOT_FOUND, "This is not an id that `reserve` has answered.")
+            raise Refusal(problems.RESERVATION_NOT_FOUND, "This is not an id that `reserve` has returned.")
         if len(costs) not in (1, len(named.counters)):
             problem = f"must have one item, or {len(named.counters)}: one for each limit"
             raise invalid("/properties/costs", f"'costs' {problem}", f"costs {problem}")

@@ -66,9 +66,7 @@ Life = Annotated[
 ReservationId = Annotated[
     str,
     Meta(pattern="^rlrs_[A-Za-z0-9_-]+$", max_length=RESERVATION_ID_MAX),
-    Meta(
-        description="From the answer of `reserve`. One that was made up is the id of no reservation: a 404."
-    ),
+    Meta(description="From the response of `reserve`. An id that `reserve` has not returned is a 404."),
 ]
 Shadow = Annotated[bool, Meta(description="Count and report, deny nothing.")]
 PageSize = Annotated[int, Meta(ge=1, le=PAGE_MAX, description="Items on a page.")]

@@ -64,7 +64,7 @@ async def all_changes(catalog: Catalog, since: int = 0) -> CatalogChanges:
                 [row for each in parts for row in each.namespaces],
                 [row for each in parts for row in each.overrides],
             )
-        assert part.version > since, "an answer that is not complete must lead on"
+        assert part.version > since, "an incomplete answer must have a later version"
         since = part.version
 
 
@@ -391,7 +391,7 @@ class CatalogContract:
         assert marked is not None
         assert await catalog.purge(2, timeout_s=TIMEOUT_S) == 1
         purged = await catalog.purged_version(timeout_s=TIMEOUT_S)
-        assert live.version < purged <= marked.version, "who has read as far as the mark has missed nothing"
+        assert live.version < purged <= marked.version, "a reader that has read so far has missed nothing"
         assert await catalog.version(timeout_s=TIMEOUT_S) > purged, "others notice that something happened"
 
     async def test_the_key_that_was_written_last_is_never_purged(

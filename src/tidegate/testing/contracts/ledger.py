@@ -207,7 +207,7 @@ class LedgerContract:
 
     @pytest.fixture
     def place(self) -> LedgerPlace:
-        raise NotImplementedError("give the fixture `place` in your subclass")
+        raise NotImplementedError("define the fixture `place` in your subclass")
 
     @pytest.fixture
     async def open_ledger(self, place: LedgerPlace) -> AsyncIterator[OpenLedger]:

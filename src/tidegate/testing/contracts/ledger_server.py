@@ -93,7 +93,7 @@ class ServerLedgerContract(LedgerContract):
 
     @pytest.fixture
     def place(self) -> ServerLedgerPlace:
-        raise NotImplementedError("give the fixture `place` in your subclass")
+        raise NotImplementedError("define the fixture `place` in your subclass")
 
     # ---- transactions that commit late
 
@@ -259,7 +259,7 @@ class ServerLedgerContract(LedgerContract):
         await publish(ledger, [row("after")])
         assert await held(ledger) == sorted([*rows_of(10), row("after")])
         rows, _ = await read_all(ledger, cursor)
-        assert rows == [row("after")], "a cursor outlives the server"
+        assert rows == [row("after")], "a cursor stays valid after a restart"
 
     async def test_a_ledger_that_starts_before_its_server_works_when_it_is_up(
         self, place: ServerLedgerPlace
@@ -355,7 +355,7 @@ class ServerLedgerContract(LedgerContract):
             assert [beat.region for beat in beats] == ["fra"]
             overview = await ledger.overview(now_ms=NOW_MS, hottest_max=0, timeout_s=TIMEOUT_S)
             assert dict(overview.rows) == {"fra": 300}
-        assert cancelled > 10, "the delays hit nothing"
+        assert cancelled > 10, "too few statements were cancelled"
         assert await held(ledger) == sorted(rows_of(300))
         await until(lambda: place.connections() <= connections, "the server has forgotten the others")
         assert len(asyncio.all_tasks()) <= tasks
@@ -496,12 +496,15 @@ class ServerLedgerContract(LedgerContract):
 
         readers = [asyncio.create_task(read(region, await open_ledger())) for region in regions]
         writers = [asyncio.create_task(write(region, await open_ledger())) for region in regions]
-        for hurt, heal in ((place.server.kill, place.server.start), (place.server.freeze, place.server.thaw)):
-            await until(partial(is_past, turn_reached() + 3), "the writers get on")
-            hurt()
+        for fail, repair in (
+            (place.server.kill, place.server.start),
+            (place.server.freeze, place.server.thaw),
+        ):
+            await until(partial(is_past, turn_reached() + 3), "the writers continue")
+            fail()
             failed.clear()
-            await until(lambda: len(failed) > 3, "they notice")
-            heal()
+            await until(lambda: len(failed) > 3, "the writers notice")
+            repair()
         await asyncio.gather(*writers)
         finished.set()
         await asyncio.gather(*readers)

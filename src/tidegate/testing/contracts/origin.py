@@ -84,7 +84,7 @@ class OriginContract(ReservingContract, ResetsContract, SharingContract):
 
     @pytest.fixture
     def place(self) -> OriginPlace:
-        raise NotImplementedError("give the fixture `place` in your subclass")
+        raise NotImplementedError("define the fixture `place` in your subclass")
 
     @pytest.fixture
     async def open_node(self, place: OriginPlace) -> AsyncIterator[OpenNode]:

@@ -54,7 +54,7 @@ class RemoteOriginContract(OriginContract):
 
     @pytest.fixture
     def place(self) -> RemotePlace:
-        raise NotImplementedError("give the fixture `place` in your subclass")
+        raise NotImplementedError("define the fixture `place` in your subclass")
 
     @pytest.mark.parametrize("call", ["read", "merge", "pulse"])
     async def test_the_time_limit_is_kept_when_the_store_is_frozen(
