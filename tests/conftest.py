@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import faulthandler
 import os
+import sys
 from collections.abc import Iterator
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
@@ -44,8 +45,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 # No test takes longer than this, even on a busy machine. A test that does is hanging: its process prints the traceback
-# of every thread and exits, which ends the run.
-HANGS_AFTER_S = 300
+# of every thread and exits, which ends the run. Measuring coverage takes several times as long.
+HANGS_AFTER_S = 1_500 if "coverage" in sys.modules else 300
 
 
 def watch_for_a_hang(config: pytest.Config) -> None:
