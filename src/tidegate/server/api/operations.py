@@ -9,6 +9,7 @@ requests of `limit` never come here: `warm` answers them.
 from __future__ import annotations
 
 from collections.abc import Coroutine, Mapping, Sequence
+from functools import partial
 from random import random
 from typing import Any, Final
 
@@ -19,7 +20,7 @@ from tidegate.core.model import Decision, Limit, Request
 from tidegate.runtime.async_limiter import AsyncLimiter
 from tidegate.server.api.activity import Activity, Sample
 from tidegate.server.api.admission import Admission, Call, Steps, missing_permission, wait
-from tidegate.server.api.plans import Plan, Plans
+from tidegate.server.api.plans import Plan, Plans, batch_answers
 from tidegate.server.api.problems import JSON_LINE, NAMESPACE_GONE, Meta, Refusal, invalid
 from tidegate.server.api.schema import (
     CounterBody,
@@ -56,18 +57,8 @@ class MultiLimitItem(msgspec.Struct, gc=False, rename={"override_id": "overrideI
     exceeded: bool | UnsetType = UNSET
 
 
-def item_answer(item: LimitBody, plan: Plan, decision: Decision) -> MultiLimitItem:
-    """What a batch answers for one item."""
-    return MultiLimitItem(
-        item.namespace,
-        item.identifier,
-        decision.limit.quota,
-        decision.remaining,
-        decision.reset_at_ms,
-        decision.allowed,
-        UNSET if plan.override is None else plan.override.id,
-        True if decision.allowed and decision.exceeded else UNSET,
-    )
+item_answers: Final = partial(batch_answers, MultiLimitItem, UNSET)
+"""(items, plans, decisions) -> what a batch answers for its items."""
 
 
 class MultiLimitData(msgspec.Struct):
@@ -91,7 +82,6 @@ class LimitOperations:
         self._admission = admission
         self._test_mode = test_mode
         self.activity = Activity(lambda: limiter.inspection)
-        self._followed = self.activity.recording.followed
         self.plans = Plans(self.activity)
         # The most denied identifiers of this process.
         self.top_denials: SpaceSaving[tuple[str, str, str]] = SpaceSaving(TOP_CAPACITY)
@@ -201,10 +191,10 @@ class LimitOperations:
         if decisions is None:
             batch = [Request(*request) for request in requests]
             decisions = yield from wait(self._limiter.limit_many, batch, now_ms=test_time_ms)
-        limits = list(map(item_answer, items, plans, decisions))
+        limits = item_answers(items, plans, decisions)
         passed = False not in [each.passed for each in limits]
         if not call.head.metrics_off:
-            self._record_batch(requests, plans, decisions, passed, now_ms, sample)
+            self._warm.record_batch(requests, plans, decisions, passed, now_ms, sample)
         envelope = MultiLimitEnvelope(Meta("req_" + call.request_id), MultiLimitData(passed, limits))
         call.answer = 200, JSON_LINE + call.lines, ENCODE(envelope)
 
@@ -245,28 +235,6 @@ class LimitOperations:
                 raise missing_permission("limit", namespace)
             namespaces[name] = namespace
         return namespaces
-
-    def _record_batch(
-        self,
-        requests: Sequence[tuple[Limit, str, int]],
-        plans: Sequence[Plan],
-        decisions: Sequence[Decision],
-        passed: bool,
-        now_ms: int,
-        sample: Sample | None,
-    ) -> None:
-        activity = self.activity
-        for (_, identifier, cost), plan, decision in zip(requests, plans, decisions, strict=True):
-            self._warm.count(plan, identifier, decision, cost, now_ms)
-            # An item that fits, of a batch that does not, consumed nothing and was not denied by its own limit.
-            if passed or not decision.allowed:
-                followed = self._followed.get(identifier)
-                if followed is None and sample is not None:
-                    followed = activity.follow(identifier)
-                if followed is not None:
-                    followed.add(plan.limit, cost, passed, now_ms)
-            if sample is not None:
-                activity.end(sample, (plan.limit.workspace, plan.namespace.name, identifier))
 
     def _record_denial(
         self, plan: Plan, identifier: str, decision: Decision, cost: int, now_ms: int, weight: int

@@ -7,7 +7,8 @@ request to request is put together once per `Plan`, and once per window.
 
 from __future__ import annotations
 
-from typing import Final, Protocol, final
+from collections.abc import Callable, Sequence
+from typing import Any, Final, Protocol, TypeVar, final
 
 from tidegate.core.header_fields import INTEGER_MAX, policy_name, policy_value, whole_seconds
 from tidegate.core.model import Decision, Limit, make_limit
@@ -18,6 +19,8 @@ from tidegate.server.messages import Answer
 # Plans and matches that are kept, in two generations of this many: a client that sends random limits fills no memory.
 PLANS_MAX: Final = 16_384
 MATCHES_MAX: Final = 65_536
+
+Item = TypeVar("Item")
 
 
 @final
@@ -216,6 +219,34 @@ class Plans:
             self._matches = {}
         self._matches[key] = found
         return found
+
+
+def batch_answers(
+    new_item: Callable[..., Item],
+    unset: object,
+    items: Sequence[Any],
+    plans: list[Plan],
+    decisions: list[Decision],
+) -> list[Item]:
+    """What a batch answers for its items, each made by `new_item`; `unset` is for fields that are left out."""
+    answers: list[Item] = []
+    for i, decision in enumerate(decisions):
+        item = items[i]
+        override = plans[i].override
+        allowed = decision.allowed
+        answers.append(
+            new_item(
+                item.namespace,
+                item.identifier,
+                decision.limit.quota,
+                decision.remaining,
+                decision.reset_at_ms,
+                allowed,
+                unset if override is None else override.id,
+                True if allowed and decision.exceeded else unset,
+            )
+        )
+    return answers
 
 
 def allowed_line(remaining: int, reset_in_ms: int) -> str:

@@ -20,7 +20,7 @@ from tidegate.runtime.async_limiter import AsyncLimiter
 from tidegate.runtime.reservation import Ending, Item, Taken, merged
 from tidegate.server.api import problems
 from tidegate.server.api.admission import Admission, Call, Steps, answer, wait
-from tidegate.server.api.operations import LimitOperations, MultiLimitItem, item_answer
+from tidegate.server.api.operations import LimitOperations, MultiLimitItem, item_answers
 from tidegate.server.api.plans import Plan
 from tidegate.server.api.problems import Refusal, invalid
 from tidegate.server.api.schema import (
@@ -99,7 +99,7 @@ class ReservationOperations:
         if life_ms is UNSET:
             life_ms = min(LIFE_MS_MAX, *(plan.limit.duration_ms for plan in plans))
         taken = yield from wait(self._take_now, requests, life_ms)
-        limits = list(map(item_answer, wanted.limits, plans, taken.decisions))
+        limits = item_answers(wanted.limits, plans, taken.decisions)
         data = ReserveData(all(taken.decisions), limits)
         if data.passed:
             data.reservation_id = _encoded(taken.name, requests)

@@ -183,11 +183,37 @@ class WarmLimit:
             self.count(plan, identifier, decision, cost, now_ms)
         else:
             plan.counts.allowed += 1
+        self._keep(plan, identifier, cost, not decision.exceeded, now_ms, sample)
+
+    def record_batch(
+        self,
+        requests: list[tuple[Limit, str, int]],
+        plans: list[Plan],
+        decisions: list[Decision],
+        passed: bool,
+        now_ms: int,
+        sample: Sample | None,
+    ) -> None:
+        """`record` for the items of a batch."""
+        for i, decision in enumerate(decisions):
+            plan = plans[i]
+            _, identifier, cost = requests[i]
+            self.count(plan, identifier, decision, cost, now_ms)
+            # An item that fits, of a batch that does not, consumed nothing and was not denied by its own limit.
+            if passed or not decision.allowed:
+                self._keep(plan, identifier, cost, passed, now_ms, sample)
+            elif sample is not None:
+                self._activity.end(sample, (plan.limit.workspace, plan.namespace.name, identifier))
+
+    def _keep(
+        self, plan: Plan, identifier: str, cost: int, allowed: bool, now_ms: int, sample: Sample | None
+    ) -> None:
+        """Keep what the console shows of a decision."""
         followed = self._followed.get(identifier)
         if followed is None and sample is not None:
             followed = self._activity.follow(identifier)
         if followed is not None:
-            followed.add(plan.limit, cost, not decision.exceeded, now_ms)
+            followed.add(plan.limit, cost, allowed, now_ms)
         if sample is not None:
             self._activity.end(sample, (plan.limit.workspace, plan.namespace.name, identifier))
 
