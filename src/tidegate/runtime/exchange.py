@@ -347,16 +347,11 @@ class Exchanges(GroupCommit):
                 break
         await self.run_once()
 
-    def statistics(self, now_s: float) -> dict[str, object]:
+    def statistics(self, now_s: float, *others: Calls) -> dict[str, object]:
         """The fields of `Statistics` about messages and credit."""
         sync = self._sync
-        return {
-            "origin_operations": dict(self.calls.operations),
-            "origin_errors": dict(self.calls.errors),
-            "origin_latency": {name: one.snapshot() for name, one in self.calls.latency.items()},
-            "origin_dirty_subjects": len(sync.pending.dirty),
+        return super().statistics(now_s, *others) | {
             "origin_cells_merged": sync.cells_reported,
-            "replay_lag_s": 0.0 if self.behind_since_s is None else now_s - self.behind_since_s,
             "credit_messages": sync.messages,
             "credit_waits": self.waits,
             "credit_wait": self.wait_latency.snapshot(),

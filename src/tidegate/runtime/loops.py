@@ -111,6 +111,17 @@ class GroupCommit:
         """The origin answers again: do not wait for the end of a backoff."""
         self._retry_now.set()
 
+    def statistics(self, now_s: float, *others: Calls) -> dict[str, object]:
+        """The fields of `Statistics` about counts, and about calls to the origin: these and `others`."""
+        calls = (self.calls, *others)
+        return {
+            "origin_operations": {name: n for each in calls for name, n in each.operations.items()},
+            "origin_errors": {key: n for each in calls for key, n in each.errors.items()},
+            "origin_latency": {name: one.snapshot() for each in calls for name, one in each.latency.items()},
+            "origin_dirty_subjects": len(self._pending.dirty),
+            "replay_lag_s": 0.0 if self.behind_since_s is None else now_s - self.behind_since_s,
+        }
+
     def _wake_reports(self) -> None:
         self.is_reporting = True
         self._woken.set()

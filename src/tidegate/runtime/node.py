@@ -566,22 +566,13 @@ class Node:
             "origin_heals": self.sweep.heals,
             "rows_set_aside": self.ledger_sync.rows_set_aside,
         }
-        if self.reads is not None and self.replay is not None and self.pulse is not None:
-            since_s = self.replay.behind_since_s
-            known |= {
-                "origin_operations": self.reads.calls.operations | self.replay.calls.operations,
-                "origin_errors": self.reads.calls.errors | self.replay.calls.errors,
-                "origin_latency": {
-                    operation: histogram.snapshot()
-                    for operation, histogram in (self.reads.calls.latency | self.replay.calls.latency).items()
-                },
-                "origin_dirty_subjects": len(self._engine.pending.dirty),
-                "origin_cells_merged": self.replay.cells_merged,
-                "replay_lag_s": 0.0 if since_s is None else now_s - since_s,
-                "clock_offset_ms": self.pulse.clock_offset_ms,
-            }
-        if self.exchanges is not None and self.pulse is not None:
-            known |= self.exchanges.statistics(now_s) | {"clock_offset_ms": self.pulse.clock_offset_ms}
+        if self.pulse is not None:
+            known["clock_offset_ms"] = self.pulse.clock_offset_ms
+        if self.reads is not None and self.replay is not None:
+            known |= self.replay.statistics(now_s, self.reads.calls)
+            known["origin_cells_merged"] = self.replay.cells_merged
+        if self.exchanges is not None:
+            known |= self.exchanges.statistics(now_s)
         if self.publish is not None and self.importer is not None:
             known |= {
                 "publish_rows": self.publish.rows_published,

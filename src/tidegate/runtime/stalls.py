@@ -17,7 +17,6 @@ class StallMonitor:
 
     def __init__(self) -> None:
         self.histogram: Final[Histogram] = Histogram()
-        self.worst_s: float = 0.0
 
     async def run(self) -> None:
         """The loop, until cancelled."""
@@ -25,6 +24,4 @@ class StallMonitor:
         while True:
             due_s = loop.time() + INTERVAL_S
             await asyncio.sleep(INTERVAL_S)
-            late_s = max(0.0, loop.time() - due_s)
-            self.histogram.observe(late_s)
-            self.worst_s = max(self.worst_s, late_s)
+            self.histogram.observe(max(0.0, loop.time() - due_s))

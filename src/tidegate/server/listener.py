@@ -70,7 +70,6 @@ class Listener(ABC, Generic[ConnectionT]):
         self.outbox = Outbox(self.loop)
         # Added by `connected`, which every connection calls once.
         self.connections: set[ConnectionT] = set()
-        self.connections_total = 0
         # Closed because a new connection needed the place.
         self.connections_evicted = 0
         self.is_draining = False
@@ -193,7 +192,6 @@ class Listener(ABC, Generic[ConnectionT]):
     def connected(self, connection: ConnectionT) -> None:
         """Called by a connection when it has its transport."""
         self.connections.add(connection)
-        self.connections_total += 1
 
     def lost(self, connection: ConnectionT) -> None:
         """Called by a connection when its transport is gone."""

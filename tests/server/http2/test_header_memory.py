@@ -114,7 +114,7 @@ def test_the_memory_of_blocks_is_bounded_in_number_and_in_bytes() -> None:
     for number in range(1000):
         remembering.read(block(str(number).encode()))
         assert len(remembering.blocks) <= 64
-    remembering.forget()
+    remembering.blocks.clear()
     remembering.read(b"".join([block(b"z" * 100), *[b"\x10\x01y\x64" + b"y" * 100] * 12]))
     assert not remembering.blocks
 

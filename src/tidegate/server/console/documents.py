@@ -36,14 +36,11 @@ def document(before: Mapping[str, Report], reports: Sequence[Report], at_ms: int
                 for name in ("local", "origin", "degraded")
             },
         },
-        "totals": {name: sum(report[name] for report in reports) for name in ("allowed", "denied")},
+        "totals": _totals(reports, "allowed", "denied"),
         "latency_s": _percentiles(_latency_growth(known)),
         "origin_latency_s": _bounded_percentiles(known),
         "memory": {
-            "subjects": sum(report["subjects"] for report in reports),
-            "subjects_max": sum(report["subjects_max"] for report in reports),
-            "cells": sum(report["cells"] for report in reports),
-            "evicted": sum(report["evicted"] for report in reports),
+            **_totals(reports, "subjects", "subjects_max", "cells", "evicted"),
             "rss_bytes": sum(report["rss_bytes"] or 0 for report in reports) or None,
         },
         "connections": sum(report["connections"] for report in reports),
@@ -70,6 +67,10 @@ def point(shown: Mapping[str, Any]) -> list[float | None]:
         None if latency["p50"] is None else round(latency["p50"] * 1000, 4),
         None if latency["p99"] is None else round(latency["p99"] * 1000, 4),
     ]
+
+
+def _totals(reports: Sequence[Report], *names: str) -> dict[str, int]:
+    return {name: sum(report[name] for report in reports) for name in names}
 
 
 def _over_s(old: Report, new: Report) -> float:

@@ -11,7 +11,7 @@ import asyncio
 import json
 import logging
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
 from tidegate.server.console.documents import Report, document, merge_identifier, point
@@ -65,10 +65,6 @@ class Hub:
         self.history: deque[list[float | None]] = deque(maxlen=HISTORY_MAX)
         # Events that were not sent because a viewer did not read.
         self.dropped = 0
-
-    @property
-    def viewers(self) -> int:
-        return len(self._viewers)
 
     def check_room(self, key_id: str) -> None:
         """Raises `TooManyViewers`."""
@@ -140,13 +136,16 @@ class Hub:
     async def _collect(self, workspace: str) -> dict[str, Any]:
         if workspace not in self._before:
             # Rates need two reports: the first viewer must not see zeros for a second.
-            self._keep(workspace, await self._ask({"kind": "report", "workspace": workspace}))
+            self._keep(workspace, await self._reports(workspace))
             await asyncio.sleep(FIRST_INTERVAL_S)
-        reports: list[Report] = await self._ask({"kind": "report", "workspace": workspace})
+        reports = await self._reports(workspace)
         shown = document(self._before.get(workspace, {}), reports, self._now_ms())
         self._keep(workspace, reports)
         self._last[workspace] = shown
         return shown
+
+    async def _reports(self, workspace: str) -> list[Report]:
+        return await self._ask({"kind": "report", "workspace": workspace})
 
     def _keep(self, workspace: str, reports: list[Report]) -> None:
         for gone in self._before.keys() - {viewer.workspace for viewer in self._viewers}:
@@ -159,10 +158,9 @@ class Hub:
         last = self._last.get(workspace)
         if last is not None and self._now_ms() - last["at_ms"] < 2 * INTERVAL_S * 1000:
             return last
-        ask: Mapping[str, Any] = {"kind": "report", "workspace": workspace}
-        before: list[Report] = await self._ask(ask)
+        before = await self._reports(workspace)
         await asyncio.sleep(INTERVAL_S)
-        reports: list[Report] = await self._ask(ask)
+        reports = await self._reports(workspace)
         return document({report["node"]: report for report in before}, reports, self._now_ms())
 
     async def identifier(self, workspace: str, namespace: str | None, identifier: str) -> dict[str, Any]:

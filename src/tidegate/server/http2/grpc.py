@@ -16,7 +16,6 @@ from urllib.parse import quote
 from tidegate.server.http2.frames import DATA, END_HEADERS, END_STREAM, FRAME_HEADER, HEADERS, frame
 
 PREFIX_BYTES: Final = 5
-ANSWER_BYTES_EXTRA: Final = PREFIX_BYTES
 # A dynamic table size update to 0 (RFC 7541 section 6.3).
 TABLE_SIZE_ZERO: Final = b"\x20"
 # Shown to the caller of a failed call, percent-encoded. Our own messages are much shorter.

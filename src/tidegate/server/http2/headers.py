@@ -82,7 +82,7 @@ class _WatchedTable(HeaderTable):
 class HeaderReader:
     """The header blocks of one connection, in the order in which they arrive."""
 
-    __slots__ = ("_decoder", "_methods", "_table", "blocks", "remembered_bytes")
+    __slots__ = ("_decoder", "_methods", "_table", "blocks")
 
     def __init__(self, methods: dict[bytes, Method]) -> None:
         self._methods = methods
@@ -90,7 +90,6 @@ class HeaderReader:
         self._decoder.header_table = self._table = _WatchedTable()
         # Blocks that leave the table unchanged, as it is now. The connection looks here first.
         self.blocks: dict[bytes, RequestHead] = {}
-        self.remembered_bytes = 0
 
     def decode(self, block: bytes) -> list[tuple[bytes, bytes]]:
         """The header fields of a block; the dynamic table moves on, also for a request that is then refused."""
@@ -105,7 +104,7 @@ class HeaderReader:
             # The table is now in a state that the peer does not share: nothing after this block can be understood.
             raise ConnectionFault(ErrorCode.COMPRESSION_ERROR, "a header block cannot be decoded") from error
         if self._table.changes != changes:
-            self.forget()
+            self.blocks.clear()
         return fields
 
     def read(self, block: bytes) -> RequestHead:
@@ -117,14 +116,9 @@ class HeaderReader:
         head = self._head(self.decode(block))
         if self._table.changes == changes and len(block) <= BLOCK_BYTES_MAX:
             if len(self.blocks) >= BLOCKS_MAX:
-                self.forget()
-            self.remembered_bytes += len(block)
+                self.blocks.clear()
             self.blocks[block] = head
         return head
-
-    def forget(self) -> None:
-        self.blocks.clear()
-        self.remembered_bytes = 0
 
     def _head(self, fields: list[tuple[bytes, bytes]]) -> RequestHead:
         pseudo, regular = _checked(fields)

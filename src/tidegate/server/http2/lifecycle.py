@@ -142,7 +142,6 @@ class ConnectionLifecycle(asyncio.Protocol):
         self._forget(stream_id)
         self._reset.append(stream_id)
         self._sender.out.append(h2.reset_frame(stream_id, code))
-        self._server.streams_reset += 1
 
     # Writing, time, the end.
 

@@ -46,10 +46,8 @@ class Http2Statistics:
     """As of now."""
 
     connections: int
-    connections_total: int
     connections_evicted: int
     connections_failed: int
-    streams_reset: int
     calls: dict[str, dict[int, int]]
     """By path and gRPC status."""
 
@@ -81,9 +79,8 @@ class Http2Server(Listener[Http2Connection]):
                 Setting.MAX_HEADER_LIST_SIZE: HEADER_LIST_BYTES_MAX,
             }
         ) + window_frame(0, options.window_bytes - DEFAULT_WINDOW)
-        # Ended because the client broke the protocol or a bound; and single streams of others. Written by connections.
+        # Ended because the client broke the protocol or a bound. Written by connections.
         self.connections_failed = 0
-        self.streams_reset = 0
 
     def start(self, bound: socket.socket) -> None:
         if self._tls is not None:
@@ -101,9 +98,7 @@ class Http2Server(Listener[Http2Connection]):
         """Counters and gauges, as of now."""
         return Http2Statistics(
             connections=len(self.connections),
-            connections_total=self.connections_total,
             connections_evicted=self.connections_evicted,
             connections_failed=self.connections_failed,
-            streams_reset=self.streams_reset,
             calls={method.path: dict(method.statuses) for method in self.methods.values()},
         )

@@ -256,6 +256,10 @@ def check_files(loaded: Loaded) -> None:
         raise ConfigFaults(tuple(faults), loaded.warnings)
 
 
+def _file_fault(loaded: Loaded, path: str, file: str | None, expected: str, step: str) -> Fault:
+    return Fault(path, repr(file), loaded.sources[path], expected, step)
+
+
 def _gateway_faults(loaded: Loaded) -> list[Fault]:
     rls, check = loaded.config.rls, loaded.config.check
     if rls.config is None:
@@ -270,14 +274,12 @@ def _gateway_faults(loaded: Loaded) -> list[Fault]:
         load_rules(Path(rls.config))
     except ConfigurationError as error:
         step = "correct the rules; `tidegate rules check` checks them"
-        source = loaded.sources["rls.config"]
-        faults.append(Fault("rls.config", repr(rls.config), source, f"rules without errors ({error})", step))
+        faults.append(_file_fault(loaded, "rls.config", rls.config, f"rules without errors ({error})", step))
     try:
         read_check_config(check.config)
     except ConfigurationError as error:
-        source = loaded.sources["check.config"]
         expected = f"a file with valid policies ({error})"
-        faults.append(Fault("check.config", repr(check.config), source, expected, "correct the file"))
+        faults.append(_file_fault(loaded, "check.config", check.config, expected, "correct the file"))
     return faults
 
 
@@ -286,10 +288,9 @@ def _hash_key_faults(loaded: Loaded) -> list[Fault]:
     try:
         read_hash_key(file)
     except ConfigurationError as error:
-        path = "decisions.hash_key_file"
         step = "make one with `head -c 32 /dev/urandom | base64 > FILE`, and give it to every node"
         expected = f"a file of 16 to 64 bytes ({error})"
-        return [Fault(path, repr(file), loaded.sources[path], expected, step)]
+        return [_file_fault(loaded, "decisions.hash_key_file", file, expected, step)]
     return []
 
 
@@ -307,7 +308,7 @@ def _certificate_faults(loaded: Loaded) -> list[Fault]:
         except OSError as error:
             expected = f"a PEM file that this user can read ({error.strerror})"
             step = "name another file, or give this user the right to read it"
-            faults.append(Fault(path, repr(file), loaded.sources[path], expected, step))
+            faults.append(_file_fault(loaded, path, file, expected, step))
     if not faults:
         try:
             # For an encrypted key OpenSSL would ask the terminal for a password.
@@ -315,7 +316,7 @@ def _certificate_faults(loaded: Loaded) -> list[Fault]:
         except (OSError, ValueError) as error:  # ssl.SSLError is an OSError
             expected = f"a certificate chain in PEM to which the key in {tls.key} belongs ({error})"
             step = "give PEM files that belong together as tls.cert and tls.key, the key without a password"
-            faults.append(Fault("tls.cert", repr(tls.cert), loaded.sources["tls.cert"], expected, step))
+            faults.append(_file_fault(loaded, "tls.cert", tls.cert, expected, step))
     return faults
 
 

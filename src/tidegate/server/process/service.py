@@ -297,11 +297,10 @@ class Service:
     async def _snapshots(self) -> Sequence[Snapshot]:
         return await self._all_snapshots(self.snapshot())
 
-    def _namespace_name(self, workspace_id: str, namespace_id: str) -> str:
-        workspace = self._sync.view.workspaces.get(workspace_id)
-        found = [] if workspace is None else [*workspace.namespaces.values()]
+    def _namespace_name(self, _workspace_id: str, namespace_id: str) -> str:
+        found = self._sync.view.namespace(namespace_id)
         # A namespace of the rules for gateways has no id.
-        return next((each.name for each in found if each.id == namespace_id), namespace_id)
+        return namespace_id if found is None else found.name
 
     def _is_ready(self) -> bool:
         return self._sync.is_loaded and not self._is_stopping

@@ -78,7 +78,7 @@ class RulesWatch:
                 logger.error("rules not reloaded, the old ones still apply: %s", error)  # noqa: TRY400
             return False
         has_recovered, self.error = self.error is not None, None
-        if _same(rules, self.rules):
+        if rules.outline() == self.rules.outline():
             if has_recovered:
                 logger.info("rules files are valid again, and the same as those that apply")
             return False
@@ -98,7 +98,3 @@ class RulesWatch:
                 await self.run_once()
             except Exception:
                 logger.exception("looking at the rules files failed; trying again in %s s", poll_s)
-
-
-def _same(new: RuleSet, old: RuleSet) -> bool:
-    return new.outline() == old.outline()
