@@ -179,7 +179,8 @@ class Exchanges(GroupCommit):
             self._is_asking = True
             asyncio.get_running_loop().call_soon(self._send_asks)
         if pending.dirty or self._sweep.is_active:
-            self._wake_reports()
+            self.is_reporting = True
+            self._woken.set()
 
     @property
     def is_awake(self) -> bool:

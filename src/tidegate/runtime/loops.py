@@ -122,7 +122,8 @@ class GroupCommit:
             "replay_lag_s": 0.0 if self.behind_since_s is None else now_s - self.behind_since_s,
         }
 
-    def _wake_reports(self) -> None:
+    def wake(self) -> None:
+        """There may be something to send. On the node's own event loop."""
         self.is_reporting = True
         self._woken.set()
 

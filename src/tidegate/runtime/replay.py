@@ -57,9 +57,6 @@ class ReplayLoop(GroupCommit):
         self._timeout_s = tuning.replay_timeout_ms / 1000
         self.cells_merged: int = 0
 
-    def wake(self) -> None:
-        self._wake_reports()
-
     async def _report(self, waiting: int) -> tuple[int, int]:
         """One command with as many of the waiting subjects as it can carry: how many of them, and how many cells.
 
