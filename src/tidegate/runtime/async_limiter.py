@@ -23,7 +23,7 @@ from tidegate.ports import Ledger, Origin
 from tidegate.runtime.driver import Driver, LimiterState, checked_batch
 from tidegate.runtime.environment import Environment
 from tidegate.runtime.fleet import Fleet
-from tidegate.runtime.limited import LimitedCall, check_coroutine_function
+from tidegate.runtime.limited import LimitedCall, check_coroutine_function, check_decisions
 from tidegate.runtime.loops import wait_for_event
 from tidegate.runtime.reservation import AsyncReservation, Ending, Item, Taken, in_order, merged
 from tidegate.runtime.usage import Usage
@@ -289,7 +289,7 @@ class AsyncLimiter(Driver):
             @functools.wraps(function)
             async def limited(*args: P.args, **kwargs: P.kwargs) -> R:
                 requests = call.requests(args, kwargs)
-                call.check(requests, await self._retry(requests, call.timeout))
+                check_decisions(requests, await self._retry(requests, call.timeout))
                 return await function(*args, **kwargs)
 
             return limited

@@ -203,15 +203,20 @@ class Exchanges(GroupCommit):
                 return
 
     def _spawn(self, exchange: Exchange) -> None:
-        turn = _Turn(self, exchange)
-        task = asyncio.get_running_loop().create_task(turn.run())
+        unsent = [exchange]
+        task = asyncio.get_running_loop().create_task(self._ask_now(unsent))
         self._tasks.add(task)
-        task.add_done_callback(self._on_ended)
-        # A task that is cancelled before its first step runs no line of it: its requests must not wait forever.
-        task.add_done_callback(turn.end)
+        task.add_done_callback(lambda task: self._on_ended(task, unsent))
 
-    def _on_ended(self, task: asyncio.Task[None]) -> None:
+    async def _ask_now(self, unsent: list[Exchange]) -> None:
+        with suppress(DependencyError):
+            await self._send_or_fail(unsent.pop())
+
+    def _on_ended(self, task: asyncio.Task[None], unsent: list[Exchange]) -> None:
         self._tasks.discard(task)
+        for exchange in unsent:
+            # A task that is cancelled before its first step runs no line of it: its requests must not wait forever.
+            self.fail(exchange)
         self.wake()
 
     async def send(self, exchange: Exchange) -> None:
@@ -362,30 +367,6 @@ class Exchanges(GroupCommit):
             "credit_subjects": sync.holders,
             "credit_is_listening": self._origin.can_be_recalled,
         }
-
-
-class _Turn:
-    """One exchange that leaves at once: answered, or failed exactly once."""
-
-    def __init__(self, exchanges: Exchanges, exchange: Exchange) -> None:
-        self._exchanges = exchanges
-        self._exchange: Exchange | None = exchange
-
-    async def run(self) -> None:
-        assert self._exchange is not None
-        try:
-            await self._exchanges.send(self._exchange)
-            self._exchange = None
-        except DependencyError:
-            self._fail()
-
-    def end(self, _task: asyncio.Task[None]) -> None:
-        self._fail()
-
-    def _fail(self) -> None:
-        exchange, self._exchange = self._exchange, None
-        if exchange is not None:
-            self._exchanges.fail(exchange)
 
 
 def _answer(ticket: Ticket) -> None:

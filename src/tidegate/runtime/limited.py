@@ -71,10 +71,6 @@ class LimitedCall:
         cost = self._cost(*args, **kwargs) if callable(self._cost) else self._cost
         return [Request(limit, identifier, cost) for limit in self._limits]
 
-    def check(self, requests: Sequence[Request], decisions: Sequence[Decision]) -> None:
-        """Raise `LimitExceeded` unless everything was allowed."""
-        check_decisions(requests, decisions)
-
 
 def check_decisions(requests: Sequence[Request], decisions: Sequence[Decision]) -> None:
     """Raise `LimitExceeded` unless everything was allowed."""

@@ -28,7 +28,7 @@ from tidegate.ports import Ledger, Origin
 from tidegate.runtime.driver import Driver, LimiterState, checked_batch
 from tidegate.runtime.environment import Environment
 from tidegate.runtime.fleet import Fleet, Parts
-from tidegate.runtime.limited import LimitedCall, check_plain_function
+from tidegate.runtime.limited import LimitedCall, check_decisions, check_plain_function
 from tidegate.runtime.reservation import Ending, Item, Reservation, Taken, in_order, merged
 from tidegate.runtime.usage import Usage
 from tidegate.runtime.waiting import checked_timeout, pause_s
@@ -246,7 +246,7 @@ class Limiter(Driver, LimitMethod):
             @functools.wraps(function)
             def limited(*args: P.args, **kwargs: P.kwargs) -> R:
                 requests = call.requests(args, kwargs)
-                call.check(requests, self._retry(requests, call.timeout))
+                check_decisions(requests, self._retry(requests, call.timeout))
                 return function(*args, **kwargs)
 
             return limited

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from types import TracebackType
-from typing import Any, Final, NamedTuple, Self
+from typing import Any, Final, Generic, NamedTuple, Self, TypeVar
 
 from tidegate.core.gate import checked_requests
 from tidegate.core.model import Decision, Limit, Request, checked_int
@@ -87,14 +87,26 @@ def merged(requests: Sequence[Item]) -> list[Item]:
     return list(found.values())
 
 
-class _Block:
-    """The state of a block with a reservation."""
+TakingT = TypeVar("TakingT")
+EndingT = TypeVar("EndingT")
 
-    def __init__(self, requests: Sequence[object], life: object) -> None:
+
+class _Block(Generic[TakingT, EndingT]):
+    """The state of a block with a reservation, which `take` and `end` take and end: at once, or as coroutines."""
+
+    def __init__(
+        self,
+        requests: Sequence[object],
+        life: object,
+        take: Callable[[list[Request], int], TakingT],
+        end: Callable[[Taken, list[Item]], EndingT],
+    ) -> None:
         self._requests = checked_requests(requests)
         if not self._requests:
             raise InvalidInput("requests", requests, "at least one Request(limit, identifier, estimate)")
         self._life_ms = checked_life_ms(life, self._requests)
+        self._take_now = take
+        self._end_now = end
         self._taken: Taken | None = None
         # What was used, for each request; None until it is known.
         self._actual: list[int] | None = None
@@ -136,19 +148,8 @@ class _Block:
         return self._taken, merged(items)
 
 
-class Reservation(_Block):
+class Reservation(_Block[Taken, object]):
     """A block of a thread that holds a reservation: `with limiter.reserve(limit, identifier, estimate) as r`."""
-
-    def __init__(
-        self,
-        requests: Sequence[object],
-        life: object,
-        take: Callable[[list[Request], int], Taken],
-        end: Callable[[Taken, list[Item]], object],
-    ) -> None:
-        super().__init__(requests, life)
-        self._take_now = take
-        self._end_now = end
 
     def __enter__(self) -> Self:
         self._begin(self._take_now(self._requests, self._life_ms))
@@ -160,19 +161,8 @@ class Reservation(_Block):
         self._end_now(*self._end(error))
 
 
-class AsyncReservation(_Block):
+class AsyncReservation(_Block[Coroutine[Any, Any, Taken], Coroutine[Any, Any, object]]):
     """A block of a task that holds a reservation: `async with limiter.reserve(limit, identifier, estimate) as r`."""
-
-    def __init__(
-        self,
-        requests: Sequence[object],
-        life: object,
-        take: Callable[[list[Request], int], Coroutine[Any, Any, Taken]],
-        end: Callable[[Taken, list[Item]], Coroutine[Any, Any, object]],
-    ) -> None:
-        super().__init__(requests, life)
-        self._take_now = take
-        self._end_now = end
 
     async def __aenter__(self) -> Self:
         self._begin(await self._take_now(self._requests, self._life_ms))

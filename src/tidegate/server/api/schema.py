@@ -283,7 +283,8 @@ class BodyDecoder(Generic[T]):
         try:
             body: T = msgspec.convert(document, self._type)
         except msgspec.ValidationError:
-            raise self._refusal(explain(SCHEMAS[self._schema], document, reason)) from None
+            found = islice(violations(SCHEMAS[self._schema], document, "", ""), ERRORS_MAX)
+            raise self._refusal(list(found) or [FieldError("/", reason)]) from None
         return body
 
     def _refusal(self, errors: list[FieldError]) -> Refusal:
@@ -340,12 +341,6 @@ def _number(text: str) -> int | float:
     return float(exact)
 
 
-def explain(schema: Mapping[str, Any], document: Any, reason: str) -> list[FieldError]:
-    """What is wrong with `document`, by keyword of the schema. Never empty."""
-    errors = list(islice(violations(schema, document, "", ""), ERRORS_MAX))
-    return errors or [FieldError("/", reason)]
-
-
 TYPES: Final[Mapping[str, Callable[[Any], bool]]] = {
     "object": lambda value: isinstance(value, dict),
     "array": lambda value: isinstance(value, list),
@@ -353,10 +348,16 @@ TYPES: Final[Mapping[str, Callable[[Any], bool]]] = {
     "boolean": lambda value: isinstance(value, bool),
     "integer": lambda value: isinstance(value, int) and not isinstance(value, bool),
 }
+# The keywords of the lower and the upper bound, and how they read.
+BOUNDS: Final = {
+    "array": ("minItems", "maxItems", "have", " items"),
+    "string": ("minLength", "maxLength", "have", " characters"),
+    "integer": ("minimum", "maximum", "be", ""),
+}
 
 
 def violations(schema: Mapping[str, Any], value: Any, path: str, where: str) -> Iterator[FieldError]:
-    """Validate with the part of JSON Schema that the schemas here use."""
+    """What is wrong with `value`, by the part of JSON Schema that the schemas here use."""
     if (reference := schema.get("$ref")) is not None:
         yield from violations(SCHEMAS[reference.rpartition("/")[2]], value, path, where)
         return
@@ -364,22 +365,21 @@ def violations(schema: Mapping[str, Any], value: Any, path: str, where: str) -> 
     named = where or "the body"
     if not TYPES[kind](value):
         yield FieldError(f"{path}/type", f"{named} must be of type {kind}")
-    elif kind == "object":
+        return
+    if kind in BOUNDS:
+        low, high, verb, unit = BOUNDS[kind]
+        size = value if kind == "integer" else len(value)
+        if low in schema and size < schema[low]:
+            yield FieldError(f"{path}/{low}", f"{named} must {verb} at least {schema[low]}{unit}")
+        if high in schema and size > schema[high]:
+            yield FieldError(f"{path}/{high}", f"{named} must {verb} at most {schema[high]}{unit}")
+    if kind == "object":
         yield from _object_violations(schema, value, path, where)
     elif kind == "array":
-        yield from _bound_violations(
-            schema, len(value), path, named, "minItems", "maxItems", "have", " items"
-        )
         for index, item in enumerate(value[: schema["maxItems"]]):
             yield from violations(schema["items"], item, f"{path}/items", f"item {index}")
-    elif kind == "string":
-        yield from _bound_violations(
-            schema, len(value), path, named, "minLength", "maxLength", "have", " characters"
-        )
-        if "pattern" in schema and re.search(schema["pattern"], value) is None:
-            yield FieldError(f"{path}/pattern", f"{named} must match {schema['pattern']}")
-    elif kind == "integer":
-        yield from _bound_violations(schema, value, path, named, "minimum", "maximum", "be", "")
+    elif "pattern" in schema and re.search(schema["pattern"], value) is None:
+        yield FieldError(f"{path}/pattern", f"{named} must match {schema['pattern']}")
 
 
 def _object_violations(
@@ -398,15 +398,6 @@ def _object_violations(
             yield FieldError(
                 f"{path}/additionalProperties", f"{prefix}property {shown!r} is unknown", f"Remove {shown!r}."
             )
-
-
-def _bound_violations(
-    schema: Mapping[str, Any], size: int, path: str, named: str, low: str, high: str, verb: str, unit: str
-) -> Iterator[FieldError]:
-    if low in schema and size < schema[low]:
-        yield FieldError(f"{path}/{low}", f"{named} must {verb} at least {schema[low]}{unit}")
-    if high in schema and size > schema[high]:
-        yield FieldError(f"{path}/{high}", f"{named} must {verb} at most {schema[high]}{unit}")
 
 
 decode_limit_plain: Final = msgspec.json.Decoder(LimitBody).decode

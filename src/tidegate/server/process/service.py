@@ -114,7 +114,6 @@ class Service:
         self._all_snapshots = snapshots
         self._owns_limiter = limiter is None
         self._decisions = None if limiter is not None else _decision_log(config, self._namespace_name)
-        self._logging_decisions: asyncio.Task[None] | None = None
         self._limiter = limiter or _limiter(config, self._decisions)
         ids = IdSource()
         is_shared = config.ledger is not None
@@ -179,24 +178,24 @@ class Service:
         self._tls = tls_context(config)
         # A context of its own: the protocol that is agreed on is a part of it.
         self._http2_tls = tls_context(config)
-        self._exporting: asyncio.Task[None] | None = None
+        self._tasks: list[asyncio.Task[None]] = []
         self._http: HttpServer | None = None
-        self._polling: asyncio.Task[None] | None = None
         self._is_stopping = False
 
     async def start(self, bound: Sockets | None = None) -> None:
         """Raises `ConfigurationError` for faults that waiting does not fix, not for a dependency that is down."""
+        loop = asyncio.get_running_loop()
         if self._decisions is not None:
             self._decisions.open()
-            self._logging_decisions = asyncio.get_running_loop().create_task(self._decisions.run())
+            self._tasks.append(loop.create_task(self._decisions.run()))
         if self._owns_limiter:
             await self._limiter.start()
         await self._sync.start()
-        self._polling = asyncio.get_running_loop().create_task(self._sync.run())
+        self._tasks.append(loop.create_task(self._sync.run()))
         if self._config.otel.metrics:
             from tidegate.telemetry.otel_metrics import OtelMetrics
 
-            self._exporting = asyncio.get_running_loop().create_task(self._export_metrics(OtelMetrics()))
+            self._tasks.append(loop.create_task(self._export_metrics(OtelMetrics())))
         for log in self._logs:
             log.follow_level()
         if bound is not None:
@@ -221,15 +220,12 @@ class Service:
             drains.append(self._gateways.stop(drain_s))
         if not all(await asyncio.gather(*drains)):
             logger.warning("some clients did not finish in time; their connections were closed")
-        for task in (self._polling, self._exporting):
-            if task is not None:
-                task.cancel()
-                await asyncio.gather(task, return_exceptions=True)
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
         if self._owns_limiter:
             await self._limiter.stop(max(0.1, deadline.remaining(loop_time())))
-        if self._decisions is not None and self._logging_decisions is not None:
-            self._logging_decisions.cancel()
-            await asyncio.gather(self._logging_decisions, return_exceptions=True)
+        if self._decisions is not None:
             await asyncio.to_thread(self._decisions.close)
         await self._sync.close()
 
@@ -412,7 +408,7 @@ async def run_service(
     reloads: set[asyncio.Task[None]] = set()
 
     def on_hangup() -> None:
-        task = loop.create_task(_reload(service, reload))
+        task = loop.create_task(reload_service(service, reload))
         reloads.add(task)
         task.add_done_callback(reloads.discard)
 
@@ -432,7 +428,8 @@ async def run_service(
     return 0
 
 
-async def _reload(service: Service, reload: Callable[[], ServerConfig] | None) -> None:
+async def reload_service(service: Service, reload: Callable[[], ServerConfig] | None = None) -> None:
+    """Read again what can change while a server runs: the log level by `reload`, the rest by the service."""
     try:
         if reload is not None:
             set_level(reload().log.level)

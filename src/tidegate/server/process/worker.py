@@ -24,7 +24,7 @@ import uvloop
 from tidegate.errors import ConfigurationError
 from tidegate.server.console.local import Question
 from tidegate.server.process.config import ServerConfig
-from tidegate.server.process.service import GC_THRESHOLDS, Service, run_service
+from tidegate.server.process.service import GC_THRESHOLDS, Service, reload_service, run_service
 from tidegate.server.process.sockets import Sockets, bind_sockets
 from tidegate.telemetry.logging import configure, set_level
 from tidegate.telemetry.metrics import Snapshot
@@ -158,7 +158,7 @@ class Worker:
             if message.log_level is not None:
                 set_level(message.log_level)
             if message.reload:
-                await self._reload()
+                await reload_service(self._service)
 
     async def _answer(self, number: int, asked: str) -> None:
         if asked == METRICS:
@@ -194,12 +194,6 @@ class Worker:
         return [
             json.loads(answer) for answer in await self._ask(asked) or [await self._service.answer(asked)]
         ]
-
-    async def _reload(self) -> None:
-        try:
-            await self._service.reload()
-        except Exception:
-            logger.exception("the configuration could not be read again; the old one stays in force")
 
     async def _all_snapshots(self, own: Snapshot) -> Sequence[Snapshot]:
         return [Snapshot.from_json(text.encode("ascii")) for text in await self._ask(METRICS)] or [own]
