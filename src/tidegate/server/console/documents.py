@@ -6,7 +6,9 @@ replaced, has no rate yet. Nothing is labelled by what is not in the reports.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import accumulate
 from typing import Any, Final
 
 from tidegate import __version__
@@ -17,6 +19,7 @@ Report = Mapping[str, Any]
 ROWS_MAX: Final = 25
 # A region is shown as silent when its last heartbeat is older than this: three heartbeats, as for the node itself.
 SILENT_MS: Final = 15_000
+SHARES: Final = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
 BREAKERS: Final = ("closed", "half open", "open")
 
 
@@ -44,7 +47,7 @@ def document(before: Mapping[str, Report], reports: Sequence[Report], at_ms: int
             "rss_bytes": sum(report["rss_bytes"] or 0 for report in reports) or None,
         },
         "connections": sum(report["connections"] for report in reports),
-        "namespaces": _namespaces(known, reports),
+        "namespaces": _namespaces(before, reports),
         "hot": _merge_rates(reports, "hot"),
         "denied_most": _merge_rates(reports, "denied_most"),
         "denials": _merge_denials(report["denials"] for report in reports),
@@ -99,7 +102,7 @@ def _latency_growth(known: Iterable[tuple[Report, Report]]) -> dict[int, int]:
 
 
 def _percentiles(counts: dict[int, int]) -> dict[str, float | None]:
-    return {name: percentile(counts, share) for name, share in (("p50", 0.5), ("p90", 0.9), ("p99", 0.99))}
+    return {name: percentile(counts, share) for name, share in SHARES.items()}
 
 
 def _bounded_percentiles(known: Sequence[tuple[Report, Report]]) -> dict[str, float | None]:
@@ -112,38 +115,26 @@ def _bounded_percentiles(known: Sequence[tuple[Report, Report]]) -> dict[str, fl
         bounds = new["origin_latency"]["bounds_s"] or bounds
         more = [after - before for after, before in zip(counts, earlier, strict=True)]
         growth = [a + b for a, b in zip(growth or [0] * len(more), more, strict=True)] if more else growth
-    total = sum(growth)
-    found: dict[str, float | None] = {}
-    for name, share in (("p50", 0.5), ("p90", 0.9), ("p99", 0.99)):
-        seen = 0
-        found[name] = None
-        for index, count in enumerate(growth):
-            seen += count
-            if total and seen >= share * total:
-                found[name] = bounds[min(index, len(bounds) - 1)]
-                break
-    return found
+    total, reached = sum(growth), list(accumulate(growth))
+    return {
+        name: bounds[min(bisect_left(reached, share * total), len(bounds) - 1)] if total else None
+        for name, share in SHARES.items()
+    }
 
 
-def _namespaces(known: Sequence[tuple[Report, Report]], reports: Sequence[Report]) -> list[dict[str, Any]]:
+def _namespaces(before: Mapping[str, Report], reports: Sequence[Report]) -> list[dict[str, Any]]:
     found: dict[str, dict[str, Any]] = {}
-
-    def entry(name: str) -> dict[str, Any]:
-        return found.setdefault(
-            name, {"name": name, "allowed": 0.0, "denied": 0.0, "total_allowed": 0, "total_denied": 0}
-        )
-
     for report in reports:
-        for name, (allowed, denied) in report["namespaces"].items():
-            shown = entry(name)
-            shown["total_allowed"] += allowed
-            shown["total_denied"] += denied
-    for old, new in known:
-        for name, (allowed, denied) in new["namespaces"].items():
-            earlier = old["namespaces"].get(name, (0, 0))
-            shown = entry(name)
-            shown["allowed"] += max(0.0, (allowed - earlier[0]) / _over_s(old, new))
-            shown["denied"] += max(0.0, (denied - earlier[1]) / _over_s(old, new))
+        old = before.get(report["node"])
+        for name, counts in report["namespaces"].items():
+            shown = found.setdefault(
+                name, {"name": name, "allowed": 0.0, "denied": 0.0, "total_allowed": 0, "total_denied": 0}
+            )
+            earlier = counts if old is None else old["namespaces"].get(name, (0, 0))
+            for outcome, count, known in zip(("allowed", "denied"), counts, earlier, strict=True):
+                shown[f"total_{outcome}"] += count
+                if old is not None:
+                    shown[outcome] += max(0.0, (count - known) / _over_s(old, report))
     by_rate = sorted(
         found.values(),
         key=lambda each: (

@@ -129,9 +129,8 @@ class _FileReader:
             self._fault(fields.get("domain", root), "domain", f"got {_shown(domain)}, {expected}")
             return
         if domain in domains:
-            self._fault(
-                fields["domain"], "domain", f"{_shown(domain)} is defined twice: put its rules into one file"
-            )
+            message = f"{_shown(domain)} is defined twice: put its rules into one file"
+            self._fault(fields["domain"], "domain", message)
             return
         domains[domain] = self._level(fields.get("descriptors"), "descriptors", domain, "", Detail.NONE)
 
@@ -142,9 +141,8 @@ class _FileReader:
         try:
             for event in yaml.parse(text, Loader=loader):
                 if isinstance(event, yaml.AliasEvent):
-                    self._fault(
-                        event, "", f"the alias *{event.anchor}: aliases are not supported, write it out"
-                    )
+                    message = f"the alias *{event.anchor}: aliases are not supported, write it out"
+                    self._fault(event, "", message)
                     return None
                 if isinstance(event, yaml.MappingStartEvent | yaml.SequenceStartEvent):
                     depth += 1
@@ -234,28 +232,22 @@ class _FileReader:
         fields = self._mapping(node, path, _DESCRIPTOR_KEYS)
         if fields is None:
             return
-        key, value = (
-            self._text(fields.get("key"), f"{path}.key"),
-            self._text(fields.get("value"), f"{path}.value"),
-        )
+        key = self._text(fields.get("key"), f"{path}.key")
+        value = self._text(fields.get("value"), f"{path}.value")
         if not key or len(key) > NAME_LENGTH_MAX:
             self._fault(fields.get("key", node), f"{path}.key", f"expected 1 to {NAME_LENGTH_MAX} characters")
             return
         if key.endswith("*"):
-            self._fault(
-                fields["key"], f"{path}.key", f"got {_shown(key)}: a wildcard is possible in `value` only"
-            )
+            message = f"got {_shown(key)}: a wildcard is possible in `value` only"
+            self._fault(fields["key"], f"{path}.key", message)
         if len(value) > NAME_LENGTH_MAX:
             self._fault(fields["value"], f"{path}.value", f"longer than {NAME_LENGTH_MAX} characters")
             return
         is_wildcard = value.endswith("*")
         is_shared = self._flag(fields.get("share_threshold"), f"{path}.share_threshold")
         if is_shared and not is_wildcard:
-            self._fault(
-                fields["share_threshold"],
-                f"{path}.share_threshold",
-                f"needs a `value` that ends in *, got {_shown(value)}",
-            )
+            message = f"needs a `value` that ends in *, got {_shown(value)}"
+            self._fault(fields["share_threshold"], f"{path}.share_threshold", message)
         shows_value = self._flag(fields.get("value_to_metric"), f"{path}.value_to_metric")
         if shows_value:
             detail = Detail.MARKED
