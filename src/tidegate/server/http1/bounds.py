@@ -34,21 +34,17 @@ class HttpConfig(msgspec.Struct, frozen=True, kw_only=True):
     ] = 10_485_760
     header_bytes_max: Annotated[
         int,
-        Meta(
-            ge=1_024,
-            le=1_048_576,
-            description="Largest request line and headers together, in bytes; above: 431.",
-        ),
+        Meta(ge=1_024, le=1_048_576),
+        Meta(description="Largest request line and headers together, in bytes; above: 431."),
     ] = 32_768
     headers_max: Annotated[
         int, Meta(ge=8, le=10_000, description="Most header fields in one request; above it: 431.")
     ] = 100
     connections_max: Annotated[
         int,
+        Meta(ge=1, le=1_000_000),
         Meta(
-            ge=1,
-            le=1_000_000,
-            description="Most open connections in one worker; above it the longest idle one is closed for a new one.",
+            description="Most open connections in one worker; above it the longest idle one is closed for a new one."
         ),
     ] = 10_000
     header_timeout_s: Annotated[
