@@ -621,28 +621,14 @@ class CreditSync:
         for digest, incarnation in self._subjects.released[:RELEASES_MAX]:
             self._releases[digest, engine.writer_of(incarnation)] = None
         del self._subjects.released[:RELEASES_MAX]
+        nothing = (CellPart(0, 0), CellPart(-1, 0))
         for digest, writer in self._releases:
             if self._holder(digest, writer) is not None:
                 continue  # it came back, under the same name: the hold is what its own messages ask for
             engine.message_number += 1
             self.releases += 1
-            exchange.add(
-                CreditRequest(
-                    digest,
-                    writer,
-                    engine.message_number,
-                    1_000,
-                    (CellPart(0, 0), CellPart(-1, 0)),
-                    0,
-                    0,
-                    (),
-                    0,
-                    0,
-                    0,
-                ),
-                None,
-                [],
-            )
+            number = engine.message_number
+            exchange.add(CreditRequest(digest, writer, number, 1_000, nothing, 0, 0, (), 0, 0, 0), None, [])
         self._releases.clear()
 
     @property
