@@ -80,8 +80,8 @@ FIRST_SEED: Final = {
     "a_repeated_settle_counts_again": 27,
     "a_replay_from_before_a_reset_is_merged": 18,
     "a_request_with_its_own_time_ages_the_memory": 5,
-    "a_reservation_taken_without_an_answer_is_never_looked_up": 527,
-    "a_reservation_that_another_node_has_ended_stays_taken": 52,
+    "a_reservation_taken_without_an_answer_is_never_looked_up": 337,
+    "a_reservation_that_another_node_has_ended_stays_taken": 37,
     "a_settle_counts_the_estimate": 12,
     "a_wiped_ledger_is_not_filled_again": 4,
     "a_wiped_origin_is_taken_for_one_that_has_imported": 64,
@@ -118,8 +118,12 @@ FIRST_SEED: Final = {
     "unreplayed_work_is_forgotten_after_a_failure": 17,
     "what_counts_in_the_next_window_is_not_reported": 53,
     "what_is_anticipated_is_stored": 13,
+    "what_is_reserved_does_not_count_against_the_limit": 2,
+    "what_others_hold_denies_and_says_retry_at_once": 5,
+    "what_survivors_knew_before_a_wipe_is_not_restored": 5,
     "what_the_origin_does_not_know_is_not_counted": 37,
     "what_the_origin_does_not_know_yet_is_counted_at_once": 722,
+    "what_was_used_beyond_the_estimate_is_not_counted": 2,
 }
 
 # Simulations of another size or length, for what takes several imports.
