@@ -158,6 +158,8 @@ class CreditSync:
             ticket.decisions = engine.answer_all(items, verdict, clock_ms)
             return True
         ticket.parts = []
+        # Some may have been evicted since the ticket was made, and have come back.
+        ticket.subjects[:] = [item.subject for item in items]
         for subject, cost, quota in lacking:
             part = Part(ticket, subject, cost, quota)
             ticket.parts.append(part)
