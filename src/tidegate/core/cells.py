@@ -100,10 +100,12 @@ class Subject:
         self.previous: Cell | None = None
         # When it was last moved to the newest end of its queue. Written by `Subjects`.
         self.touched_ms: int = 0
-        # After a denial: until this instant the origin is read before a request is allowed.
-        self.strict_until_ms: int = 0
         # What live reservations of this node hold of it. Written by `Subjects`.
         self.reserved: int = 0
+        # After a denial: until this instant the origin is read before a request is allowed.
+        self.strict_until_ms: int = 0
+        # Its queue. Written by `Subjects`.
+        self.queue: int = CLEAN
         # What it may accept without asking the origin; None before the first request, and without credit.
         self.credit: Credit | None = None
         # True while it is in the queue of that name. Written by `Pending`.
@@ -126,8 +128,7 @@ class Subject:
         # Computed when first needed; never in an embedded limiter.
         self.digest: bytes | None = None
 
-        # Its queue, and its neighbours there as slots. Written by `Subjects`.
-        self.queue: int = CLEAN
+        # Its neighbours in its queue, as slots. Written by `Subjects`.
         self.newer: int = -1
         self.older: int = -1
         # Its place among those that expire together. Written by `Subjects`.

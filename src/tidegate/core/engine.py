@@ -269,8 +269,10 @@ class Engine:
         now_ms: int,
         source: int = LOCAL,
         wall_ms: int = -1,
+        wants_needs: bool = True,
     ) -> tuple[list[Decision] | None, list[Need]]:
-        """Decide a batch of (limit, identifier, cost) at one instant, all or nothing, in one step.
+        """Decide a batch of (limit, identifier, cost) at one instant, all or nothing, in one step. None, and what must be
+        read first if the caller `wants_needs`, when memory does not suffice.
 
         Items are judged in order, each with the costs of the earlier ones for its subject; if all may fit, each is
         judged once more on the final state, so that the order of items decides nothing. When one is certain to
@@ -281,7 +283,7 @@ class Engine:
         items = self.judge.evaluate_all(requests, now_ms, source, wall_ms)
         verdict = self.judge.verdict_of_all(items)
         if verdict == UNREAD:
-            return None, self._needs(items)
+            return None, self._needs(items) if wants_needs else []
         return self._finish(items, verdict, 0), []
 
     def decide_all(

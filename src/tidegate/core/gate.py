@@ -277,7 +277,7 @@ class Gate:
         items = checked_requests(requests)
         if has_shadow(items):
             return None, []
-        return self._decide_many(items, self._at_ms(now_ms), source)
+        return self._decide_many(items, self._at_ms(now_ms), source, True)
 
     def ask_many(self, requests: Iterable[object], now_ms: object) -> list[Decision] | Ticket | None:
         """With credit: decisions for a batch, all or nothing; or what waits for the origin; None as `decide_many`."""
@@ -298,7 +298,7 @@ class Gate:
         if self._has_credit:
             answer = self._decide_all(requests, now_ms)
             return None if isinstance(answer, Ticket) else answer
-        decisions, _ = self._decide_many(requests, now_ms, LOCAL)
+        decisions, _ = self._decide_many(requests, now_ms, LOCAL, False)
         return decisions
 
     def _decide_all(self, requests: Sequence[tuple[Limit, str, int]], now_ms: int) -> list[Decision] | Ticket:
@@ -310,10 +310,10 @@ class Gate:
         return answer
 
     def _decide_many(
-        self, requests: Sequence[tuple[Limit, str, int]], now_ms: int, source: int
+        self, requests: Sequence[tuple[Limit, str, int]], now_ms: int, source: int, wants_needs: bool
     ) -> tuple[list[Decision] | None, list[Need]]:
         with self:
-            answers = self._engine.decide_many(requests, now_ms, source, self.now_ms())
+            answers = self._engine.decide_many(requests, now_ms, source, self.now_ms(), wants_needs)
         if self._pending.is_urgent:
             self._wake()
         return answers

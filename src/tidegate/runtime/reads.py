@@ -11,6 +11,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import Final
 
+from tidegate.core.cells import Subject
 from tidegate.core.freshness import Need
 from tidegate.core.gate import Gate
 from tidegate.core.model import Component, Tuning
@@ -42,8 +43,8 @@ class Reads:
         self.calls: Final[Calls] = Calls("origin_read", tuning, is_usable)
         # Called when an answer has left work for other loops (counts to merge again, cells to publish).
         self._on_work = on_work
-        # (slot, sequence) of the subject -> its read in flight. The subject is compared, as slots are reused.
-        self._in_flight: dict[tuple[int, int], tuple[Need, asyncio.Future[bool]]] = {}
+        # (subject, sequence) -> its read in flight.
+        self._in_flight: dict[tuple[Subject, int], asyncio.Future[bool]] = {}
         # What is sent at the end of this turn, and the answer to all of it.
         self._waiting: list[Need] = []
         self._next: asyncio.Future[bool] | None = None
@@ -59,15 +60,15 @@ class Reads:
         return answered
 
     def _join(self, need: Need) -> asyncio.Future[bool]:
-        key = (need.subject.slot, need.cells[0].sequence)
+        key = (need.subject, need.cells[0].sequence)
         in_flight = self._in_flight.get(key)
-        if in_flight is not None and in_flight[0].subject is need.subject:
-            return in_flight[1]
+        if in_flight is not None:
+            return in_flight
         if self._next is None:
             loop = asyncio.get_running_loop()
             self._next = loop.create_future()
             loop.call_soon(self._send)
-        self._in_flight[key] = (need, self._next)
+        self._in_flight[key] = self._next
         self._waiting.append(need)
         return self._next
 
@@ -94,8 +95,8 @@ class Reads:
         if future.done():
             return
         for need in needs:
-            key = (need.subject.slot, need.cells[0].sequence)
-            if self._in_flight.get(key, (None, None))[1] is future:
+            key = (need.subject, need.cells[0].sequence)
+            if self._in_flight.get(key) is future:
                 del self._in_flight[key]
         future.set_result(answered)
 
