@@ -271,8 +271,9 @@ class Engine:
         wall_ms: int = -1,
         wants_needs: bool = True,
     ) -> tuple[list[Decision] | None, list[Need]]:
-        """Decide a batch of (limit, identifier, cost) at one instant, all or nothing, in one step. None, and what must be
-        read first if the caller `wants_needs`, when memory does not suffice.
+        """Decide a batch of (limit, identifier, cost) at one instant, all or nothing, in one step.
+
+        None when something must be read first, and what that is if the caller `wants_needs`.
 
         Items are judged in order, each with the costs of the earlier ones for its subject; if all may fit, each is
         judged once more on the final state, so that the order of items decides nothing. When one is certain to
