@@ -201,15 +201,10 @@ class Subject:
 
     def replace(self, cell: Cell) -> None:
         """Put this cell in the place of the one with its sequence."""
-        behind = self.sequence - cell.sequence
-        if behind == 0:
+        if cell.sequence == self.sequence:
             self.current = cell
-        elif behind == 1:
-            self.previous = cell
-        elif behind == 2:
-            self.oldest = cell
         else:
-            self._add_to_rest(cell)
+            self.insert(cell, cell.sequence)
 
     def _add_to_rest(self, cell: Cell) -> None:
         if self.rest is None:
