@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -10,9 +11,10 @@ from hypothesis import strategies as st
 
 from tidegate.core.model import Request, make_limit
 from tidegate.errors import ConfigurationError, InvalidInput
-from tidegate.runtime.limiter import Limiter
 from tidegate.telemetry.decisions import DecisionRecord, Sampling, read_records
 from tidegate.telemetry.what_if import Run, WhatIf, replay, replay_runs
+from tidegate.testing.clock import ManualClock
+from tidegate.testing.limiters import make_limiter
 
 MINUTE_MS = 60_000
 
@@ -50,7 +52,8 @@ def replayed(runs: list[Run], quota: int, *, against_replay: bool = False) -> Wh
 
 def recorded(asked: list[tuple[int, str, int, bool]], quota: int) -> list[DecisionRecord]:
     """The log that one node with an empty memory would write."""
-    limiter = Limiter()
+    clock = ManualClock()
+    limiter = make_limiter(clock=clock)
     limit = make_limit(quota, MINUTE_MS, "api", "acme")
     log: list[DecisionRecord] = []
     waiting: list[Request] = []
@@ -61,7 +64,8 @@ def recorded(asked: list[tuple[int, str, int, bool]], quota: int) -> list[Decisi
         waiting.append(Request(limit, identifier, cost))
         if has_next and number < len(asked) - 1:
             continue
-        decisions = limiter.limit_many(waiting, now_ms=at_ms)
+        clock.set(at_ms)
+        decisions = limiter.limit_many(waiting)
         batch = number if len(waiting) > 1 else None
         for request, decision in zip(waiting, decisions, strict=True):
             log.append(
@@ -138,6 +142,14 @@ def test_equal_requests_of_one_moment_are_decided_together_as_one_after_the_othe
         runs.append((record, times))
     one_by_one = replay([record for record, times in runs for _ in range(times)], other, MINUTE_MS)
     assert replayed(runs, other) == one_by_one
+
+
+def test_a_replay_that_takes_long_counts_as_much_as_a_short_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    minutes = count(1_800_000_000_000_000_000, 60 * 10**9)
+    monkeypatch.setattr("tidegate.runtime.fleet.now_ns", lambda: next(minutes))
+    base = DecisionRecord(1_700_000_000_000, "acme", "api", "a", 1, 10, MINUTE_MS, True)
+    result = replay([base, base._replace(identifier="b"), base], 1, MINUTE_MS)
+    assert result.would_be_allowed == 2
 
 
 def test_denials_by_counts_of_other_regions_are_not_counted_as_newly_allowed() -> None:

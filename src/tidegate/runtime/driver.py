@@ -85,7 +85,7 @@ class Driver:
         ledger: str | Ledger | None,
         tuning: Tuning | None,
     ) -> Self:
-        """A limiter with another clock, node id, randomness or sleep; for `tidegate.testing.limiters` only."""
+        """A limiter with another clock, node id, randomness or sleep: for tests, and for the replay of a log."""
         limiter = cls.__new__(cls)
         Driver._set_up(limiter, Fleet(region, origin, ledger, tuning, environment))
         return limiter

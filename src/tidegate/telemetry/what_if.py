@@ -19,6 +19,7 @@ from typing import Any, Final
 from tidegate.core.model import Limit, Request, make_limit
 from tidegate.core.quota import format_quota
 from tidegate.errors import InvalidInput
+from tidegate.runtime.environment import Environment
 from tidegate.runtime.limiter import Limiter
 from tidegate.telemetry.decisions import DecisionRecord
 
@@ -132,10 +133,12 @@ def replay_runs(
         moments=[Moment(first_ms + at * step_ms) for at in range((last_ms - first_ms) // step_ms + 1)],
     )
     callers: dict[tuple[str, str], Caller] = {}
-    as_it_was, as_it_would_be = Limiter(), Limiter()
+    clock = _LogClock()
+    as_it_was, as_it_would_be = _limiter(clock), _limiter(clock)
     for number, batch in enumerate(_batches(ordered), 1):
         if number % PAUSE_EVERY == 0:
             yield
+        clock.at_ms = batch[0][0].at_ms
         times = batch[0][1]
         logged = times if all(record.allowed for record, _ in batch) else 0
         again = _decide(as_it_was, batch, None)
@@ -162,6 +165,22 @@ def replay_runs(
         key=lambda each: (-each.newly_denied, -each.requests, each.workspace, each.identifier),
     )
     return result
+
+
+class _LogClock:
+    """The time of the record that is replayed: by today's time its counts have aged out, and memory drops them."""
+
+    def __init__(self) -> None:
+        self.at_ms = 0
+
+    def now_ms(self) -> int:
+        return self.at_ms
+
+
+def _limiter(clock: _LogClock) -> Limiter:
+    return Limiter._in_environment(  # noqa: SLF001 - no other caller may set the clock
+        Environment(clock=clock), region=None, origin=None, ledger=None, tuning=None
+    )
 
 
 def _count(result: WhatIf, caller: Caller, moment: Moment, times: int, *, was: int, would: int) -> None:

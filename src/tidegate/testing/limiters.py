@@ -43,7 +43,7 @@ def make_limiter(
         monotonic_s=time.monotonic if sleep is None else lambda: clock.now_ms() / 1000,
         monotonic_ns=_monotonic_ns(clock),
     )
-    return Limiter._in_environment(  # noqa: SLF001 - the one caller that it is made for
+    return Limiter._in_environment(  # noqa: SLF001 - it is made for this
         environment, region=region, origin=origin, ledger=ledger, tuning=tuning
     )
 
@@ -74,7 +74,7 @@ def make_async_limiter(
         random=random or Random(),
         monotonic_ns=monotonic_ns or _monotonic_ns(clock),
     )
-    limiter = AsyncLimiter._in_environment(  # noqa: SLF001 - the one caller that it is made for
+    limiter = AsyncLimiter._in_environment(  # noqa: SLF001 - it is made for this
         environment, region=region, origin=origin, ledger=ledger, tuning=tuning
     )
     if not run_loops:
