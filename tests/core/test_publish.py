@@ -165,10 +165,10 @@ def test_a_row_that_this_node_published_for_itself_is_not_taken_for_counts_of_ot
     node.limit(LIMIT, "a", 40, T)
     node.publish(DictLedger(), T)
     subject, cell = node.subject(LIMIT, "a"), node.cell(LIMIT, "a", 1000)
-    for total, others in ((40, 0), (45, 5)):
-        node.origin_sync.apply_report(subject, cell, 0, 0, total, 0, T)
+    for total, base, others in ((40, 40, 0), (45, 40, 5), (45, 42, 5), (6, 0, 6)):
+        node.origin_sync.apply_report(subject, cell, 0, 0, total, 0, base, T)
         assert (cell.own, cell.others) == (40, others)
-    node.origin_sync.apply_report(subject, cell, 40, 0, 47, 0, T)
+    node.origin_sync.apply_report(subject, cell, 40, 0, 47, 0, 0, T)
     assert (cell.own, cell.others) == (40, 7)
 
 

@@ -409,7 +409,7 @@ class CreditSync:
             if cell.origin is not None and totals.id != 0:
                 cell.origin.record(totals.id, totals.total)
             self._origin_sync.apply_report(
-                subject, cell, part.own, acked[i], totals.total, totals.component, now_ms
+                subject, cell, part.own, acked[i], totals.total, totals.component, totals.base, now_ms
             )
             self._ledger_sync.apply_totals(subject, cell, totals, now_ms)
 

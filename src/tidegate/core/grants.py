@@ -152,6 +152,8 @@ class CellTotals(NamedTuple):
     """Whether this node has to publish it (`tidegate.core.sharing`)."""
     id: int = 0
     """Names this record of the cell: another one than before shows that the origin lost it. 0: it holds none."""
+    base: int = 0
+    """The part of `total` that no writer has reported: a row of this region, or what the origin had lost."""
 
 
 class CreditReply(NamedTuple):
@@ -385,7 +387,9 @@ def merge(record: SubjectRecord, request: CreditRequest, now_ms: int, rules: Gra
             )
         mark = cell.mark
         published = 0 if mark is None or mark.epoch < request.epoch else mark.published
-        totals.append(CellTotals(cell.total, before, foreign, len(cell.regions), published, due, cell.id))
+        totals.append(
+            CellTotals(cell.total, before, foreign, len(cell.regions), published, due, cell.id, cell.base)
+        )
     return totals
 
 

@@ -144,7 +144,7 @@ class OriginSync:
                 self.unpin(subject, now_ms)
                 continue
             self.apply_report(
-                subject, replay.cells[i], sent, replay.acked[i], reply.total, reply.component, now_ms
+                subject, replay.cells[i], sent, replay.acked[i], reply.total, reply.component, 0, now_ms
             )
             self.unpin(subject, now_ms)
 
@@ -156,19 +156,21 @@ class OriginSync:
         acked: int,
         total: int,
         component: int,
+        base: int,
         now_ms: int,
     ) -> None:
-        """The origin merged `sent`, and answered its total and the component that it held before. `acked` was
-        acknowledged when it was sent."""
+        """The origin merged `sent`, and answered its total, the component that it held before, and what of the total
+        no writer has reported. `acked` was acknowledged when it was sent."""
         origin = cell.origin
         assert origin is not None
         self._restore_own(subject, cell, component)
         self._detect_loss(subject, cell, acked, component, now_ms)
         origin.acked = max(origin.acked, sent)
         origin.is_lost = False
-        # What this node has published for itself may be in the total too: another one may have reported its row.
-        ours = max(component, sent, origin.published)
-        self._merge_others(subject, cell, total - ours, now_ms)
+        ours = max(component, sent)
+        # What this node has published for itself may be in the base: another one may have reported its row.
+        in_base = min(base, max(0, origin.published - ours))
+        self._merge_others(subject, cell, total - ours - in_base, now_ms)
 
     def fail_replay(self, replay: Replay) -> None:
         """They may not have arrived: they are sent again. Merging twice is harmless."""

@@ -14,7 +14,8 @@
 --   life_ms, floor, step, joint, epoch, alone_at_ms, count of cells, count of runs; for each cell own, known, foreign, acked, sent, published,
 --   total, id, expires_at_ms; for each run elapsed_ms, cost, requests.
 -- Answers: the server's time in ms; then for each message granted (-1: overtaken by a later one), spare, firm, stuck,
---   stuck_ms, following; for each of its cells total, the writer's component before, foreign, regions, published, due, id.
+--   stuck_ms, following; for each of its cells total, the writer's component before, foreign, regions, published, due, id,
+--   base.
 local MARGIN, FIRM, UNANSWERED, GAP, QUIET, SHARE, PUBLISH, PACE =
   number(ARGV[1]), number(ARGV[2]), number(ARGV[3]), number(ARGV[4]), number(ARGV[5]), number(ARGV[6]), number(ARGV[7]),
   number(ARGV[8])
@@ -42,7 +43,7 @@ while key_at < #KEYS do
 
   -- merge
   local totals, befores, foreigns, counted = {}, {}, {}, {}
-  local regions, publisheds, dues, ids = {}, {}, {}, {}
+  local regions, publisheds, dues, ids, bases = {}, {}, {}, {}, {}
   local is_late = alone_at > 0 and alone_at <= now
   for i = 1, cells do
     local key = KEYS[key_at + 2 + i]
@@ -107,7 +108,7 @@ while key_at < #KEYS do
       if not found[2] and total > 0 then call('PEXPIREAT', key, format('%.0f', expires)) end
     end
     totals[i], befores[i], foreigns[i], ids[i] = total, before, max(foreign, number(found[3]) or 0), found_id
-    counted[i] = max(total, known) + foreigns[i]
+    counted[i], bases[i] = max(total, known) + foreigns[i], base
 
     -- Mark.assign
     local published, assigned, until_ms, mark_epoch, others, owner = 0, 0, 0, 0, 0, ''
@@ -256,6 +257,7 @@ while key_at < #KEYS do
     answer(publisheds[i])
     answer(dues[i])
     answer(ids[i])
+    answer(bases[i])
   end
   key_at = key_at + 2 + cells
 end

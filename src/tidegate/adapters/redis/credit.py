@@ -29,7 +29,7 @@ MESSAGES_PER_COMMAND_MAX: Final = 100
 DIGEST_BYTES: Final = 16
 # Numbers of an answer before those of its cells, and for each cell.
 HEAD_NUMBERS: Final = 6
-CELL_NUMBERS: Final = 7
+CELL_NUMBERS: Final = 8
 # Of a `CellPart`.
 SEQUENCE: Final = itemgetter(0)
 
