@@ -551,8 +551,9 @@ async def test_a_message_says_from_when_on_its_node_publishes_for_itself() -> No
     assert await alone_in_ms(Limit("10/second", namespace="tests")) == 0, "is never published"
     node.faults.fail("lease")
     await asyncio.sleep(3)
-    assert parts_of(node.limiter).node is not None
-    assert -3_400 < await alone_in_ms(Limit("200/minute", namespace="other")) < 0
+    assert await alone_in_ms(Limit("200/minute", namespace="other")) == 0, (
+        "it does so already, and reports its rows"
+    )
     await region.stop()
 
 

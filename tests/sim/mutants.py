@@ -70,7 +70,6 @@ FIRST_SEED: Final = {
     "a_grant_ignores_what_others_hold": 3,
     "a_guess_makes_the_subject_strict": 64,
     "a_guess_names_the_end_of_the_window": 64,
-    "a_late_message_is_merged_like_one_that_came_in_time": 21431,
     "a_new_importer_leaves_resets_to_the_next_full_read": 30027,
     "a_node_keeps_reservations_beyond_their_life": 27,
     "a_node_keeps_what_it_is_asked_to_give_back": 27,
@@ -1125,23 +1124,6 @@ def the_counts_of_an_evicted_subject_are_lost() -> None:
         return adopt
 
     replace(grants_module, "adopt", make)
-
-
-@credit_mutant
-def a_late_message_is_merged_like_one_that_came_in_time() -> None:
-    def make(original: Any) -> Any:
-        def merge(
-            record: SubjectRecord, request: CreditRequest, now_ms: int, rules: GrantRules
-        ) -> list[CellTotals]:
-            totals: list[CellTotals] = original(record, request._replace(alone_at_ms=0), now_ms, rules)
-            return totals
-
-        return merge
-
-    replace(grants_module, "merge", make)
-
-
-# -- one importer and one publisher for a region
 
 
 @credit_mutant

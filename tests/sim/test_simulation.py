@@ -98,7 +98,6 @@ def test_four_hundred_seeds_keep_the_invariants_and_every_fault_happens() -> Non
         pytest.param(883, id="a request whose own time is ahead, near the limit"),
         pytest.param(40343, id="bursts on three nodes, whose waiting requests are granted the rest"),
         pytest.param(40393, id="a used-up counter that is peeked at after other regions have stopped"),
-        pytest.param(21431, id="a row that its node publishes while its message to the origin is late"),
         pytest.param(22215, id="a lost row of a counter that was evicted, and comes back"),
         pytest.param(30027, id="a reset whose node ends before the ledger has it"),
         pytest.param(31183, id="a subject that is evicted before its request waits for credit"),

@@ -93,8 +93,9 @@ class LedgerSync:
         self.hot_until_ms: int = 0
         # False while this node cannot reach the ledger: the origin makes it responsible for nothing.
         self.can_publish: bool = True
-        # When the ledger last lost rows, and from when on this node publishes for itself unless the origin answers.
-        # Sent with each message (`CreditRequest`). Written by `ImportLease`.
+        # When the ledger last lost rows, and from when on this node publishes for itself unless the origin answers: 0
+        # if it does so already, or has had no answer yet. Sent with each message (`CreditRequest`). Written by
+        # `ImportLease`.
         self.epoch: int = 0
         self.alone_at_ms: int = 0
         self.cells_imported: int = 0

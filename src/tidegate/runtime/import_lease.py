@@ -82,8 +82,6 @@ class ImportLease:
         self.terms: int = 0
         self._losses = 0
         self._was = (False, False)
-        # Until the first answer this node publishes for itself: from the beginning of time on.
-        sync.alone_at_ms = 1
 
     # -- state
 
@@ -183,6 +181,10 @@ class ImportLease:
 
     def _note_change(self) -> None:
         now = (self.is_shared, self.is_holder)
+        if not now[0]:
+            # Messages from now on know what this node publishes for itself.
+            with self._gate:
+                self._sync.alone_at_ms = 0
         if now != self._was:
             if now[1] != self._was[1]:
                 logger.info(
