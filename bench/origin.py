@@ -127,12 +127,14 @@ async def throughput(url: str, scale: Scale) -> list[Figure]:
             "limits": lambda name: sliding.hit(item, name),
             "throttled-py": throttled.limit,
         }
-        await asyncio.gather(*(limiter.limit(FREE, name) for name in SUBJECTS))
         await asyncio.gather(*(embedded.limit(FREE, name) for name in SUBJECTS))
-        # Until the traffic of the last seconds is known, and credit is asked for accordingly.
-        await rate_of(calls["shared"], scale.seconds, yields=True)
         found = {name: Figures() for name in calls}
         for name in in_turns(calls, ROUNDS):
+            if name == "shared":
+                # Its credit has ended while others had their turns. Until the traffic of the last seconds is known, and
+                # credit is asked for accordingly:
+                await asyncio.gather(*(limiter.limit(FREE, each) for each in SUBJECTS))
+                await rate_of(calls["shared"], scale.seconds, yields=True)
             await acknowledged(limiter)  # its messages are not part of the turns of others
             is_ours = name in ("shared", "embedded")
             found[name].append(await rate_of(calls[name], scale.seconds / 4, yields=is_ours))

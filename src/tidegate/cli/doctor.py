@@ -70,7 +70,7 @@ def check_core(_config: ServerConfig) -> Iterator[Finding]:
         yield Finding("core", "ok", "compiled")
     else:
         step = "install a C compiler and install tidegate again"
-        yield Finding("core", "warn", "interpreted: about ten times slower than compiled", step)
+        yield Finding("core", "warn", "interpreted: about eight times slower than compiled", step)
     for module in ("httptools", "uvloop"):
         if find_spec(module) is None:
             yield Finding("packages", "warn", f"{module} is not installed", "pip install 'tidegate[server]'")
