@@ -336,8 +336,9 @@ def test_an_origin_that_loses_counts_never_counts_twice_and_nodes_agree_afterwar
 
 @settings(max_examples=500, deadline=None)
 @given(seed=st.integers(0, 2**32))
-@example(seed=366)  # counted late messages twice
-@example(seed=615)  # took a node's own row for counts of others
+@example(seed=4322)  # these count late messages twice, if they are merged like others
+@example(seed=5039)
+@example(seed=355)  # takes a node's own row for counts of others, without that rule
 def test_messages_of_any_age_beside_rows_that_nodes_publish_for_themselves_count_nothing_twice(
     seed: int,
 ) -> None:
