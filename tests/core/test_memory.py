@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from tests.core.nodes import DictLedger, DictOrigin, Node
 from tidegate.core.cells import BLOCKED, CLEAN, PINNED
 from tidegate.core.model import DEGRADED, Limit, Tuning
+from tidegate.core.subjects import LIST_MAX
 from tidegate.core.table import Table
 
 SECOND = Limit(10, duration_ms=1_000, namespace="default")
@@ -324,6 +325,23 @@ def test_slots_are_used_again() -> None:
     assert len(node.engine.subjects.slots) == 4
     remembered = [subject for subject in node.engine.subjects.slots if subject is not None]
     assert sorted(subject.identifier for subject in remembered) == ["id97", "id98", "id99"]
+
+
+def test_no_list_that_shrinks_with_the_subjects_grows_large() -> None:
+    node = Node(has_origin=False)
+    many = 2 * LIST_MAX + 500
+    for i in range(many):
+        node.decide(SECOND, f"id{i}", 1, T)
+    subjects = node.engine.subjects
+    assert max(map(len, subjects._buckets.values())) <= LIST_MAX
+    while subjects.expire(T + 60_000, 1_000):
+        pass
+    assert (subjects.count, subjects.expired) == (0, many)
+    assert sum(map(len, subjects._free_slots)) == many
+    assert max(map(len, subjects._free_slots)) <= LIST_MAX
+    for i in range(many):
+        node.decide(SECOND, f"id{i}", 1, T + 60_000)
+    assert (len(subjects.slots), subjects._free_slots) == (many, [])
 
 
 def test_a_forgotten_subject_is_marked_as_forgotten() -> None:

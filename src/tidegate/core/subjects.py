@@ -21,6 +21,10 @@ from tidegate.core.views import LedgerView, OriginView
 
 __all__ = ["Subjects"]
 
+# Entries of a list that grows and shrinks with the subjects: one of hundreds of thousands is copied, or its memory is
+# returned to the system, in one step of more than a millisecond.
+LIST_MAX: Final = 4_096
+
 # Expiry work done along with each new subject: more than one, so that expiry outruns growth.
 EXPIRE_PER_CREATION: Final = 4
 
@@ -98,7 +102,8 @@ class Subjects:
         self._free_tables: list[int] = []
         # Every subject by slot; None where there is none any more. Sweeps go through it in slices.
         self.slots: list[Subject | None] = []
-        self._free_slots: list[int] = []
+        # Numbers of those, in lists of up to `LIST_MAX`; none is empty.
+        self._free_slots: list[list[int]] = []
         self._by_size: Final[TablesBySize] = TablesBySize()
         self._buckets: dict[int, list[Subject]] = {}
         self._due: list[int] = []
@@ -136,7 +141,10 @@ class Subjects:
         if table is None:
             table = self._new_table(key)
         if self._free_slots:
-            slot = self._free_slots.pop()
+            free = self._free_slots[-1]
+            slot = free.pop()
+            if not free:
+                self._free_slots.pop()
         else:
             slot = len(self.slots)
             self.slots.append(None)
@@ -333,7 +341,9 @@ class Subjects:
             self._numbered[table.number] = None
             self._free_tables.append(table.number)
         self.slots[subject.slot] = None
-        self._free_slots.append(subject.slot)
+        if not self._free_slots or len(self._free_slots[-1]) == LIST_MAX:
+            self._free_slots.append([])
+        self._free_slots[-1].append(subject.slot)
         subject.table = -1
         self.count -= 1
         self.cells -= subject.count()
@@ -346,6 +356,8 @@ class Subjects:
         due_ms = ((subject.sequence + 3) * table.duration_ms // bucket_ms + 1) * bucket_ms
         if due_ms <= now_ms:
             due_ms = (now_ms // bucket_ms + 1) * bucket_ms
+        # A span with more than `LIST_MAX` subjects has several lists, each due a millisecond after the one before.
+        due_ms += subject.slot // LIST_MAX
         bucket = self._buckets.get(due_ms)
         if bucket is None:
             bucket = []
