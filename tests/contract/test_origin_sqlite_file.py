@@ -6,11 +6,18 @@ import os
 import sqlite3
 import threading
 from collections.abc import AsyncIterator, Callable
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
-from tidegate.adapters.sqlite.connection import SQLiteFile, transaction
+from tidegate.adapters.sqlite.connection import (
+    CHANGES_PER_CHECKPOINT,
+    LOCK_RETRY_S,
+    WAL_PAGES_MAX,
+    SQLiteFile,
+    transaction,
+)
 from tidegate.errors import (
     DependencyError,
     DependencyTimeout,
@@ -208,3 +215,109 @@ async def test_a_damaged_file_is_unavailable_and_works_again_when_it_is_replaced
     for name in file.path.parent.iterdir():
         name.unlink()
     assert await file.run(count, timeout_s=TIMEOUT_S) == 0
+
+
+# -- several processes
+
+
+async def test_a_writer_that_waits_for_another_process_tries_again_and_again_after_the_same_short_time(
+    file: SQLiteFile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await file.run(count, timeout_s=TIMEOUT_S)
+    pauses: list[float] = []
+    with closing(sqlite3.connect(file.path, isolation_level=None, check_same_thread=False)) as other:
+        other.execute("BEGIN IMMEDIATE")
+
+        def sleep(pause_s: float) -> None:
+            pauses.append(pause_s)
+            if len(pauses) == 30:
+                other.execute("ROLLBACK")
+
+        monkeypatch.setattr("tidegate.adapters.sqlite.connection.time.sleep", sleep)
+        await file.run(insert(1), timeout_s=TIMEOUT_S)
+    assert pauses == [LOCK_RETRY_S] * 30
+    assert await file.run(count, timeout_s=TIMEOUT_S) == 1
+
+
+async def test_work_that_was_cancelled_while_it_waited_for_another_process_is_not_done(
+    file: SQLiteFile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await file.run(count, timeout_s=TIMEOUT_S)
+    waits, cancelled = threading.Event(), threading.Event()
+
+    def sleep(_pause_s: float) -> None:
+        waits.set()
+        cancelled.wait(TIMEOUT_S)
+
+    monkeypatch.setattr("tidegate.adapters.sqlite.connection.time.sleep", sleep)
+    with closing(sqlite3.connect(file.path, isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        task = asyncio.create_task(file.run(insert(1), timeout_s=TIMEOUT_S))
+        await asyncio.to_thread(waits.wait, TIMEOUT_S)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+    cancelled.set()
+    assert await file.run(count, timeout_s=TIMEOUT_S) == 0
+
+
+async def test_statements_outside_of_a_transaction_wait_for_locks_after_one_as_before_it(
+    file: SQLiteFile,
+) -> None:
+    def work(connection: sqlite3.Connection) -> tuple[int, int]:
+        ((before,),) = connection.execute("PRAGMA busy_timeout")
+        insert(1)(connection)
+        ((after,),) = connection.execute("PRAGMA busy_timeout")
+        return before, after
+
+    before, after = await file.run(work, timeout_s=TIMEOUT_S)
+    assert 0 < before == after
+
+
+async def test_the_log_of_the_file_is_copied_into_it_now_and_then(file: SQLiteFile) -> None:
+    def insert_many(connection: sqlite3.Connection) -> None:
+        with transaction(connection):
+            values = ((os.urandom(100),) for _ in range(CHANGES_PER_CHECKPOINT - 1))
+            connection.executemany("INSERT INTO t VALUES (?)", values)
+
+    await file.run(insert_many, timeout_s=TIMEOUT_S)
+    await file.run(count, timeout_s=TIMEOUT_S)
+    assert file.path.stat().st_size < 100_000
+    await file.run(insert(1), timeout_s=TIMEOUT_S)
+    await file.run(count, timeout_s=TIMEOUT_S)  # the copy was made after the caller had its answer
+    assert file.path.stat().st_size > 100 * CHANGES_PER_CHECKPOINT
+
+
+class Recorder:
+    """A connection that writes down its statements, of a file whose log has `pages` pages."""
+
+    def __init__(self, pages: int) -> None:
+        self.total_changes = CHANGES_PER_CHECKPOINT
+        self.in_transaction = False
+        self.statements: list[str] = []
+        self._pages = pages
+
+    def execute(self, statement: str) -> Recorder:
+        self.statements.append(statement)
+        return self
+
+    def fetchone(self) -> tuple[int, int, int]:
+        return 0, self._pages, self._pages
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize("pages", [WAL_PAGES_MAX, WAL_PAGES_MAX + 1])
+def test_a_log_that_other_processes_keep_from_ending_is_started_again(tmp_path: Path, pages: int) -> None:
+    # A checkpoint copies what it finds. What others add meanwhile would keep the log growing, and every later
+    # checkpoint would wait for the disk for a few pages.
+    file = SQLiteFile(tmp_path / "file.db")
+    recorder = Recorder(pages)
+    file._worker.connection = recorder  # type: ignore[assignment]  # observed
+    file._worker.checkpoint()
+    assert recorder.statements[0] == "PRAGMA wal_checkpoint(PASSIVE)"
+    assert ("PRAGMA wal_checkpoint(RESTART)" in recorder.statements) == (pages > WAL_PAGES_MAX)
+    before = len(recorder.statements)
+    file._worker.checkpoint()
+    assert len(recorder.statements) == before, "not again before as much has changed again"

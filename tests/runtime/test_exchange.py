@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
+from collections.abc import Sequence
 from random import Random
 from typing import Any
 
@@ -10,9 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.runtime.credit_fleet import CreditFleet
+from tests.runtime.credit_fleet import CreditFleet, FarOrigin
 from tests.runtime.world import on_virtual_time
 from tidegate import Decision
+from tidegate.core.grants import CreditReply, CreditRequest, GrantRules
 from tidegate.runtime.pulse import PulseLoop
 from tidegate.sim.node_process import parts_of
 
@@ -641,6 +644,45 @@ async def test_thousands_of_new_subjects_at_once_open_no_breaker() -> None:
     await asyncio.sleep(5)
     assert statistics.origin_errors == {}
     await fleet.stop()
+
+
+@pytest.mark.parametrize("rests", [0, 4])
+def test_reports_rest_as_the_origin_says_and_not_while_the_node_stops(
+    monkeypatch: pytest.MonkeyPatch, rests: int
+) -> None:
+    monkeypatch.setattr(FarOrigin, "rules", GrantRules(report_rests=rests))
+    exchange = FarOrigin.exchange
+    reports: list[tuple[float, float]] = []
+
+    async def timed(
+        self: FarOrigin, requests: Sequence[CreditRequest], *, timeout_s: float
+    ) -> list[CreditReply]:
+        began_s = asyncio.get_running_loop().time()
+        replies = await exchange(self, requests, timeout_s=timeout_s)
+        if not any(request.runs for request in requests):
+            reports.append((began_s, asyncio.get_running_loop().time()))
+        return replies
+
+    monkeypatch.setattr(FarOrigin, "exchange", timed)
+
+    @on_virtual_time
+    async def run() -> None:
+        fleet = CreditFleet(1, latency_ms=(1, 1))
+        await fleet.start()
+        await asyncio.gather(*(fleet.ask(0, 1_000, 1, f"subject {number}") for number in range(350)))
+        await asyncio.sleep(1)
+        pauses = [after[0] - before[1] for before, after in itertools.pairwise(reports)]
+        assert len(pauses) >= 3
+        assert all(pause >= rests * 0.0019 for pause in pauses)
+        assert rests or max(pauses) < 0.006, "the interval of reports alone"
+        reports.clear()
+        await asyncio.gather(*(fleet.ask(0, 1_000, 1, f"subject {number}") for number in range(350)))
+        await fleet.limiters[0].stop(2)
+        pauses = [after[0] - before[1] for before, after in itertools.pairwise(reports)]
+        assert len(pauses) >= 3
+        assert max(pauses) < 0.001
+
+    run()
 
 
 @on_virtual_time

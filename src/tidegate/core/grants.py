@@ -65,6 +65,9 @@ class GrantRules(NamedTuple):
     publish_pace_ms: int = 100
     """For this long after a node was made responsible, it also publishes further growth: as often as a node
     publishes."""
+    report_rests: int = 0
+    """A node rests so many times as long as a command of reports took before it sends the next one. For an origin that
+    answers one command at a time: requests wait for the others."""
 
 
 class CellPart(NamedTuple):

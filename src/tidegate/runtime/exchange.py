@@ -79,6 +79,7 @@ class Exchanges(GroupCommit):
         self._sync = sync
         self._random = random
         self._timeout_s = tuning.read_timeout_ms / 1000
+        self._rests = origin.rules.report_rests
         # Called when an answer has left work for other loops (cells to publish).
         self._on_work = on_work
         self._tasks: set[asyncio.Task[None]] = set()
@@ -304,7 +305,11 @@ class Exchanges(GroupCommit):
             taken = dirty - len(self._sync.pending.dirty)
         if exchange is None:
             return taken or waiting, 0
+        loop = asyncio.get_running_loop()
+        began_s = loop.time()
         await self._send_or_fail(exchange)
+        if self._rests and not self._is_closed:
+            await asyncio.sleep(self._rests * (loop.time() - began_s))
         return taken, len(exchange.requests)
 
     async def _send_or_fail(self, exchange: Exchange) -> None:

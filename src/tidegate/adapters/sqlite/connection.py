@@ -48,11 +48,20 @@ CLOSE_WAIT_S: Final = 2.0
 BUSY_MARGIN_MS: Final = 10
 # Steps of SQLite's machine, some tens of milliseconds: asking takes the interpreter lock, so ordinary work never does.
 STEPS_BETWEEN_LOOKS: Final = 500_000
+# The pause between tries to get the write lock: a part of what another process's messages take.
+LOCK_RETRY_S: Final = 0.0005
+TRY_ONCE: Final = "PRAGMA busy_timeout=0"
 # Pauses between tries to switch a new file to WAL: SQLite does not wait by itself there.
 WAL_RETRY_FIRST_S: Final = 0.002
 WAL_RETRY_LAST_S: Final = 0.05
 # A WAL that grew in a burst is cut back to this after a checkpoint.
 WAL_BYTES_KEPT: Final = 16 * 1024 * 1024
+# Changed rows after which the WAL is copied into the file: few calls for the disk, and a WAL of some megabytes.
+CHANGES_PER_CHECKPOINT: Final = 4_000
+# Pages in a WAL that is then started again. A checkpoint alone does not get there while other processes write all the
+# time: it copies what it finds, and SQLite starts again only when nothing was added meanwhile.
+WAL_PAGES_MAX: Final = 4_000
+RESTART_WAIT_MS: Final = 100
 
 # Failures after which the connection is not worth keeping: the next call opens a new one.
 BROKEN: Final = frozenset(
@@ -104,14 +113,46 @@ def dependency_error(error: Exception, path: Path) -> DependencyError:
 
 @contextmanager
 def transaction(connection: sqlite3.Connection) -> Iterator[None]:
-    """All or nothing, as the only writer. IMMEDIATE: a transaction that begins as a reader cannot wait to write."""
-    connection.execute("BEGIN IMMEDIATE")
+    """All or nothing, as the only writer."""
+    _begin(connection)
     try:
         yield
         connection.execute("COMMIT")
     finally:
         if connection.in_transaction:
             connection.execute("ROLLBACK")
+
+
+class _Connection(sqlite3.Connection):
+    """A connection of a worker."""
+
+    is_abandoned: Callable[[], bool]
+    """Whether the caller of the running job has given up."""
+
+
+def _begin(connection: sqlite3.Connection) -> None:
+    """IMMEDIATE: a transaction that begins as a reader cannot wait to write.
+
+    SQLite itself would wait longer after each try, up to 100 ms. Of two processes that write all the time, the one that
+    waits would then be asleep nearly whenever the lock is free.
+    """
+    ((wait_ms,),) = connection.execute("PRAGMA busy_timeout")
+    until_s = time.monotonic() + wait_ms / 1000
+    connection.execute(TRY_ONCE)
+    try:
+        while True:
+            try:
+                connection.execute("BEGIN IMMEDIATE")
+            except sqlite3.OperationalError as error:
+                if _code(error) != sqlite3.SQLITE_BUSY or time.monotonic() >= until_s:
+                    raise
+                time.sleep(LOCK_RETRY_S)
+                if isinstance(connection, _Connection) and connection.is_abandoned():
+                    raise
+            else:
+                return
+    finally:
+        connection.execute(f"PRAGMA busy_timeout={wait_ms}")
 
 
 class _Job(Generic[Result]):
@@ -173,6 +214,8 @@ class _Worker:
         self.connections_opened = 0
         self.jobs_done = 0
         self.connection: sqlite3.Connection | None = None
+        # `total_changes` of `connection` at its last checkpoint.
+        self.changes_copied = 0
         # Device and inode of the file that `connection` has open.
         self.identity: tuple[int, int] | None = None
 
@@ -254,6 +297,23 @@ class _Worker:
         else:
             self.tidy(broken=False)
             job.succeed(result)
+            self.checkpoint()
+
+    def checkpoint(self) -> None:
+        """Copy the WAL into the file, now and then, after the caller was answered: it waits for the disk."""
+        connection = self.connection
+        if connection is None or connection.total_changes - self.changes_copied < CHANGES_PER_CHECKPOINT:
+            return
+        self.changes_copied = connection.total_changes
+        try:
+            # Others write meanwhile. Then there is little left to copy under the write lock.
+            _, pages, _ = connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
+            if pages > WAL_PAGES_MAX:
+                connection.execute(f"PRAGMA busy_timeout={RESTART_WAIT_MS}")
+                connection.execute("PRAGMA wal_checkpoint(RESTART)").fetchone()
+        except sqlite3.Error as error:
+            # Nothing is lost: the WAL holds it.
+            self.tidy(broken=_code(error) in BROKEN)
 
     def connected(self, deadline: Deadline) -> sqlite3.Connection:
         """The connection to the file that is at `path` now, ready to wait for locks until `deadline`."""
@@ -272,11 +332,15 @@ class _Worker:
         wait_s = max(0.001, deadline.remaining(time.monotonic()))
         # isolation_level=None: transactions begin where the code says so. The lock of a fork may close it from
         # another thread, hence check_same_thread=False; `turn` keeps that apart from the work.
-        connection = sqlite3.connect(self.path, timeout=wait_s, isolation_level=None, check_same_thread=False)
+        connection = sqlite3.connect(
+            self.path, timeout=wait_s, isolation_level=None, check_same_thread=False, factory=_Connection
+        )
+        connection.is_abandoned = self.is_abandoned
         try:
             self.use_wal(connection, deadline)
             connection.execute("PRAGMA synchronous=NORMAL")
             connection.execute(f"PRAGMA journal_size_limit={WAL_BYTES_KEPT}")
+            connection.execute("PRAGMA wal_autocheckpoint=0")  # see `checkpoint`
             # `interrupt` reaches only a statement that is running: work that was between two is stopped here.
             connection.set_progress_handler(self.is_abandoned, STEPS_BETWEEN_LOOKS)
             if self.prepare is not None:
@@ -285,6 +349,7 @@ class _Worker:
             connection.close()
             raise
         self.connection = connection
+        self.changes_copied = connection.total_changes
         self.identity = _identity(self.path)
         self.connections_opened += 1
         return connection

@@ -20,7 +20,7 @@ from tidegate.adapters.sqlite.connection import SQLiteFile, transaction
 from tidegate.adapters.sqlite.sharing import (
     NUMBER_MAX,
     cell_expires_at_ms,
-    load_ledger,
+    load_foreign,
     store_foreign,
     store_mark,
 )
@@ -37,7 +37,7 @@ from tidegate.core.grants import (
     share,
 )
 from tidegate.core.reservations import usage_of
-from tidegate.core.sharing import OriginUsage, Share, ShareReply
+from tidegate.core.sharing import Mark, OriginUsage, Share, ShareReply
 from tidegate.errors import DependencyError
 from tidegate.ports import Clock
 
@@ -52,9 +52,9 @@ __all__ = [
     "ports_of",
 ]
 
-# A message needs no network, so credit can be short-lived: processes that cannot reach each other (containers with a
-# common volume and separate networks) delay each other for two seconds at most.
-CREDIT_RULES: Final = GrantRules(life_ms=1_000)
+# Reports take a fifth of the time at most: workers that start under load have thousands of subjects to ask for, and
+# each of them is reported too.
+CREDIT_RULES: Final = GrantRules(report_rests=4)
 
 CREDIT_TABLES: Final = ("origin_holds", "origin_listeners", "origin_records")
 CREDIT_SCHEMA: Final = (
@@ -87,25 +87,30 @@ CREDIT_SCHEMA: Final = (
 BASE: Final = "!base"
 RETIRED: Final = "!retired"
 
-TOTALS: Final = """
-    SELECT sequence, CAST(min(total(own), 4611686018427387904.0) AS INTEGER)
-      FROM origin_components
-     WHERE digest = :digest AND sequence BETWEEN :first AND :last AND expires_at_ms > :now_ms
-     GROUP BY sequence
-"""
-# The components of all lives of a node: "~" comes after its id, and "\x7f" after "~".
-COMPONENTS: Final = """
-    SELECT sequence, writer, own FROM origin_components
-     WHERE digest = :digest AND sequence BETWEEN :first AND :last AND expires_at_ms > :now_ms
-       AND (writer IN (:node, :base) OR (writer > :node || '~' AND writer < :node || char(127)))
-"""
-RECORDS: Final = """
-    SELECT sequence, id, returned FROM origin_records
-     WHERE digest = :digest AND sequence BETWEEN :first AND :last AND expires_at_ms > :now_ms
-"""
-HOLDS: Final = """
-    SELECT writer, number, spare, firm, firm_until_ms, quota, expires_at_ms, recalled_at_ms, subject_recalled_at_ms
-      FROM origin_holds WHERE digest = ? AND expires_at_ms > ?
+# All that is kept of a subject, as rows of one statement, which costs half as much as one for each table. The first
+# column says what a row is: a total, a component, a record, what the ledger holds, a mark, a hold. Components are those
+# of all lives of a node: "~" comes after its id, and "\x7f" after "~".
+TOTAL, COMPONENT, RECORD, FOREIGN, MARK, HOLD = range(6)
+LOAD: Final = f"""
+    SELECT {TOTAL}, sequence, CAST(min(total(own), 4611686018427387904.0) AS INTEGER), 0, 0, 0, 0, 0, 0, 0
+      FROM origin_components WHERE digest = ?1 AND sequence BETWEEN ?2 AND ?3 AND expires_at_ms > ?4 GROUP BY sequence
+     UNION ALL
+    SELECT {COMPONENT}, sequence, writer, own, 0, 0, 0, 0, 0, 0
+      FROM origin_components WHERE digest = ?1 AND sequence BETWEEN ?2 AND ?3 AND expires_at_ms > ?4
+       AND (writer IN (?5, '{BASE}') OR (writer > ?5 || '~' AND writer < ?5 || char(127)))
+     UNION ALL
+    SELECT {RECORD}, sequence, id, returned, 0, 0, 0, 0, 0, 0
+      FROM origin_records WHERE digest = ?1 AND sequence BETWEEN ?2 AND ?3 AND expires_at_ms > ?4
+     UNION ALL
+    SELECT {FOREIGN}, sequence, region, count, learned_at_ms, 0, 0, 0, 0, 0
+      FROM origin_foreign WHERE digest = ?1 AND sequence BETWEEN ?2 AND ?3 AND expires_at_ms > ?4
+     UNION ALL
+    SELECT {MARK}, sequence, published, assigned, owner, until_ms, epoch, 0, 0, 0
+      FROM origin_marks WHERE digest = ?1 AND sequence BETWEEN ?2 AND ?3 AND expires_at_ms > ?4
+     UNION ALL
+    SELECT {HOLD}, subject_recalled_at_ms, writer, number, spare, firm, firm_until_ms, quota, expires_at_ms,
+           recalled_at_ms
+      FROM origin_holds WHERE digest = ?1 AND expires_at_ms > ?4
 """
 PUT_COMPONENT: Final = """
     INSERT INTO origin_components (digest, sequence, writer, own, expires_at_ms) VALUES (?, ?, ?, ?, ?)
@@ -146,19 +151,21 @@ def answer(
         connection.execute(forget, (now_ms, FORGOTTEN_PER_MESSAGE * len(requests)))
     for original in requests:
         request = _cut(original)
-        record = _load(connection, request, now_ms)
+        names = [cell_name(part.sequence, request.generation, request.duration_ms) for part in request.cells]
+        following = cell_name(request.cells[0].sequence + 1, request.generation, request.duration_ms)
+        last = max(*names, following)
+        record = _load(connection, request.digest, request.writer, min(names), last, now_ms)
         before = {sequence: cell.copied() for sequence, cell in record.cells.items()}
         reply, recalled = grant(record, request, now_ms, CREDIT_RULES)
-        _store(connection, before, record, request, reply, recalled)
+        _store(connection, before, record, request, names, reply, recalled)
         recalls += [(request.digest, writer) for writer in recalled]
-        replies.append(_restored(original, reply))
+        replies.append(reply if request is original else _restored(original, reply))
     return replies, recalls
 
 
 def _cut(request: CreditRequest) -> CreditRequest:
     """Numbers that the file holds exactly."""
-    highest = max(max(part.own, part.known) for part in request.cells)
-    if max(request.quota, request.want, request.held, highest) < NUMBER_MAX:
+    if max(request.quota, request.want, request.held, *map(max, request.cells)) < NUMBER_MAX:
         return request
     cells = tuple(
         CellPart(part.sequence, *[min(number, NUMBER_MAX) for number in part[1:]]) for part in request.cells
@@ -173,8 +180,6 @@ def _cut(request: CreditRequest) -> CreditRequest:
 
 def _restored(request: CreditRequest, reply: CreditReply) -> CreditReply:
     """The answer for those who counted more than the file holds: all of their own is held."""
-    if max(part.own for part in request.cells) <= NUMBER_MAX:
-        return reply
     cells = []
     for part, totals in zip(request.cells, reply.cells, strict=True):
         if part.own > NUMBER_MAX:
@@ -198,7 +203,7 @@ def answer_shares(
         names = [
             cell_name(entry.sequence + ahead, entry.generation, entry.duration_ms) for ahead in (-1, 0, 1)
         ]
-        record = _load_cells(connection, digest, "", min(names), max(names), now_ms)
+        record = _load(connection, digest, "", min(names), max(names), now_ms)
         reply, recalled = share(record, entry, now_ms, CREDIT_RULES)
         replies.append(reply)
         if names[1] not in record.cells:
@@ -214,48 +219,36 @@ def answer_shares(
 
 def answer_usage(connection: sqlite3.Connection, digest: bytes, sequence: int, now_ms: int) -> OriginUsage:
     """What was counted in a cell, here and by other regions, and what is reserved."""
-    return usage_of(_load_cells(connection, digest, "", sequence, sequence, now_ms), sequence, now_ms)
+    return usage_of(_load(connection, digest, "", sequence, sequence, now_ms), sequence, now_ms)
 
 
-def _load(connection: sqlite3.Connection, request: CreditRequest, now_ms: int) -> SubjectRecord:
-    names = _names(request)
-    following = cell_name(request.cells[0].sequence + 1, request.generation, request.duration_ms)
-    last = max(*names, following)
-    return _load_cells(connection, request.digest, request.writer, min(names), last, now_ms)
-
-
-def _names(request: CreditRequest) -> list[int]:
-    return [cell_name(part.sequence, request.generation, request.duration_ms) for part in request.cells]
-
-
-def _load_cells(
+def _load(
     connection: sqlite3.Connection, digest: bytes, writer: str, first: int, last: int, now_ms: int
 ) -> SubjectRecord:
     """The cells with names from `first` to `last`, with the components of one node, and all holds."""
     record = SubjectRecord()
-    arguments = {
-        "digest": digest,
-        "node": writer.partition("~")[0],
-        "base": BASE,
-        "first": first,
-        "last": last,
-        "now_ms": now_ms,
-    }
-    for sequence, total in connection.execute(TOTALS, arguments):
-        record.cell(sequence).total = total
-    for sequence, name, own in connection.execute(COMPONENTS, arguments):
-        if name == BASE:
-            record.cell(sequence).base = own
+    arguments = (digest, first, last, now_ms, writer.partition("~")[0])
+    # In the order of the statement: cells that nothing was counted in have no record.
+    for kind, sequence, *values in connection.execute(LOAD, arguments):
+        if kind == HOLD:
+            name, *numbers = values
+            record.holds[name] = Hold(*numbers)
+            record.recalled_at_ms = max(record.recalled_at_ms, sequence)
+        elif kind == TOTAL:
+            record.cell(sequence).total = values[0]
+        elif kind == COMPONENT:
+            name, own = values[:2]
+            if name == BASE:
+                record.cells[sequence].base = own
+            else:
+                record.cells[sequence].components[name] = own
+        elif kind == RECORD:
+            if sequence in record.cells:
+                record.cells[sequence].id, record.cells[sequence].returned = values[:2]
+        elif kind == FOREIGN:
+            load_foreign(record.cell(sequence), *values[:3])
         else:
-            record.cell(sequence).components[name] = own
-    for sequence, id_, returned in connection.execute(RECORDS, arguments):
-        if sequence in record.cells:
-            record.cells[sequence].id = id_
-            record.cells[sequence].returned = returned
-    load_ledger(connection, record, digest, first, last, now_ms)
-    for holder, *numbers, recalled_at_ms in connection.execute(HOLDS, (digest, now_ms)):
-        record.holds[holder] = Hold(*numbers)
-        record.recalled_at_ms = max(record.recalled_at_ms, recalled_at_ms)
+            record.cell(sequence).mark = Mark(*values[:5])
     return record
 
 
@@ -264,11 +257,11 @@ def _store(
     before: Mapping[int, CellRecord],
     record: SubjectRecord,
     request: CreditRequest,
+    names: Sequence[int],
     reply: CreditReply,
     recalled: Sequence[str],
 ) -> None:
     digest, writer = request.digest, request.writer
-    names = _names(request)
     for sequence in set(names) & record.cells.keys():
         cell, old = record.cells[sequence], before.get(sequence) or CellRecord()
         expires_at_ms = cell_expires_at_ms(sequence, request.duration_ms)

@@ -9,8 +9,8 @@ import sqlite3
 from typing import Final
 
 from tidegate.core.generations import cell_name, cell_of
-from tidegate.core.grants import SubjectRecord
-from tidegate.core.sharing import ImportState, Lease, Mark, Share, take_lease
+from tidegate.core.grants import CellRecord, SubjectRecord
+from tidegate.core.sharing import ImportState, Lease, Share, take_lease
 
 __all__ = [
     "ADDED_COLUMNS",
@@ -20,7 +20,7 @@ __all__ = [
     "answer_lease",
     "cell_expires_at_ms",
     "delete_expired",
-    "load_ledger",
+    "load_foreign",
     "store_foreign",
     "store_mark",
 ]
@@ -58,14 +58,6 @@ SHARING_SCHEMA: Final = (
 
 # Columns that files of earlier versions do not have: (table, column). All are INTEGER NOT NULL DEFAULT -1.
 ADDED_COLUMNS: Final = (("origin_foreign", "learned_at_ms"), ("origin_lease", "lag_ms"))
-FOREIGN: Final = """
-    SELECT sequence, region, count, learned_at_ms FROM origin_foreign
-     WHERE digest = ? AND sequence BETWEEN ? AND ? AND expires_at_ms > ?
-"""
-MARKS: Final = """
-    SELECT sequence, published, assigned, owner, until_ms, epoch FROM origin_marks
-     WHERE digest = ? AND sequence BETWEEN ? AND ? AND expires_at_ms > ?
-"""
 PUT_FOREIGN: Final = "INSERT OR REPLACE INTO origin_foreign VALUES (?, ?, ?, ?, ?, ?)"
 PUT_MARK: Final = "INSERT OR REPLACE INTO origin_marks VALUES (?, ?, ?, ?, ?, ?, ?, ?)"
 FORGET: Final = """
@@ -80,19 +72,13 @@ FORGET_MARKS: Final = FORGET.format(
 )
 
 
-def load_ledger(
-    connection: sqlite3.Connection, record: SubjectRecord, digest: bytes, first: int, last: int, now_ms: int
-) -> None:
-    """Add to the cells of a record what the ledger holds of them."""
-    for sequence, name, count, at_ms in connection.execute(FOREIGN, (digest, first, last, now_ms)):
-        cell = record.cell(sequence)
-        region = name.decode("utf-8", "surrogatepass")
-        cell.regions[region] = count
-        if at_ms >= 0:
-            cell.learned[region] = at_ms
-        cell.foreign += count
-    for sequence, *values in connection.execute(MARKS, (digest, first, last, now_ms)):
-        record.cell(sequence).mark = Mark(*values)
+def load_foreign(cell: CellRecord, name: bytes, count: int, learned_at_ms: int) -> None:
+    """Add to a cell what another region has published."""
+    region = name.decode("utf-8", "surrogatepass")
+    cell.regions[region] = count
+    if learned_at_ms >= 0:
+        cell.learned[region] = learned_at_ms
+    cell.foreign += count
 
 
 def store_mark(
