@@ -28,7 +28,7 @@ from setuptools.command.build_ext import build_ext
 
 PACKAGE = Path("src/tidegate")
 CORE = PACKAGE / "core"
-# What a warm `limit` over HTTP passes through beside the core (docs/adr/0029-compiled-request-path.md).
+# What a warm `limit` or `multiLimit` over HTTP passes through beside the core (docs/adr/0029-compiled-request-path.md).
 REQUEST_PATH = (
     "server/api/plans.py",
     "server/api/warm.py",
@@ -86,6 +86,9 @@ def core_extensions() -> list[Extension]:
     extensions = cast("list[Extension]", compiled)  # declared as possibly those of distutils
     for extension in extensions:
         extension.optional = True  # no compiler is a warning; BuildCore then removes what was built
+        if sys.platform == "linux":
+            # Functions of the group may be inlined into one another: nothing replaces them when they are loaded.
+            extension.extra_compile_args.append("-fno-semantic-interposition")
     return extensions
 
 

@@ -30,6 +30,7 @@ def change(engine: Engine, what: str, wall_ms: int, clock_ms: int) -> None:
     if what == "grant":
         credit = engine.credit_of(subject)
         credit.spare = 3
+        credit.wanted = 12
         credit.until_ms = clock_ms + 500
         credit.quota = 6
         credit.since_ms = wall_ms - 200

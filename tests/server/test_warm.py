@@ -1,4 +1,4 @@
-"""`WarmLimit` answers as the whole operation does, or leaves the request to it."""
+"""`WarmLimit` answers as the whole operations do, or leaves the request to them."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ from typing import Any
 
 import pytest
 from msgspec import UNSET
+from msgspec.structs import astuple
 
 from tests.server.harness import MONTH_MS
 from tidegate.ports import KeyRow, OverrideRow
 from tidegate.server.api.admission import Call
-from tidegate.server.api.schema import LimitBody, decode_limit_plain
+from tidegate.server.api.schema import LimitBody, decode_limit_plain, decode_multi_limit_plain
 from tidegate.server.api.warm import KEPT_OF, Bodies
 from tidegate.server.catalog.keys import digest_of, hint_of
 from tidegate.server.messages import Head
@@ -46,6 +47,14 @@ class Scene:
 
     def warm(self, head: Head, body: bytes) -> Any:
         return self.limits._warm.answer(head, body)
+
+    async def whole_batch(self, head: Head, body: bytes) -> tuple[int, bytes, bytes]:
+        call = Call("multiLimit", head, "whole")
+        answer = self.limits._admission.run(call, self.limits.multi_limit(call, body))
+        return answer if isinstance(answer, tuple) else await answer
+
+    def warm_batch(self, head: Head, body: bytes) -> Any:
+        return self.limits._warm.answer_batch(head, body)
 
     def add_key(self, name: str, *permissions: str, expires_at_ms: int | None = None) -> Head:
         workspace = next(iter(self.view.workspaces))
@@ -91,6 +100,10 @@ async def playing(folder: Path) -> AsyncIterator[Scene]:
 
 def body_of(**fields: Any) -> bytes:
     return json.dumps({**USUAL, **fields}, separators=(",", ":")).encode()
+
+
+def batch_of(*bodies: bytes) -> bytes:
+    return b"[" + b",".join(bodies) + b"]"
 
 
 def told(answer: tuple[int, bytes, bytes]) -> tuple[int, bytes, bytes]:
@@ -213,9 +226,13 @@ class Decoder:
         return decode_limit_plain(body)
 
 
+def remembering(decoder: Decoder, **bounds: int) -> Bodies:
+    return Bodies(decoder, decode_multi_limit_plain, astuple, UNSET, **bounds)
+
+
 def test_a_body_that_comes_again_is_not_decoded_again() -> None:
     decoder = Decoder()
-    bodies = Bodies(decoder, UNSET)
+    bodies = remembering(decoder)
     for _ in range(1_000):
         asked = bodies.find(body_of(cost=3))
         assert asked is not None
@@ -226,7 +243,7 @@ def test_a_body_that_comes_again_is_not_decoded_again() -> None:
 
 def test_of_bodies_that_come_once_a_bounded_number_is_remembered() -> None:
     decoder = Decoder()
-    bodies = Bodies(decoder, UNSET, kept_max=8)
+    bodies = remembering(decoder, kept_max=8)
     many = [body_of(identifier=f"user_{number}") for number in range(1_000)]
     for body in many:
         bodies.find(body)
@@ -238,7 +255,7 @@ def test_of_bodies_that_come_once_a_bounded_number_is_remembered() -> None:
 
 def test_a_body_in_use_stays_remembered_while_others_come_and_go() -> None:
     decoder = Decoder()
-    bodies = Bodies(decoder, UNSET, kept_max=8)
+    bodies = remembering(decoder, kept_max=8)
     for _ in range(OFTEN):
         bodies.find(body_of())
     decoder.decoded.clear()
@@ -250,7 +267,7 @@ def test_a_body_in_use_stays_remembered_while_others_come_and_go() -> None:
 
 def test_a_long_body_is_not_remembered() -> None:
     decoder = Decoder()
-    bodies = Bodies(decoder, UNSET)
+    bodies = remembering(decoder)
     for _ in range(OFTEN):
         assert bodies.find(body_of(identifier="x" * 400)) is not None
     assert len(decoder.decoded) == OFTEN
@@ -283,3 +300,85 @@ async def test_a_subject_that_is_not_in_memory_is_waited_for_and_counted_once(tm
             json.loads(scene.warm(scene.head, body_of(identifier="cold", cost=1))[2])["data"]["remaining"]
             == 5
         )
+
+
+BATCHES = [
+    batch_of(body_of()),
+    batch_of(body_of(), body_of(identifier="other", cost=0)),
+    batch_of(body_of(), body_of(namespace="overridden"), body_of(namespace="overridden", identifier="other")),
+    batch_of(body_of(), body_of(), body_of(limit=3)),
+    batch_of(body_of(identifier="full", cost=11), body_of()),
+    batch_of(body_of(identifier="\u00e9\u4e2d").decode("unicode_escape").encode(), body_of(duration=5_000)),
+    batch_of(body_of(identifier="}, {]")),
+    json.dumps([USUAL, USUAL | {"identifier": "other"}], indent=2).encode(),
+]
+BATCHES_LEFT = [
+    *(batch_of(body_of(), body) for body in LEFT if len(body) < 6_000),
+    b"[]",
+    body_of(),
+    batch_of(*[body_of()] * 101),
+    batch_of(body_of(identifier="a \\ in a name")),
+    batch_of(body_of(identifier="\u00e9")),
+    batch_of(*[body_of(identifier="x" * 500)] * 100).ljust(70_000),
+]
+
+
+@pytest.mark.parametrize("body", BATCHES)
+async def test_a_usual_batch_is_answered_as_by_the_whole_operation(tmp_path: Path, body: bytes) -> None:
+    async with playing(tmp_path) as scene:
+        whole = await scene.whole_batch(scene.head, body)
+        assert whole[0] == 200
+        assert told(scene.warm_batch(scene.head, body)) == told(whole)
+
+
+@pytest.mark.parametrize("body", BATCHES_LEFT)
+async def test_an_unusual_batch_is_left_to_the_whole_operation_and_nothing_is_counted(
+    tmp_path: Path, body: bytes
+) -> None:
+    async with playing(tmp_path) as scene:
+        before = scene.counted()
+        assert scene.warm_batch(scene.head, body) is None
+        assert scene.counted() == before
+
+
+async def test_a_batch_of_a_caller_without_a_permission_is_left_to_the_whole_operation(
+    tmp_path: Path,
+) -> None:
+    async with playing(tmp_path) as scene:
+        known = next(iter(scene.view.workspaces.values())).namespaces["known"].id
+        this = scene.add_key("this", f"ratelimit.{known}.limit")
+        expires = scene.add_key("expires", "ratelimit.*.limit", expires_at_ms=2**52)
+        both = batch_of(body_of(), body_of(namespace="overridden"))
+        assert (await scene.whole_batch(this, both))[0] == 403
+        assert scene.warm_batch(this, both) is None
+        assert scene.warm_batch(this, batch_of(body_of()))[0] == 200
+        assert (await scene.whole_batch(expires, both))[0] == 200
+        assert scene.warm_batch(expires, both) is None
+
+
+async def test_the_items_of_a_batch_are_counted_unless_the_request_asks_not_to(tmp_path: Path) -> None:
+    async with playing(tmp_path) as scene:
+        (workspace,) = scene.view.workspaces
+        counts = scene.limits.activity.counts(workspace, "known")
+        batch = batch_of(body_of(cost=4), body_of(identifier="other", cost=1))
+        await scene.whole_batch(scene.head, batch)
+        before = counts.allowed, counts.denied
+        quiet = Head(scene.head.authorization, b"application/json", None, True)
+        answers = [json.loads(scene.warm_batch(head, batch)[2])["data"] for head in (quiet, scene.head)]
+        assert [answer["passed"] for answer in answers] == [True, False]
+        assert [each["remaining"] for each in answers[1]["limits"]] == [0, 8]
+        assert (counts.allowed - before[0], counts.denied - before[1]) == (1, 1)
+        (denied,) = scene.limits.top_denials.top(5)
+        assert (denied.key, denied.weight) == ((workspace, "known", "user"), 1)
+
+
+async def test_a_batch_that_memory_cannot_decide_is_waited_for_and_counted_once(tmp_path: Path) -> None:
+    async with playing(tmp_path) as scene:
+        batch = batch_of(body_of(identifier="cold", cost=4), body_of(identifier="cold2", cost=1))
+        waiting = scene.warm_batch(scene.head, batch)
+        assert not isinstance(waiting, tuple)
+        status, _, first = await waiting
+        assert status == 200
+        assert [each["remaining"] for each in json.loads(first)["data"]["limits"]] == [6, 9]
+        again = json.loads(scene.warm_batch(scene.head, batch)[2])["data"]
+        assert [each["remaining"] for each in again["limits"]] == [2, 8]

@@ -184,28 +184,48 @@ class Engine:
             cell.own += cost
             self.allowed += 1
             return Decision(True, limit, remaining, now_ms, needed, 0, LOCAL, -1, -1)
+        before = 0 if previous is None else previous.own
+        return self._deny_again(limit, subject, cost, now_ms, cell.own, before, needed, -1, -1)
+
+    def _deny_again(
+        self,
+        limit: Limit,
+        subject: Subject,
+        cost: int,
+        now_ms: int,
+        current: int,
+        before: int,
+        needed: int,
+        regional_age_ms: int,
+        global_age_ms: int,
+    ) -> Decision | None:
+        """`_deny`, for a subject in its running cell that was denied within the last duration. None, and nothing is
+        changed, if it was not, or if the cost never fits."""
+        duration_ms = limit.duration_ms
         strict_until_ms = now_ms + duration_ms
         room = limit.quota - cost
-        if subject.queue != BLOCKED or not now_ms < subject.strict_until_ms <= strict_until_ms or room < 0:
+        if subject.queue == CLEAN or not now_ms < subject.strict_until_ms <= strict_until_ms or room < 0:
             return None
-        # `_deny`, for a subject that has been denied before.
         subject.strict_until_ms = strict_until_ms
         if limit.shadow:
             self.allowed += 1
             self.exceeded_in_shadow += 1
         else:
             self.denied += 1
-        before = 0 if previous is None else previous.own
-        retry_after_ms = wait_ms(cell.own, before, room, now_ms - sequence * duration_ms, duration_ms)
-        return Decision(False, limit, 0, now_ms, needed, retry_after_ms, LOCAL, -1, -1)
+        elapsed_ms = now_ms - subject.sequence * duration_ms
+        retry_after_ms = wait_ms(current, before, room, elapsed_ms, duration_ms)
+        return Decision(
+            False, limit, 0, now_ms, needed, retry_after_ms, LOCAL, regional_age_ms, global_age_ms
+        )
 
     def _decide_warm(
         self, limit: Limit, identifier: str, cost: int, now_ms: int, source: int, clock_ms: int, wall_ms: int
     ) -> Decision | None:
         """`decide`, for a limiter with an origin and the usual request; None for every other one: nothing is changed.
 
-        Usual: the subject is known, in its running cell, and memory may allow the request: credit covers it, or the
-        last answer of the origin is fresh. This is the judge's rule without what it needs for the other cases.
+        Usual: the subject is known, in its running cell, and memory may decide: it denies, not for the first time, or
+        credit covers the request, or the last answer of the origin is fresh. This is the judge's rule without what it
+        needs for the other cases.
         """
         subject = self.subjects.find(limit.key, identifier)
         if subject is None or subject.reserved > 0 or cost == 0 or source != LOCAL:
@@ -223,13 +243,23 @@ class Engine:
             or (ledger is not None and ledger.growth is not None)
         ):
             return None
-        needed = cell.total() + cost
+        current = cell.total()
+        needed = current + cost
+        before = 0
         previous = subject.previous
         if previous is not None:
-            needed = effective(needed, previous.total(), now_ms - sequence * duration_ms, duration_ms)
+            before = previous.total()
+            needed = effective(needed, before, now_ms - sequence * duration_ms, duration_ms)
         remaining = limit.quota - needed
+        regional_age_ms = origin.age_ms(wall_ms)
+        global_age_ms = self.global_view.age_ms(wall_ms)
         if remaining < 0:
-            return None
+            denial = self._deny_again(
+                limit, subject, cost, now_ms, current, before, needed, regional_age_ms, global_age_ms
+            )
+            if denial is not None:
+                self.pending.note(subject, cell, limit, now_ms, wall_ms, False)
+            return denial
         if self.has_credit:
             credit = subject.credit
             if credit is None or not credit.can_spend(cost, limit.quota, now_ms, clock_ms):
@@ -242,17 +272,7 @@ class Engine:
         cell.own += cost
         self.pending.note(subject, cell, limit, now_ms, wall_ms, True)
         self.allowed += 1
-        return Decision(
-            True,
-            limit,
-            remaining,
-            now_ms,
-            needed,
-            0,
-            LOCAL,
-            origin.age_ms(wall_ms),
-            self.global_view.age_ms(wall_ms),
-        )
+        return Decision(True, limit, remaining, now_ms, needed, 0, LOCAL, regional_age_ms, global_age_ms)
 
     def _look_again(self, subject: Subject, clock_ms: int) -> None:
         """A peek at a counter that is used up: requests are denied without a message, so nothing else would bring what

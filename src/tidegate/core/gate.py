@@ -277,17 +277,16 @@ class Gate:
         items = checked_requests(requests)
         if has_shadow(items):
             return None, []
-        return self._decide_many(items, self._at_ms(now_ms), source, True)
+        return self._decide_many(items, now_ms, source, True)
 
     def ask_many(self, requests: Iterable[object], now_ms: object) -> list[Decision] | Ticket | None:
         """With credit: decisions for a batch, all or nothing; or what waits for the origin; None as `decide_many`."""
         items = checked_requests(requests)
-        return None if has_shadow(items) else self._decide_all(items, self._at_ms(now_ms))
+        return None if has_shadow(items) else self._decide_all(items, now_ms)
 
-    def _at_ms(self, now_ms: object) -> int:
-        return self._now_ns() // 1_000_000 if now_ms is None else checked_int("now_ms", now_ms, 0)
-
-    def attempt_many(self, requests: list[tuple[Limit, str, int]], now_ms: int) -> list[Decision] | None:
+    def attempt_many(
+        self, requests: list[tuple[Limit, str, int]], now_ms: int | None
+    ) -> list[Decision] | None:
         """Decisions for a batch from memory; None when something must be read or started first, and after the end.
 
         None, too, with limits in shadow mode, which the driver decides apart from the batch. The caller has checked the
@@ -301,19 +300,25 @@ class Gate:
         decisions, _ = self._decide_many(requests, now_ms, LOCAL, False)
         return decisions
 
-    def _decide_all(self, requests: Sequence[tuple[Limit, str, int]], now_ms: int) -> list[Decision] | Ticket:
+    def _decide_all(
+        self, requests: Sequence[tuple[Limit, str, int]], now_ms: object
+    ) -> list[Decision] | Ticket:
+        wall_ms = self.now_ms()
+        at_ms = wall_ms if now_ms is None else checked_int("now_ms", now_ms, 0)
         clock_ms = self.clock_ms()
         with self:
-            answer = self._engine.decide_all(requests, now_ms, clock_ms, self.now_ms())
+            answer = self._engine.decide_all(requests, at_ms, clock_ms, wall_ms)
         if self._pending.is_urgent:
             self._wake()
         return answer
 
     def _decide_many(
-        self, requests: Sequence[tuple[Limit, str, int]], now_ms: int, source: int, wants_needs: bool
+        self, requests: Sequence[tuple[Limit, str, int]], now_ms: object, source: int, wants_needs: bool
     ) -> tuple[list[Decision] | None, list[Need]]:
+        wall_ms = self.now_ms()
+        at_ms = wall_ms if now_ms is None else checked_int("now_ms", now_ms, 0)
         with self:
-            answers = self._engine.decide_many(requests, now_ms, source, self.now_ms(), wants_needs)
+            answers = self._engine.decide_many(requests, at_ms, source, wall_ms, wants_needs)
         if self._pending.is_urgent:
             self._wake()
         return answers

@@ -51,6 +51,9 @@ def wait_ms(current: int, previous: int, room: int, elapsed_ms: int, duration_ms
     While the current cell alone leaves room, wait for the previous one to fade; otherwise wait for the next cell,
     in which today's current is the previous.
     """
+    if current == room + 1:
+        # Exactly used up, which most denials are. The next line without its division.
+        return duration_ms - elapsed_ms + 1
     if current > room:
         return 2 * duration_ms - elapsed_ms - cover_ms(current, room, duration_ms)
     return earliest_fit(current, previous, room, elapsed_ms, duration_ms) - elapsed_ms

@@ -86,7 +86,7 @@ class AsyncLimiter(Driver):
         return self._gate.attempt
 
     @property
-    def attempt_many(self) -> Callable[[list[tuple[Limit, str, int]], int], list[Decision] | None]:
+    def attempt_many(self) -> Callable[[list[tuple[Limit, str, int]], int | None], list[Decision] | None]:
         """`limit_many_nowait` in the same way, for requests that were checked before."""
         return self._gate.attempt_many
 

@@ -11,6 +11,8 @@ from collections.abc import Callable, Coroutine, Iterable, Mapping
 from typing import Any, Final, NamedTuple, Protocol, final
 from urllib.parse import unquote_to_bytes
 
+JSON_LINE: Final = b"content-type: application/json\r\n"
+
 Answer = tuple[int, bytes, bytes]
 """(status, header lines each ended by CRLF, body). A plain tuple, because one is made for every request."""
 

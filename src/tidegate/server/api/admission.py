@@ -24,12 +24,12 @@ from tidegate.core.model import Decision
 from tidegate.errors import DependencyError
 from tidegate.runtime.async_limiter import AsyncLimiter
 from tidegate.server.api import problems
-from tidegate.server.api.problems import JSON_LINE, Meta, Refusal, error_answer, invalid
+from tidegate.server.api.problems import Meta, Refusal, error_answer, invalid
 from tidegate.server.api.schema import Doubt
 from tidegate.server.api.turns import TurnBudget
 from tidegate.server.catalog.sync import CatalogFull, CatalogSync
 from tidegate.server.catalog.view import Caller, Callers, NamespaceView, WorkspaceView
-from tidegate.server.messages import Answer, Handler, Head, Route
+from tidegate.server.messages import JSON_LINE, Answer, Handler, Head, Route
 from tidegate.telemetry.logging import request_id as current_request
 
 logger = logging.getLogger(__name__)

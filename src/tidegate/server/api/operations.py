@@ -3,36 +3,37 @@
 Order of checks: size (by the connection), schema, caller, quota of the workspace, namespace, permission. Where the
 schema needs a second, slower look at the body, the caller comes first (`Admission.settle`). A warm request reads
 nothing but memory; a step that memory cannot answer waits, and the operation continues there (see `admission`). Most
-requests of `limit` never come here: `warm` answers them.
+requests of `limit` and `multiLimit` never come here: `warm` answers them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Coroutine, Mapping, Sequence
-from functools import partial
+from collections.abc import Coroutine, Sequence
 from random import random
 from typing import Any, Final
 
 import msgspec
 from msgspec import UNSET, UnsetType
+from msgspec.structs import astuple
 
 from tidegate.core.model import Decision, Limit, Request
 from tidegate.runtime.async_limiter import AsyncLimiter
 from tidegate.server.api.activity import Activity, Sample
 from tidegate.server.api.admission import Admission, Call, Steps, missing_permission, wait
-from tidegate.server.api.plans import Plan, Plans, batch_answers
-from tidegate.server.api.problems import JSON_LINE, NAMESPACE_GONE, Meta, Refusal, invalid
+from tidegate.server.api.plans import Plan, Plans
+from tidegate.server.api.problems import NAMESPACE_GONE, Meta, Refusal, invalid
 from tidegate.server.api.schema import (
     CounterBody,
     LimitBody,
     decode_limit,
     decode_limit_plain,
     decode_multi_limit,
+    decode_multi_limit_plain,
 )
-from tidegate.server.api.warm import Bodies, WarmLimit
+from tidegate.server.api.warm import Asked, Bodies, WarmLimit
 from tidegate.server.catalog.sync import CatalogSync
 from tidegate.server.catalog.view import Caller, NamespaceView
-from tidegate.server.messages import Answer, Head, Route
+from tidegate.server.messages import JSON_LINE, Answer, Head, Route
 from tidegate.telemetry.topk import SpaceSaving, Thinning
 
 # The most denied identifiers are known to within 1 % of all denials.
@@ -57,10 +58,6 @@ class MultiLimitItem(msgspec.Struct, gc=False, rename={"override_id": "overrideI
     exceeded: bool | UnsetType = UNSET
 
 
-item_answers: Final = partial(batch_answers, MultiLimitItem, UNSET)
-"""(items, plans, decisions) -> what a batch answers for its items."""
-
-
 class MultiLimitData(msgspec.Struct):
     passed: bool
     limits: list[MultiLimitItem]
@@ -69,6 +66,25 @@ class MultiLimitData(msgspec.Struct):
 class MultiLimitEnvelope(msgspec.Struct):
     meta: Meta
     data: MultiLimitData
+
+
+def item_answers(
+    items: Sequence[LimitBody | Asked], plans: list[Plan], decisions: list[Decision]
+) -> list[MultiLimitItem]:
+    """What a batch answers for its items."""
+    return [
+        MultiLimitItem(
+            item.namespace,
+            item.identifier,
+            plan.limit.quota,
+            decision.remaining,
+            decision.reset_at_ms,
+            decision.allowed,
+            UNSET if plan.override is None else plan.override.id,
+            True if decision.allowed and decision.exceeded else UNSET,
+        )
+        for item, plan, decision in zip(items, plans, decisions, strict=True)
+    ]
 
 
 class LimitOperations:
@@ -89,27 +105,28 @@ class LimitOperations:
         self._attempt = limiter.attempt
         self._attempt_many = limiter.attempt_many
         self._now_ms = admission.now_ms
-        self._recall = admission.recall
         self._admit = admission.admit
         self._warm = WarmLimit(
-            Bodies(decode_limit_plain, UNSET),
+            Bodies(decode_limit_plain, decode_multi_limit_plain, astuple, UNSET),
             admission.callers,
             self.plans,
             admission.new_id,
             limiter.attempt,
+            limiter.attempt_many,
             self.activity,
             Thinning(DENIALS_RECORDED_PER_S, SAMPLE_WEIGHT, random),
             self._record_denial,
             self._wait_for_decision,
+            self._wait_for_batch,
             admission.handler("limit", self.limit),
+            admission.handler("multiLimit", self.multi_limit),
             test_mode,
         )
 
     def routes(self) -> list[Route]:
-        handler = self._admission.handler
         return [
             Route("POST", "/v2/ratelimit.limit", "limit", self._warm.handle),
-            Route("POST", "/v2/ratelimit.multiLimit", "multiLimit", handler("multiLimit", self.multi_limit)),
+            Route("POST", "/v2/ratelimit.multiLimit", "multiLimit", self._warm.handle_batch),
             Route("GET", "/v2/liveness", "liveness", self.liveness),
         ]
 
@@ -158,43 +175,49 @@ class LimitOperations:
         sample = self.activity.take()
         items = yield from self._admission.body(call, decode_multi_limit, body)
         test_time_ms = self.test_time_ms(call.head) if self._test_mode else None
-        caller = self._recall(call.head.authorization)
-        if caller is None or caller.is_metered:
-            caller = yield from self._admit(call, len(items))
-        namespaces: Mapping[str, NamespaceView] = {}
-        # Items of a batch often differ in nothing but their identifier: then the plan of one is that of the next.
-        last = items[0]
-        usual: Plan | None = None
+        caller = yield from self._admit(call, len(items))
+        namespaces = yield from self.namespaces(caller, items)
         plans: list[Plan] = []
         requests: list[tuple[Limit, str, int]] = []
         for item in items:
-            if (
-                usual is not None
-                and item.limit == last.limit
-                and item.duration == last.duration
-                and item.namespace == last.namespace
-            ):
-                plan = usual
-            else:
-                namespace = namespaces.get(item.namespace) or caller.limited_namespace(item.namespace)
-                if namespace is None:
-                    namespaces = yield from self.namespaces(caller, items)
-                    namespace = namespaces[item.namespace]
-                plan = yield from self.plan(caller.workspace.id, namespace, item)
-                usual = None if namespace.has_overrides else plan
-                last = item
+            plan = yield from self.plan(caller.workspace.id, namespaces[item.namespace], item)
             plans.append(plan)
-            cost = item.cost
-            requests.append((plan.limit, item.identifier, 1 if cost is UNSET else cost))
-        now_ms = self._now_ms() if test_time_ms is None else test_time_ms
-        decisions = self._attempt_many(requests, now_ms)
+            requests.append((plan.limit, item.identifier, 1 if item.cost is UNSET else item.cost))
+        decisions = self._attempt_many(requests, test_time_ms)
+        yield from self._finish_batch(call, items, plans, requests, decisions, test_time_ms, sample)
+
+    def _wait_for_batch(
+        self,
+        head: Head,
+        request_id: str,
+        items: list[Asked],
+        plans: list[Plan],
+        requests: list[tuple[Limit, str, int]],
+        sample: Sample | None,
+    ) -> Answer | Coroutine[Any, Any, Answer]:
+        """The rest of a warm `multiLimit` that memory cannot decide."""
+        call = Call("multiLimit", head, request_id)
+        steps = self._finish_batch(call, items, plans, requests, None, None, sample)
+        return self._admission.run(call, steps)
+
+    def _finish_batch(
+        self,
+        call: Call,
+        items: Sequence[LimitBody | Asked],
+        plans: list[Plan],
+        requests: list[tuple[Limit, str, int]],
+        decisions: list[Decision] | None,
+        test_time_ms: int | None,
+        sample: Sample | None,
+    ) -> Steps[None]:
+        """The answer of a batch, after a wait if memory could not decide it."""
         if decisions is None:
             batch = [Request(*request) for request in requests]
             decisions = yield from wait(self._limiter.limit_many, batch, now_ms=test_time_ms)
         limits = item_answers(items, plans, decisions)
-        passed = False not in [each.passed for each in limits]
+        passed = all(decisions)
         if not call.head.metrics_off:
-            self._warm.record_batch(requests, plans, decisions, passed, now_ms, sample)
+            self._warm.record_batch(requests, plans, decisions, passed, sample)
         envelope = MultiLimitEnvelope(Meta("req_" + call.request_id), MultiLimitData(passed, limits))
         call.answer = 200, JSON_LINE + call.lines, ENCODE(envelope)
 

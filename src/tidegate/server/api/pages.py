@@ -23,8 +23,8 @@ import msgspec
 from tidegate import __version__
 from tidegate.runtime.statistics import Health
 from tidegate.server.api import openapi
-from tidegate.server.api.problems import JSON_LINE, Problem, problems_by_suffix
-from tidegate.server.messages import Answer, Head, Refuse, Route
+from tidegate.server.api.problems import Problem, problems_by_suffix
+from tidegate.server.messages import JSON_LINE, Answer, Head, Refuse, Route
 from tidegate.telemetry.metrics import Snapshot
 from tidegate.telemetry.prometheus import CONTENT_TYPE, render
 

@@ -1,14 +1,13 @@
 """The limit that applies to a check, found by what the request asks for, and the text of its answers.
 
 Compiled with the core where that is possible (setup.py): every check passes through here. An answer is written as text:
-every value is a number, a truth value or an id of ours, so that nothing needs escaping. What does not change from
-request to request is put together once per `Plan`, and once per window.
+every value is a number, a truth value, an id of ours or a name that was sent without escapes, so that nothing needs
+escaping. What does not change from request to request is put together once per `Plan`, and once per window.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, Final, Protocol, TypeVar, final
+from typing import Final, Protocol, final
 
 from tidegate.core.header_fields import INTEGER_MAX, policy_name, policy_value, whole_seconds
 from tidegate.core.model import Decision, Limit, make_limit
@@ -19,8 +18,6 @@ from tidegate.server.messages import Answer
 # Plans and matches that are kept, in two generations of this many: a client that sends random limits fills no memory.
 PLANS_MAX: Final = 16_384
 MATCHES_MAX: Final = 65_536
-
-Item = TypeVar("Item")
 
 
 @final
@@ -60,6 +57,9 @@ class Plan:
         "_denied",
         "_end",
         "_is_plain",
+        "_item",
+        "_item_end",
+        "_item_passed",
         "_left_s",
         "_left_text",
         "_lines",
@@ -95,12 +95,16 @@ class Plan:
         )
         self._allowed = f'"}},"data":{{"success":true,"limit":{quota},"remaining":'
         self._denied = f'"}},"data":{{"success":false,"limit":{quota},"remaining":0'
-        self._end = "}}" if override is None else f',"overrideId":"{override.id}"}}}}'
+        end = "}" if override is None else f',"overrideId":"{override.id}"}}'
+        self._end = end + "}"
+        self._item = f'","limit":{quota},"remaining":'
+        self._item_end = end
         # No number of an answer is too large for a header field.
         self._is_plain: Final[bool] = quota <= INTEGER_MAX and duration_ms <= INTEGER_MAX
-        # The end of the window that was answered last, and its text.
+        # The end of the window that was answered last, its text, and the end of an item that passed.
         self._reset_at_ms = -1
         self._reset_text = ""
+        self._item_passed = ""
         # The seconds to the end of a window that were answered last, and their text.
         self._left_s = -1
         self._left_text = ""
@@ -111,12 +115,10 @@ class Plan:
     def answer(self, request_id: str, decision: Decision, now_ms: int, lines: bytes) -> Answer:
         """The answer of `limit`; `lines` are further header lines."""
         reset_at_ms = decision.reset_at_ms
-        if reset_at_ms != self._reset_at_ms:
-            self._reset_at_ms = reset_at_ms
-            self._reset_text = f',"reset":{reset_at_ms}{self._end}'
+        reset = self._reset(reset_at_ms)
         if decision.allowed:
             remaining = str(decision.remaining)
-            text = f'{{"meta":{{"requestId":"req_{request_id}{self._allowed}{remaining}{self._reset_text}'
+            text = f'{{"meta":{{"requestId":"req_{request_id}{self._allowed}{remaining}{reset}{self._end}'
             if decision.exceeded:
                 text = f'{text[:-2]},"exceeded":true}}}}'
             if self._is_plain and reset_at_ms > now_ms:
@@ -130,7 +132,7 @@ class Plan:
                 shown = self._lines + allowed_line(decision.remaining, reset_at_ms - now_ms)
             fields = shown.encode()
         else:
-            text = f'{{"meta":{{"requestId":"req_{request_id}{self._denied}{self._reset_text}'
+            text = f'{{"meta":{{"requestId":"req_{request_id}{self._denied}{reset}{self._end}'
             retry_after_ms = decision.retry_after_ms
             retry_s = -(-retry_after_ms // 1000) if retry_after_ms else 0
             if retry_s == 0 or retry_s != self._retry_s:
@@ -139,6 +141,20 @@ class Plan:
                 self._retry_s = retry_s
             fields = self._retry_fields
         return 200, fields + lines if lines else fields, text.encode()
+
+    def item(self, begin: str, identifier: str, decision: Decision) -> str:
+        """An item of an answer of `multiLimit`; `begin` is its text up to the identifier, which needs no escaping. The
+        limit is not in shadow mode."""
+        reset = self._reset(decision.reset_at_ms)
+        end = self._item_passed if decision.allowed else f'{reset},"passed":false{self._item_end}'
+        return f"{begin}{identifier}{self._item}{decision.remaining}{end}"
+
+    def _reset(self, reset_at_ms: int) -> str:
+        if reset_at_ms != self._reset_at_ms:
+            self._reset_at_ms = reset_at_ms
+            self._reset_text = f',"reset":{reset_at_ms}'
+            self._item_passed = f'{self._reset_text},"passed":true{self._item_end}'
+        return self._reset_text
 
 
 @final
@@ -219,34 +235,6 @@ class Plans:
             self._matches = {}
         self._matches[key] = found
         return found
-
-
-def batch_answers(
-    new_item: Callable[..., Item],
-    unset: object,
-    items: Sequence[Any],
-    plans: list[Plan],
-    decisions: list[Decision],
-) -> list[Item]:
-    """What a batch answers for its items, each made by `new_item`; `unset` is for fields that are left out."""
-    answers: list[Item] = []
-    for i, decision in enumerate(decisions):
-        item = items[i]
-        override = plans[i].override
-        allowed = decision.allowed
-        answers.append(
-            new_item(
-                item.namespace,
-                item.identifier,
-                decision.limit.quota,
-                decision.remaining,
-                decision.reset_at_ms,
-                allowed,
-                unset if override is None else override.id,
-                True if allowed and decision.exceeded else unset,
-            )
-        )
-    return answers
 
 
 def allowed_line(remaining: int, reset_in_ms: int) -> str:

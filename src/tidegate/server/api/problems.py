@@ -11,11 +11,10 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from tidegate.server.messages import Answer, Refuse
+from tidegate.server.messages import JSON_LINE, Answer, Refuse
 
 DOCUMENTATION: Final = "https://tidegate.dev/docs/errors/"
 
-JSON_LINE: Final = b"content-type: application/json\r\n"
 PROBLEM_LINE: Final = b"content-type: application/problem+json\r\n"
 
 

@@ -417,6 +417,9 @@ def decode_limit(data: bytes) -> LimitBody:
     return _limit_decoder(data)
 
 
+decode_multi_limit_plain: Final[Callable[[bytes], list[LimitBody]]] = msgspec.json.Decoder(
+    MultiLimitBody
+).decode
 decode_multi_limit: Final = BodyDecoder[list[LimitBody]](
     "multiLimit",
     MultiLimitBody,

@@ -1,8 +1,9 @@
-"""A warm `limit`: what it needs is in memory, and one call answers it.
+"""A warm `limit` or `multiLimit`: what it needs is in memory, and one call answers it.
 
 Compiled with the core where that is possible (setup.py), and the same source without that. It knows neither msgspec nor
-connections: what it calls is given. The checks are those of `LimitOperations.limit`, which has the whole operation with
-its waits and refusals. A request that differs from the usual one in any way is left to it, before anything is counted.
+connections: what it calls is given. The checks are those of `LimitOperations.limit` and `multi_limit`, which have the
+whole operations with their waits and refusals. A request that differs from the usual one in any way is left to them,
+before anything is counted.
 """
 
 from __future__ import annotations
@@ -13,8 +14,8 @@ from typing import TYPE_CHECKING, Any, Final, final
 from tidegate.core._native import mypyc_attr
 from tidegate.core.model import Decision, Limit
 from tidegate.server.api.plans import Plan, Plans, Skips
-from tidegate.server.catalog.view import Callers
-from tidegate.server.messages import Answer, Handler, Head, Stream
+from tidegate.server.catalog.view import Caller, Callers
+from tidegate.server.messages import JSON_LINE, Answer, Handler, Head, Stream
 from tidegate.telemetry.topk import Thinning
 
 if TYPE_CHECKING:
@@ -23,7 +24,10 @@ if TYPE_CHECKING:
 
 # Two names of 512 characters of four bytes fit. A larger body is refused or rare.
 BODY_BYTES_MAX: Final = 5_120
-# Quotation marks of a body in which no property comes twice and no name holds one, without and with a cost.
+# The same for a batch.
+BATCH_BYTES_MAX: Final = 65_536
+# Quotation marks of a body, or of an item of a batch, in which no property comes twice and no name holds one: without
+# and with a cost.
 MARKS: Final = 12
 MARKS_WITH_COST: Final = 14
 # Bodies that are remembered, in two generations of this many, and the longest of them: 12 MB with names of usual
@@ -54,9 +58,20 @@ class Asked:
 class Bodies:
     """What bodies ask for. Clients repeat them: one that asks for the same identifier sends the same bytes."""
 
-    def __init__(self, decode: Callable[[bytes], Any], unset: object, *, kept_max: int = BODIES_MAX) -> None:
-        """`decode` gives a `LimitBody`, whose cost may be `unset`, or raises."""
+    def __init__(
+        self,
+        decode: Callable[[bytes], Any],
+        decode_batch: Callable[[bytes], list[Any]],
+        fields_of: Callable[[Any], tuple[str, str, int, int, Any]],
+        unset: object,
+        *,
+        kept_max: int = BODIES_MAX,
+    ) -> None:
+        """`decode` gives a `LimitBody`, `decode_batch` a list of them, or they raise; `unset` is the cost of one
+        without."""
         self._decode: Final[Callable[[bytes], Any]] = decode
+        self._decode_batch: Final[Callable[[bytes], list[Any]]] = decode_batch
+        self._fields_of: Final[Callable[[Any], tuple[str, str, int, int, Any]]] = fields_of
         self._unset: Final[object] = unset
         self._kept_max: Final[int] = kept_max
         self._recent: dict[bytes, Asked] = {}
@@ -85,15 +100,31 @@ class Bodies:
         if len(body) > BODY_BYTES_MAX:
             return None
         try:
-            item = self._decode(body)
+            found = self._checked([self._decode(body)], body)
         except Exception:  # noqa: BLE001 - the whole operation decodes again, and says what is wrong
             return None
-        cost = item.cost
-        is_one = cost is self._unset
-        # A property that comes twice is refused: parsers differ in which one they use (`schema`).
-        if body.count(b'"') != (MARKS if is_one else MARKS_WITH_COST):
+        return None if found is None else found[0]
+
+    def read_batch(self, body: bytes) -> list[Asked] | None:
+        """What the items of a batch ask for, by names that need no escaping in the answer; None if it is not a usual
+        one. Batches are not remembered: what that saves in decoding, it costs in memory that is not in the cache."""
+        if len(body) > BATCH_BYTES_MAX or body.find(b"\\") >= 0:
             return None
-        return Asked(item.namespace, item.identifier, item.limit, item.duration, 1 if is_one else cost)
+        try:
+            return self._checked(self._decode_batch(body), body)
+        except Exception:  # noqa: BLE001 - the same
+            return None
+
+    def _checked(self, items: list[Any], body: bytes) -> list[Asked] | None:
+        found: list[Asked] = []
+        marks = 0
+        for item in items:
+            namespace, identifier, quota, duration_ms, cost = self._fields_of(item)
+            is_one = cost is self._unset
+            marks += MARKS if is_one else MARKS_WITH_COST
+            found.append(Asked(namespace, identifier, quota, duration_ms, 1 if is_one else cost))
+        # A property that comes twice is refused: parsers differ in which one they use (`schema`).
+        return found if body.count(b'"') == marks else None
 
 
 @final
@@ -107,20 +138,29 @@ class WarmLimit:
         plans: Plans,
         new_id: Callable[[], str],
         attempt: Callable[[Limit, str, int, int | None], Decision | None],
+        attempt_many: Callable[[list[tuple[Limit, str, int]], int | None], list[Decision] | None],
         activity: Activity,
         thinning: Thinning,
         record_denial: Callable[[Plan, str, Decision, int, int, int], None],
         wait: Callable[[Head, str, Plan, str, int, Sample | None], Answer | Coroutine[Any, Any, Answer]],
+        wait_batch: Callable[
+            [Head, str, list[Asked], list[Plan], list[tuple[Limit, str, int]], Sample | None],
+            Answer | Coroutine[Any, Any, Answer],
+        ],
         whole: Handler,
+        whole_batch: Handler,
         test_mode: bool,
     ) -> None:
-        """`wait` continues when memory cannot decide; `whole` is the whole operation; `test_mode`: a request may set
-        its own time."""
+        """`wait` and `wait_batch` continue when memory cannot decide; `whole` and `whole_batch` are the whole
+        operations; `test_mode`: a request may set its own time."""
         self._bodies: Final[Bodies] = bodies
         self._callers: Final[Callers] = callers
         self._plans: Final[Plans] = plans
         self._new_id: Final[Callable[[], str]] = new_id
         self._attempt: Final[Callable[[Limit, str, int, int | None], Decision | None]] = attempt
+        self._attempt_many: Final[
+            Callable[[list[tuple[Limit, str, int]], int | None], list[Decision] | None]
+        ] = attempt_many
         self._activity: Final[Activity] = activity
         self._skips: Final[Skips] = activity.skips
         self._followed: Final[dict[str, Followed]] = activity.recording.followed
@@ -129,7 +169,14 @@ class WarmLimit:
         self._wait: Final[
             Callable[[Head, str, Plan, str, int, Sample | None], Answer | Coroutine[Any, Any, Answer]]
         ] = wait
+        self._wait_batch: Final[
+            Callable[
+                [Head, str, list[Asked], list[Plan], list[tuple[Limit, str, int]], Sample | None],
+                Answer | Coroutine[Any, Any, Answer],
+            ]
+        ] = wait_batch
         self._whole: Final[Handler] = whole
+        self._whole_batch: Final[Handler] = whole_batch
         self._test_mode: Final[bool] = test_mode
 
     def handle(self, head: Head, body: bytes) -> Answer | Stream | Coroutine[Any, Any, Answer]:
@@ -138,14 +185,78 @@ class WarmLimit:
         answer = None if has_own_time else self.answer(head, body)
         return self._whole(head, body) if answer is None else answer
 
+    def handle_batch(self, head: Head, body: bytes) -> Answer | Stream | Coroutine[Any, Any, Answer]:
+        """The handler of `multiLimit`."""
+        has_own_time = self._test_mode and head.test_time is not None
+        answer = None if has_own_time else self.answer_batch(head, body)
+        return self._whole_batch(head, body) if answer is None else answer
+
     def answer(self, head: Head, body: bytes) -> Answer | Coroutine[Any, Any, Answer] | None:
         """The answer, at once or after a wait; None if this is not the usual request."""
         caller = self._callers.recall(head.authorization)
         if caller is None or caller.is_metered:
             return None
         asked = self._bodies.find(body)
-        if asked is None:
+        plan = None if asked is None else self._plan(caller, asked)
+        if asked is None or plan is None:
             return None
+        identifier = asked.identifier
+        cost = asked.cost
+        sample = self._sample()
+        decision = self._attempt(plan.limit, identifier, cost, None)
+        request_id = self._new_id()
+        if decision is None:
+            return self._wait(head, request_id, plan, identifier, cost, sample)
+        now_ms = decision.decided_at_ms
+        if not head.metrics_off:
+            self.record(plan, identifier, cost, decision, now_ms, sample)
+        return plan.answer(request_id, decision, now_ms, b"")
+
+    def answer_batch(self, head: Head, body: bytes) -> Answer | Coroutine[Any, Any, Answer] | None:
+        """`answer`, for a batch."""
+        caller = self._callers.recall(head.authorization)
+        items = None if caller is None or caller.is_metered else self._bodies.read_batch(body)
+        if caller is None or items is None:
+            return None
+        plans: list[Plan] = []
+        requests: list[tuple[Limit, str, int]] = []
+        for asked in items:
+            plan = self._plan(caller, asked)
+            if plan is None:
+                return None
+            plans.append(plan)
+            requests.append((plan.limit, asked.identifier, asked.cost))
+        sample = self._sample()
+        decisions = self._attempt_many(requests, None)
+        request_id = self._new_id()
+        if decisions is None:
+            return self._wait_batch(head, request_id, items, plans, requests, sample)
+        passed = True
+        texts: list[str] = []
+        namespace = ""
+        begin = ""
+        for i, asked in enumerate(items):
+            if asked.namespace != namespace:
+                namespace = asked.namespace
+                begin = f'{{"namespace":"{namespace}","identifier":"'
+            decision = decisions[i]
+            passed = passed and decision.allowed
+            texts.append(plans[i].item(begin, asked.identifier, decision))
+        if not head.metrics_off:
+            self.record_batch(requests, plans, decisions, passed, sample)
+        meta = f'{{"meta":{{"requestId":"req_{request_id}"}},"data":{{"passed":'
+        text = f'{meta}{"true" if passed else "false"},"limits":[{",".join(texts)}]}}}}'
+        return 200, JSON_LINE, text.encode()
+
+    def _sample(self) -> Sample | None:
+        skips = self._skips
+        if skips.left:
+            skips.left -= 1
+            return None
+        return self._activity.begin()
+
+    def _plan(self, caller: Caller, asked: Asked) -> Plan | None:
+        """The plan of what a body asks for; None if there is more to check or to find out."""
         workspace = caller.workspace
         namespace = workspace.namespaces.get(asked.namespace)
         if (
@@ -155,25 +266,9 @@ class WarmLimit:
         ):
             return None
         identifier = asked.identifier
-        cost = asked.cost
-        plans = self._plans
-        if namespace.has_overrides and plans.cost(namespace, identifier):
+        if namespace.has_overrides and self._plans.cost(namespace, identifier):
             return None
-        plan = plans.find(workspace.id, namespace, identifier, asked.quota, asked.duration_ms)
-        skips = self._skips
-        sample: Sample | None = None
-        if skips.left:
-            skips.left -= 1
-        else:
-            sample = self._activity.begin()
-        decision = self._attempt(plan.limit, identifier, cost, None)
-        request_id = self._new_id()
-        if decision is None:
-            return self._wait(head, request_id, plan, identifier, cost, sample)
-        now_ms = decision.decided_at_ms
-        if not head.metrics_off:
-            self.record(plan, identifier, cost, decision, now_ms, sample)
-        return plan.answer(request_id, decision, now_ms, b"")
+        return self._plans.find(workspace.id, namespace, identifier, asked.quota, asked.duration_ms)
 
     def record(
         self, plan: Plan, identifier: str, cost: int, decision: Decision, now_ms: int, sample: Sample | None
@@ -191,10 +286,10 @@ class WarmLimit:
         plans: list[Plan],
         decisions: list[Decision],
         passed: bool,
-        now_ms: int,
         sample: Sample | None,
     ) -> None:
         """`record` for the items of a batch."""
+        now_ms = decisions[0].decided_at_ms
         for i, decision in enumerate(decisions):
             plan = plans[i]
             _, identifier, cost = requests[i]

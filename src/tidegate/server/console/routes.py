@@ -33,7 +33,7 @@ from tidegate.errors import InvalidInput
 from tidegate.server.api import problems
 from tidegate.server.api.admission import Admission, Call, Operation, Steps, wait
 from tidegate.server.api.overrides import OverrideOperations
-from tidegate.server.api.problems import JSON_LINE, Refusal, error_answer, invalid
+from tidegate.server.api.problems import Refusal, error_answer, invalid
 from tidegate.server.api.recording import SPAN_MS
 from tidegate.server.catalog.keys import ACTIONS, CONSOLE_MANAGE, CONSOLE_READ
 from tidegate.server.catalog.sync import CatalogSync
@@ -44,7 +44,7 @@ from tidegate.server.console.hub import Hub, TooManyViewers, Viewer
 from tidegate.server.console.local import Ask
 from tidegate.server.console.sessions import MARKER, Sessions, is_from_elsewhere
 from tidegate.server.console.what_if import replayed
-from tidegate.server.messages import Answer, Handler, Head, Route, Stream, Subscriber
+from tidegate.server.messages import JSON_LINE, Answer, Handler, Head, Route, Stream, Subscriber
 
 EVENT_LINES: Final = b"content-type: text/event-stream\r\nx-accel-buffering: no\r\n" + NO_STORE + COMMON_LINES
 PARAMETERS_MAX: Final = 8

@@ -219,13 +219,13 @@ class RecordingLimiter(AsyncLimiter):
         return attempt
 
     @property
-    def attempt_many(self) -> Callable[[list[tuple[Limit, str, int]], int], list[Decision] | None]:
+    def attempt_many(self) -> Callable[[list[tuple[Limit, str, int]], int | None], list[Decision] | None]:
         inner, add_many = super().attempt_many, self.log.add_many
 
-        def attempt_many(requests: list[tuple[Limit, str, int]], now_ms: int) -> list[Decision] | None:
+        def attempt_many(requests: list[tuple[Limit, str, int]], now_ms: int | None) -> list[Decision] | None:
             decisions = inner(requests, now_ms)
-            if decisions is not None:
-                add_many(requests, now_ms, decisions)
+            if decisions:
+                add_many(requests, decisions[0].decided_at_ms, decisions)
             return decisions
 
         return attempt_many
