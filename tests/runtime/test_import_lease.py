@@ -273,9 +273,10 @@ async def test_a_node_that_dies_before_it_publishes_is_replaced() -> None:
     await asyncio.sleep(2)
     assert nodes[1].failing_ledger is not None
     nodes[1].failing_ledger.faults.fail("publish")
-    # The origin has its counts, but its row is never published.
     assert await nodes[1].accept("x", 40, HUNDRED) == 40
     assert await nodes[0].accept("x", 1, HUNDRED) == 1
+    # The origin has its counts, but its row is never published.
+    nodes[1].faults.fail()
     await asyncio.sleep(15)
     (written,) = [one for one in ledger.rows() if one.identifier == "x"]
     assert written.regional == 71
@@ -531,6 +532,22 @@ async def test_a_lost_row_of_a_counter_that_was_evicted_is_published_again_when_
     assert await node.seen("x", HUNDRED) == 30
     await asyncio.sleep(8)
     assert [one.regional for one in ledger.rows() if one.identifier == "x"] == [30]
+    await region.stop()
+
+
+@on_virtual_time
+async def test_a_node_waits_for_its_first_answer_before_it_publishes_for_itself() -> None:
+    ledger = MemoryLedger(clock=clock())
+    region = Region(ledger=ledger, credit=True)
+    node = region.node()
+    node.faults.fail("lease", "exchange", "share")
+    await node.limiter.start()
+    await node.accept("x", 60, HUNDRED)
+    await asyncio.sleep(2.2)
+    # Its messages may only be late. If it published now, the origin would count the row and the messages.
+    assert ledger.rows() == []
+    await asyncio.sleep(6)
+    assert [one.regional for one in ledger.rows()] == [60]
     await region.stop()
 
 

@@ -94,6 +94,7 @@ def test_four_hundred_seeds_keep_the_invariants_and_every_fault_happens() -> Non
         pytest.param(21947, id="a crash of the only node that knew what a wiped origin had held"),
         pytest.param(22302, id="an answer that waited for the end of a pause"),
         pytest.param(21387, id="a lost row, and an origin that does not say in time who publishes it"),
+        pytest.param(21431, id="nodes that have just started, and whose first messages are late"),
         pytest.param(22003, id="a subject that expires with credit, and comes back before that is returned"),
         pytest.param(883, id="a request whose own time is ahead, near the limit"),
         pytest.param(40343, id="bursts on three nodes, whose waiting requests are granted the rest"),

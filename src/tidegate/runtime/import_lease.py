@@ -59,6 +59,8 @@ class ImportLease:
         self._sweep = sweep
         self._random = random
         self._life_ms = tuning.import_lease_ms
+        # For this long after an answer the nodes of the region act together.
+        self._shared_s = 2 * tuning.import_lease_ms / 1000
         self._interval_s = tuning.import_lease_interval_ms / 1000
         self._jitter = tuning.jitter_percent / 100
         self._timeout_s = tuning.read_timeout_ms / 1000
@@ -70,8 +72,9 @@ class ImportLease:
         self._on_change = on_change
         self.calls: Final[Calls] = Calls("origin_share", tuning, is_usable)
         self.lease: Lease | None = None
-        # Loop times: of the last answer; when this node's lease ends; of the last progress of its import; until when it
-        # leaves the lease to others.
+        # Loop times: of this node's start; of the last answer; when its lease ends; of the last progress of its import;
+        # until when it leaves the lease to others.
+        self._began_s = float("-inf")
         self._answered_s = float("-inf")
         self._held_until_s = float("-inf")
         self._progress_s = 0.0
@@ -90,8 +93,14 @@ class ImportLease:
         """The origin answers: one node imports for all, and the origin says which node publishes."""
         return self._is_shared_at(asyncio.get_running_loop().time())
 
+    @property
+    def says_who_publishes(self) -> bool:
+        """The origin says which node publishes. A node that has just started waits for its first answer."""
+        now_s = asyncio.get_running_loop().time()
+        return self._is_shared_at(now_s) or (self._is_usable() and now_s - self._began_s <= self._shared_s)
+
     def _is_shared_at(self, now_s: float) -> bool:
-        return self._is_usable() and now_s - self._answered_s <= 2 * self._life_ms / 1000
+        return self._is_usable() and now_s - self._answered_s <= self._shared_s
 
     @property
     def is_holder(self) -> bool:
@@ -195,6 +204,7 @@ class ImportLease:
 
     async def run(self) -> None:
         """The loop, until cancelled."""
+        self._began_s = asyncio.get_running_loop().time()
         while True:
             await self.run_once()
             await asyncio.sleep(self._interval_s * (1 + self._jitter * (self._random.random() - 0.5)))

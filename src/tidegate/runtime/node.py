@@ -319,11 +319,11 @@ class Node:
 
     async def _start_ledger(self) -> None:
         await self._open_ledger()
+        if self.import_lease is not None:
+            self._spawn(self.import_lease.run())
         if self.publish is not None and self.importer is not None:
             self._spawn(self.publish.run())
             self._spawn(self._open_and_import())
-        if self.import_lease is not None:
-            self._spawn(self.import_lease.run())
 
     def _spawn(self, coroutine: Coroutine[object, object, None]) -> None:
         task = asyncio.get_running_loop().create_task(coroutine)

@@ -121,7 +121,7 @@ class PublishLoop:
     @property
     def is_shared(self) -> bool:
         """The origin says who publishes."""
-        return self._import_lease is not None and self._import_lease.is_shared
+        return self._import_lease is not None and self._import_lease.says_who_publishes
 
     async def run_once(self, *, pressed_only: bool = False, is_tick: bool = True) -> Published:
         """One turn: everything that changed and passes the filters, or only what is under pressure.

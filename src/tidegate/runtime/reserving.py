@@ -95,6 +95,11 @@ class Reserving:
         # be late.
         self._unsure: dict[str, tuple[list[Item], int, float]] = {}
 
+    @property
+    def waiting(self) -> list[str]:
+        """The names of reservations whose end the origin has not confirmed. A crash loses these ends."""
+        return list(self._waiting)
+
     # -- taking
 
     async def take(self, items: list[Item], new_name: Callable[[], str], life_ms: int, at_ms: int) -> Taken:

@@ -12,6 +12,7 @@ import asyncio
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from tidegate.adapters.memory import OriginSnapshot
 from tidegate.core.cells import Cell
 from tidegate.core.grants import CreditRequest, GrantRules
 from tidegate.core.model import Component, Limit, subject_digest
@@ -100,11 +101,19 @@ class ConvergenceCheck:
                 # In an older copy, old counts cannot be told apart from new ones.
                 known = self._known(region, digest, sequence) if left is None else left.total
                 self._miss(region, digest, sequence, cell.total - known)
+                if left is None:
+                    self._miss_older(region, digest, sequence, before)
                 continue
             for writer, count in cell.components.items():
                 kept = 0 if left is None else left.components.get(writer, 0)
                 if kept < count and (writer not in running):
                     self._incomplete.add((region, digest, sequence))
+
+    def _miss_older(self, region: str, digest: bytes, sequence: int, before: OriginSnapshot) -> None:
+        """Two losses in a row lose what only a silent node knew of the record before the first one."""
+        record = before.records[digest].cells[sequence]
+        known = self._known(region, digest, sequence, below_id=record.id)
+        self._miss(region, digest, sequence, known - record.base - record.returned)
 
     def record_end(self, process: NodeProcess) -> None:
         """A process ended: record what the origin had already lost, and what only this process could have sent again:
@@ -146,13 +155,14 @@ class ConvergenceCheck:
     def _id(self, digest: bytes, sequence: int) -> CellId:
         return self._simulation.auditor.cell_of(digest, sequence)
 
-    def _known(self, region: str, digest: bytes, sequence: int) -> int:
-        """The most that a running node of the region knows to have been reported."""
+    def _known(self, region: str, digest: bytes, sequence: int, below_id: int | None = None) -> int:
+        """The most that a running node of the region knows to have been reported, to a record older than `below_id` if
+        given."""
         cell_id = self._id(digest, sequence)
         running = [
             one for one in self._simulation.processes.values() if one.is_running and one.region == region
         ]
-        return max((_known_to(process, cell_id) for process in running), default=0)
+        return max((_known_to(process, cell_id, below_id) for process in running), default=0)
 
     def _cells_of(self, process: NodeProcess) -> list[CellKey]:
         """All cells in the memory of a process, except those of probes."""
@@ -447,13 +457,15 @@ class ConvergenceCheck:
                 )
 
 
-def _known_to(process: NodeProcess, cell_id: CellId) -> int:
-    """What a node knows to have been reported to its origin."""
+def _known_to(process: NodeProcess, cell_id: CellId, below_id: int | None = None) -> int:
+    """What a node knows to have been reported to its origin, if its record there is older than `below_id`."""
     subject = process.engine.subjects.find(cell_id.key, cell_id.identifier)
     cell = None if subject is None else subject.cell(cell_id.sequence)
     # What a node has read in the ledger, without an answer of the origin, is only a lower bound: it may include counts
     # from before or after the loss, so counts that follow a loss may already be part of it.
     if cell is None or cell.origin is None or cell.origin.id == 0:
+        return 0
+    if below_id is not None and cell.origin.id >= below_id:
         return 0
     return min(cell.own, cell.origin.acked) + cell.others
 

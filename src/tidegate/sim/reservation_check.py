@@ -50,9 +50,9 @@ class _Kept:
         self.estimate = estimate
         self.life_ms = life_ms
         self.asked_s = asked_s
+        self.name = ""
         # Taken at the origin, where all nodes see it.
         self.is_shared = False
-        self.is_refused = False
         # Whether the client has begun to end it, and the usage that the client reports.
         self.is_ending = False
         self.actual = 0
@@ -78,6 +78,8 @@ class ReservationCheck:
         self._simulation = simulation
         self._counters: dict[tuple[str, str], _Counter] = {}
         self._clients: dict[asyncio.Task[None], None] = {}
+        # The names of those whose end was lost with the memory of a node.
+        self._lost_ends: set[str] = set()
         self.made = 0
 
     # -- clients
@@ -135,6 +137,7 @@ class ReservationCheck:
             source = taken.decisions[0].source
             self._judge(process, counter, name, kept.estimate, source)
             kept.is_shared = source == "origin"
+            kept.name = taken.name
         counter.kept.append(kept)
         if taken is not None and what["actual"] is not None:
             await asyncio.sleep(what["hold_ms"] / 1000)
@@ -154,6 +157,11 @@ class ReservationCheck:
                     kept.may_be_counted = True
                 elif ending.is_known:
                     kept.ended_by.append(process)
+
+    def record_end(self, process: NodeProcess) -> None:
+        """A process ended, and with it the ends of reservations that the origin had not confirmed."""
+        if process.node.reserving is not None:
+            self._lost_ends.update(process.node.reserving.waiting)
 
     # -- what a region has accepted
 
@@ -195,7 +203,7 @@ class ReservationCheck:
                 most += kept.actual
             if is_certain and any(process.is_running for process in kept.ended_by):
                 least += kept.actual
-            if not kept.ended_by and kept.life_ms >= LONG_LIFE_MS:
+            if kept.life_ms >= LONG_LIFE_MS and (not kept.ended_by or kept.name in self._lost_ends):
                 held += kept.estimate
         # The node that took a reservation may count it again if the origin lost the first count.
         return least, most if is_certain else 2 * most, held

@@ -412,6 +412,7 @@ class Simulation:
         process.origin_link.is_dead = process.ledger_link.is_dead = True
         self.loop.kill(process.node_id)
         self.convergence.record_end(process)
+        self.reservations.record_end(process)
 
     def _restart(self, process: NodeProcess) -> None:
         if self.processes[process.name] is process:
@@ -436,6 +437,7 @@ class Simulation:
         await process.limiter.stop()
         self.convergence.check_stop(process, started_s)
         self.convergence.record_end(process)
+        self.reservations.record_end(process)
         self._after(event, lambda: self._restart(process))
 
     def _region_deploy(self, event: Event) -> None:

@@ -230,7 +230,7 @@ class TruthCheck:
                 self._check_counts(process, knowledge, decision.source, allowed, one, subject)
                 self._check_foreign(process, knowledge, decision.source, allowed, one, subject)
             if is_guess(decision):
-                self._check_guess(process, decision, cell_id, at_ms, subject)
+                self._check_guess(process, decision, cost, cell_id, at_ms, subject)
             elif not decision.allowed:
                 self._check_denial(process, limit, decision, cell_id, at_ms, subject)
             elif allowed:
@@ -360,7 +360,13 @@ class TruthCheck:
                 )
 
     def _check_guess(
-        self, process: NodeProcess, decision: Decision, cell_id: CellId, at_ms: int, subject: Subject
+        self,
+        process: NodeProcess,
+        decision: Decision,
+        cost: int,
+        cell_id: CellId,
+        at_ms: int,
+        subject: Subject,
     ) -> None:
         """A guess may only extend growth that was seen twice and recently, and must ask for a retry soon (7)."""
         tuning = self._tuning
@@ -382,6 +388,8 @@ class TruthCheck:
                 return
             if subject.credit is not None and subject.credit.waiting is not None:
                 return  # a batch of this node holds the credit while it waits for its other counters
+            if used_at(totals_of(subject), at_ms, cell_id.key[2]) + cost > decision.limit.quota:
+                return  # the batch that held it was allowed in this step
             # No other node ever held credit in this region, so the node denied because of growth in other regions.
         if not tuning.anticipation:
             self._fail(7, name)
