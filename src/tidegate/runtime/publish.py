@@ -392,6 +392,9 @@ class PublishLoop:
                     tick_s = ticks.next_s(loop.time())
                 considered = self._sync.subjects_waiting() if is_tick or not self.is_shared else 0
                 turn = await self.run_once(is_tick=is_tick)
+                if is_tick and not turn.ok:
+                    # The origin lets the first node that asks publish. Those that ask soon after this one go before it.
+                    tick_s += tuning.publish_interval_ms / 2000
                 self._hot_tick_s = loop.time() + self._hot_pause_s(considered, len(turn.rows))
             elif pressed:
                 turn = await self.run_once(pressed_only=True)
