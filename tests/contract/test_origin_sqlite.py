@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.contract.origin_places import SetClock
-from tidegate.adapters.sqlite.origin import SQLiteOrigin
+from tidegate.adapters.sqlite.origin import STATEMENT_CELLS, SQLiteOrigin, _Columns
 from tidegate.core.model import OriginReply
 from tidegate.core.sharing import Share
 from tidegate.errors import ConfigurationError, DependencyError
@@ -157,3 +157,11 @@ async def test_a_file_that_can_never_work_is_a_configuration_error(
         await origin.open(REGION, timeout_s=TIMEOUT_S)
     assert str(tmp_path) in str(refusal.value)
     await origin.close()
+
+
+def test_a_large_merge_is_written_in_the_order_of_the_table() -> None:
+    components = [component(new_digest(), 1) for _ in range(2 * STATEMENT_CELLS + 7)]
+    statements = list(_Columns(components).statements())
+    assert [len(statement.positions) for statement in statements] == [STATEMENT_CELLS, STATEMENT_CELLS, 7]
+    order = [components[position].digest for statement in statements for position in statement.positions]
+    assert order == sorted(each.digest for each in components)

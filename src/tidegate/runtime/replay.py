@@ -9,12 +9,13 @@ origin the cells are swept, in slices, and merged again.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterable
 from typing import Final
 
 from tidegate.adapters.backoff import Backoff
 from tidegate.core.gate import Gate
-from tidegate.core.model import Tuning
+from tidegate.core.model import OriginReply, Tuning
 from tidegate.core.origin_sync import OriginSync, Replay
 from tidegate.ports import Origin
 from tidegate.runtime.calls import Calls
@@ -57,14 +58,22 @@ class ReplayLoop(GroupCommit):
         self._timeout_s = tuning.replay_timeout_ms / 1000
         self.cells_merged: int = 0
 
+    async def _merge(self, slices: Iterable[Replay]) -> list[OriginReply]:
+        components = [component for each in slices for component in each.components]
+        return await self.calls.call(
+            ["replay"],
+            lambda timeout_s: self._origin.merge(components, timeout_s=timeout_s),
+            self._timeout_s,
+        )
+
     async def _report(self, waiting: int) -> tuple[int, int]:
         """One command with as many of the waiting subjects as it can carry: how many of them, and how many cells.
 
         Planned and acknowledged in slices, with turns of the event loop between them.
         """
         sync, gate = self._sync, self._gate
-        slices: list[Replay] = []
-        taken = cells = acknowledged = 0
+        slices: deque[Replay] = deque()
+        taken = cells = 0
         try:
             while taken < waiting and cells < self._full:
                 if slices:
@@ -82,25 +91,20 @@ class ReplayLoop(GroupCommit):
                     cells += len(replay.components)
             if not slices:
                 return taken, 0
-            components = [component for each in slices for component in each.components]
-            answers = await self.calls.call(
-                ["replay"],
-                lambda timeout_s: self._origin.merge(components, timeout_s=timeout_s),
-                self._timeout_s,
-            )
-            start = 0
-            for replay in slices:
-                if start:
-                    await asyncio.sleep(0)
-                end = start + len(replay.components)
+            left = (await self._merge(slices))[::-1]
+            # Each slice is freed with its answers when it is done: to free thousands at once takes milliseconds.
+            while slices:
+                replay = slices[0]
+                first = len(left) - len(replay.components)
                 with gate:
-                    sync.apply_replay(replay, answers[start:end], gate.now_ms())
-                start = end
-                acknowledged += 1
+                    sync.apply_replay(replay, left[first:][::-1], gate.now_ms())
+                del slices[0], left[first:]
+                if slices:
+                    await asyncio.sleep(0)
             self.cells_merged += cells
         finally:
-            if acknowledged < len(slices):
+            if slices:
                 with gate:
-                    for replay in slices[acknowledged:]:
+                    for replay in slices:
                         sync.fail_replay(replay)
         return taken, cells

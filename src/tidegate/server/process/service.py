@@ -82,8 +82,9 @@ EMBEDDED_TIMEOUT_MS: Final = 5_000
 # same files, the two still read each other's counts with every write.
 EMBEDDED_FRESH_MS: Final = 600_000
 # A full collection visits every object; with a million subjects in memory it would be a pause that clients notice.
-# Decisions make no cycles, so collections may be rare; but each must find few young objects.
-GC_THRESHOLDS: Final = (10_000, 50, 100)
+# Decisions make no cycles, so collections of older objects may be rare. Those of young ones must find few: the cells of
+# a turn of replay are 10,000 objects, which took 2.5 ms three times in a turn.
+GC_THRESHOLDS: Final = (1_000, 500, 100)
 # The thread that writes the embedded file asks for the interpreter between statements, and waits at most this long.
 SWITCH_INTERVAL_S: Final = 0.001
 
