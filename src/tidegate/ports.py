@@ -146,7 +146,8 @@ class Origin(Protocol):
         """Keep these resets, by maximum, until they expire; answer those that were kept after number `since` (0: all).
 
         One atomic step; at most 1,000 an answer, in the order of their numbers. Numbers rise, and begin with the
-        origin's time in ms, so that those after a wipe are higher than those before. Safe to repeat and reorder.
+        origin's time in ms, so that those after a wipe are higher than those before. If the origin has lost resets
+        since it answered `since`, the number is 0, and no resets are answered. Safe to repeat and reorder.
         """
 
     async def pulse(self, region: str, *, timeout_s: float) -> Pulse:

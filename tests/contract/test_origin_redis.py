@@ -14,6 +14,7 @@ from tidegate.adapters.redis.origin import RedisOrigin
 from tidegate.adapters.redis.wire import pack
 from tidegate.adapters.secrets import mask
 from tidegate.core.model import Component, OriginReply
+from tidegate.core.resets import ResetsReply
 from tidegate.errors import ConfigurationError, DependencyError, DependencyTimeout, DependencyUnavailable
 from tidegate.ports import Origin
 from tidegate.testing import RedisServer, ValkeyServer
@@ -26,6 +27,7 @@ from tidegate.testing.contracts.origin import (
     new_digest,
 )
 from tidegate.testing.contracts.origin_remote import RemoteOriginContract
+from tidegate.testing.contracts.origin_resets import reset
 from tidegate.testing.fixtures import StartProxy
 
 pytestmark = pytest.mark.server
@@ -328,6 +330,19 @@ async def _raw(server: RedisServer, packed: bytes, replies: int) -> list[bytes]:
 async def _expiry_ms(server: RedisServer, digest: bytes) -> int:
     (line,) = await _raw(server, pack(("PEXPIRETIME", key_of(component(digest)))), 1)
     return int(line[1:])
+
+
+async def test_nodes_learn_that_resets_were_evicted_even_if_there_are_new_ones(
+    fresh_redis: RedisServer,
+) -> None:
+    origin = RedisOrigin(fresh_redis.url)
+    await origin.open(REGION, timeout_s=TIMEOUT_S)
+    before = await origin.resets([reset("x")], since=0, timeout_s=TIMEOUT_S)
+    fresh_redis.flush()
+    after = await origin.resets([reset("y")], since=0, timeout_s=TIMEOUT_S)
+    assert after.number > before.number
+    assert await origin.resets([], since=before.number, timeout_s=TIMEOUT_S) == ResetsReply(0, [])
+    await origin.close()
 
 
 async def test_another_server_process_counts_as_wiped_and_another_connection_does_not(

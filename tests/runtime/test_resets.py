@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from contextlib import suppress
 from random import Random
 from typing import Any, Self
@@ -12,6 +13,7 @@ from tests.runtime.world import HUNDRED_A_MINUTE, Region, clock, on_virtual_time
 from tidegate import AsyncLimiter, Limit, Limiter, Request, Tuning
 from tidegate.adapters.memory import MemoryLedger, MemoryOrigin
 from tidegate.errors import InvalidInput, TooManyResets
+from tidegate.sim.node_process import parts_of
 from tidegate.testing.limiters import make_async_limiter
 
 TEN_A_MINUTE = Limit("10/minute", namespace="tests")
@@ -255,6 +257,30 @@ async def test_a_wiped_origin_gets_resets_back_and_old_counts_do_not_return() ->
         await newcomer.start()
         assert (await newcomer.peek(limit, "x")).effective == 0
         await newcomer.stop()
+    await fleet.stop()
+
+
+@on_virtual_time
+async def test_resets_that_an_origin_lost_come_back_even_if_the_first_message_after_it_is_another_reset() -> (
+    None
+):
+    fleet = CreditFleet(2)
+    limit = fleet.limit_of(10)
+    await fleet.start()
+    await fleet.limiters[0].reset(limit, "x")
+    await asyncio.sleep(SOON_S)
+    # Redis has evicted its resets, and nothing else.
+    fleet.store.restore(
+        dataclasses.replace(fleet.store.snapshot(), resets={}, resets_number=0, resets_began=0)
+    )
+    await fleet.limiters[1].reset(limit, "y")
+    await asyncio.sleep(SOON_S)
+    newcomer = make_async_limiter(region="fra", origin=fleet.store.another(), clock=fleet.clock)
+    await newcomer.start()
+    generations = parts_of(newcomer).engine.resets
+    assert generations.generation_of(limit.key, "x") > 0
+    assert generations.generation_of(limit.key, "y") > 0
+    await newcomer.stop()
     await fleet.stop()
 
 

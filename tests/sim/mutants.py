@@ -38,6 +38,7 @@ from tidegate.core.ledger_sync import LedgerSync, Publication
 from tidegate.core.model import ORIGIN, Component, Decision, LedgerRow, Limit, OriginReply
 from tidegate.core.origin_sync import OriginSync
 from tidegate.core.reservations import Claim, ClaimReply, Reservations
+from tidegate.core.resets import Reset, ResetsReply
 from tidegate.core.sharing import ImportState, Lease, Mark
 from tidegate.core.subjects import Subjects
 from tidegate.core.sweep import Sweep
@@ -77,6 +78,7 @@ PLAN: Final = {
     "a_guess_makes_the_subject_strict": 64,
     "a_guess_names_the_end_of_the_window": 64,
     "a_new_importer_leaves_resets_to_the_next_full_read": 30027,
+    "a_lost_reset_is_noticed_by_the_pulse_alone": 61662,
     "a_node_keeps_reservations_beyond_their_life": 27,
     "a_node_keeps_what_it_is_asked_to_give_back": 27,
     "a_node_that_should_publish_is_waited_for_forever": 23,
@@ -1263,6 +1265,18 @@ def rows_from_before_a_reset_are_imported() -> None:
 @mutant
 def a_replay_from_before_a_reset_is_merged() -> None:
     replace(OriginSync, "_is_reset", lambda _original: lambda self, subject, sequence, name: False)
+
+
+@credit_mutant
+def a_lost_reset_is_noticed_by_the_pulse_alone() -> None:
+    def make(original: Any) -> Any:
+        def keep_resets(self: Any, known: Sequence[Reset], since: int, now_ms: int) -> ResetsReply:
+            reply: ResetsReply = original(self, known, since, now_ms)
+            return reply._replace(number=max(reply.number, since))
+
+        return keep_resets
+
+    replace(memory_module._OriginStore, "keep_resets", make)
 
 
 @credit_mutant

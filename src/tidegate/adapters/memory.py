@@ -70,6 +70,7 @@ class OriginSnapshot:
     lease: Lease | None = None
     resets: Mapping[tuple[str, str, str, int], tuple[int, Reset]] = field(default_factory=dict)
     resets_number: int = 0
+    resets_began: int = 0
 
     @cached_property
     def cells(self) -> Mapping[CellKey, CellCopy]:
@@ -96,6 +97,8 @@ class _OriginStore:
         # Resets with the number under which each was kept, in the order of the numbers; and the last number.
         self.resets: dict[tuple[str, str, str, int], tuple[int, Reset]] = {}
         self.resets_number = 0
+        # The first number since resets were last lost.
+        self.resets_began = 0
         self.region: str | None = None
         self.incarnation = 0  # the value of `claims` when the present name was claimed
         self.claims = 0
@@ -174,8 +177,11 @@ class _OriginStore:
             held = self.resets.get(reset[:4])
             if reset.expires_at_ms > now_ms and (held is None or reset.generation > held[1].generation):
                 self.resets_number = max(self.resets_number + 1, now_ms)
+                self.resets_began = self.resets_began or self.resets_number
                 self.resets.pop(reset[:4], None)
                 self.resets[reset[:4]] = (self.resets_number, reset)
+        if 0 < since < self.resets_began or since > self.resets_number:
+            return ResetsReply(0, [])
         found = [(number, reset) for number, reset in self.resets.values() if number > since]
         if len(found) > RESETS_PER_ANSWER:
             found = found[:RESETS_PER_ANSWER]
@@ -368,6 +374,7 @@ class MemoryOrigin:
                 store.lease,
                 dict(store.resets),
                 store.resets_number,
+                store.resets_began,
             )
 
     def restore(self, snapshot: OriginSnapshot) -> None:
@@ -384,6 +391,7 @@ class MemoryOrigin:
             store.ended = {}
             store.resets = dict(snapshot.resets)
             store.resets_number = snapshot.resets_number
+            store.resets_began = snapshot.resets_began
 
     def drop_lease(self) -> None:
         """Lose who imports for the region, and how far it has come."""

@@ -56,7 +56,7 @@ class ResetsReply(NamedTuple):
     """What the origin answers about resets."""
 
     number: int
-    """Pass it to the next call to continue from here."""
+    """Pass it to the next call to continue from here. 0 after another number: the origin has lost resets."""
     resets: list[Reset]
     more: bool = False
     """There were too many for one answer: ask again at once."""

@@ -76,13 +76,16 @@ class ResetLoop:
     def on_pulse(self, number: int, was_empty: bool) -> None:
         """The origin has answered a pulse: `number` is that of its last reset."""
         if was_empty or number < self._since:
-            # It may have lost some: this node writes back those it has.
-            self._since = 0
-            with self._gate:
-                self._engine.resets.expire(self._gate.now_ms())
-                self._add(self._for_origin, self._engine.resets.live())
+            self._write_back()
         if number > self._since or self._for_origin:
             self._wanted.set()
+
+    def _write_back(self) -> None:
+        """The origin may have lost resets: this node writes those it has."""
+        self._since = 0
+        with self._gate:
+            self._engine.resets.expire(self._gate.now_ms())
+            self._add(self._for_origin, self._engine.resets.live())
 
     def on_import(self) -> None:
         """The import has found resets in the ledger."""
@@ -153,7 +156,10 @@ class ResetLoop:
                 reply = await self._ask_origin(origin, calls, known)
                 self._forget(self._for_origin, known)
                 self._apply_received(reply.resets)
-                self._since = reply.number
+                if reply.number < self._since:
+                    self._write_back()
+                else:
+                    self._since = reply.number
                 more = reply.more
         except DependencyError as error:
             logger.debug("resets could not be written to the origin, trying again: %s", error)

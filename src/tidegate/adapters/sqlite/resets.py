@@ -54,6 +54,8 @@ def answer_resets(
             values = (subject_of(reset), reset.generation, max(number + 1, now_ms), reset.expires_at_ms)
             if connection.execute(KEEP, (*values[:3], min(values[3], NUMBER_MAX))).rowcount > 0:
                 number = values[2]
+    if since > number:
+        return ResetsReply(0, [])
     rows = connection.execute(FOUND, (since, now_ms, RESETS_PER_ANSWER + 1)).fetchall()
     more = len(rows) > RESETS_PER_ANSWER
     if more:

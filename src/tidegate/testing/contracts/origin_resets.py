@@ -19,8 +19,6 @@ DAY_MS = 86_400_000
 # A cell, and a reset in it, that no origin has forgotten.
 SEQUENCE = 2**53 // 16 // DAY_MS - 10
 GENERATION = SEQUENCE * DAY_MS + 5
-# A number above all: the answer has no reset, and the last number.
-LATEST = 2**52
 
 
 def reset(identifier: str, generation: int = GENERATION) -> Reset:
@@ -45,11 +43,20 @@ def message(
     return request._replace(generation=generation)
 
 
+async def latest(origin: Origin) -> int:
+    """The number of the last reset."""
+    number, more = 0, True
+    while more:
+        reply = await origin.resets([], since=number, timeout_s=TIMEOUT_S)
+        number, more = reply.number, reply.more
+    return number
+
+
 class ResetsContract:
     """Tests of `resets`, and of cells under new names."""
 
     async def test_a_reset_is_answered_to_nodes_that_do_not_have_it(self, origin: Origin) -> None:
-        before = (await origin.resets([], since=LATEST, timeout_s=TIMEOUT_S)).number
+        before = await latest(origin)
         name = secrets.token_hex(8)
         first = await origin.resets([reset(name)], since=before, timeout_s=TIMEOUT_S)
         assert (first.resets, first.more) == ([reset(name)], False)
@@ -60,11 +67,11 @@ class ResetsContract:
 
     async def test_the_pulse_names_the_number_of_the_last_reset(self, origin: Origin) -> None:
         region = (await origin.pulse("fra", timeout_s=TIMEOUT_S)).region
-        reply = await origin.resets([reset(secrets.token_hex(8))], since=LATEST, timeout_s=TIMEOUT_S)
-        assert (await origin.pulse(region, timeout_s=TIMEOUT_S)).resets == reply.number
+        await origin.resets([reset(secrets.token_hex(8))], since=0, timeout_s=TIMEOUT_S)
+        assert (await origin.pulse(region, timeout_s=TIMEOUT_S)).resets == await latest(origin)
 
     async def test_the_latest_reset_of_a_counter_is_kept_in_any_order(self, origin: Origin) -> None:
-        since = (await origin.resets([], since=LATEST, timeout_s=TIMEOUT_S)).number
+        since = await latest(origin)
         name = secrets.token_hex(8)
         for generation in (GENERATION + 1, GENERATION + 3, GENERATION + 2, GENERATION + 3):
             await origin.resets([reset(name, generation)], since=since, timeout_s=TIMEOUT_S)
@@ -72,30 +79,39 @@ class ResetsContract:
         assert reply.resets == [reset(name, GENERATION + 3)]
 
     async def test_a_repeated_reset_gets_no_new_number(self, origin: Origin) -> None:
-        first = await origin.resets([reset("same")], since=LATEST, timeout_s=TIMEOUT_S)
-        second = await origin.resets([reset("same")], since=LATEST, timeout_s=TIMEOUT_S)
-        assert second.number == first.number
+        await origin.resets([reset("same")], since=0, timeout_s=TIMEOUT_S)
+        since = await latest(origin)
+        assert (await origin.resets([reset("same")], since=since, timeout_s=TIMEOUT_S)).number == since
+
+    async def test_a_call_whose_number_is_higher_than_the_last_one_learns_that_resets_were_lost(
+        self, origin: Origin
+    ) -> None:
+        since = await latest(origin)
+        late = reset(secrets.token_hex(8))
+        reply = await origin.resets([late], since=2**52, timeout_s=TIMEOUT_S)
+        assert (reply.number, reply.resets) == (0, [])
+        assert (await origin.resets([], since=since, timeout_s=TIMEOUT_S)).resets == [late]
 
     async def test_a_reset_that_is_over_is_not_kept(self, origin: Origin) -> None:
-        since = (await origin.resets([], since=LATEST, timeout_s=TIMEOUT_S)).number
+        since = await latest(origin)
         over = reset("over", generation=1)
         reply = await origin.resets([over], since=since, timeout_s=TIMEOUT_S)
         assert (reply.number, reply.resets) == (since, [])
 
     async def test_numbers_begin_with_the_time_so_that_they_rise_over_a_wipe(self, origin: Origin) -> None:
-        reply = await origin.resets([reset(secrets.token_hex(8))], since=LATEST, timeout_s=TIMEOUT_S)
+        await origin.resets([reset(secrets.token_hex(8))], since=0, timeout_s=TIMEOUT_S)
         clock_ms = (await origin.pulse("fra", timeout_s=TIMEOUT_S)).time_ms
-        assert abs(reply.number - clock_ms) < 60_000
+        assert abs(await latest(origin) - clock_ms) < 60_000
 
     async def test_names_are_kept_to_the_character(self, origin: Origin) -> None:
-        since = (await origin.resets([], since=LATEST, timeout_s=TIMEOUT_S)).number
+        since = await latest(origin)
         names = ["", 'a"b\\c', "ä€😀", "\x00\r\n", "\ud800", "x" * 512]
         wanted = [Reset(f"w{name}", f"n{name}", f"i{name}", DAY_MS, GENERATION) for name in names]
         reply = await origin.resets(wanted, since=since, timeout_s=TIMEOUT_S)
         assert reply.resets == wanted
 
     async def test_many_resets_come_in_several_answers(self, origin: Origin) -> None:
-        since = (await origin.resets([], since=LATEST, timeout_s=TIMEOUT_S)).number
+        since = await latest(origin)
         wanted = [reset(f"{secrets.token_hex(4)}-{index}") for index in range(1_200)]
         for start in range(0, len(wanted), 250):
             await origin.resets(wanted[start : start + 250], since=since, timeout_s=TIMEOUT_S)
