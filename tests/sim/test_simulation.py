@@ -103,6 +103,10 @@ def test_four_hundred_seeds_keep_the_invariants_and_every_fault_happens() -> Non
         pytest.param(30027, id="a reset whose node ends before the ledger has it"),
         pytest.param(31183, id="a subject that is evicted before its request waits for credit"),
         pytest.param(61662, id="resets that an origin evicted before the next one was made"),
+        pytest.param(
+            61654, id="messages that a frozen origin gets when their nodes may publish for themselves"
+        ),
+        pytest.param(70439, id="credit of a crashed node"),
         pytest.param(31434, id="a node that has published for itself, and an answer without its row"),
     ],
 )

@@ -132,12 +132,14 @@ class ConvergenceCheck:
                 self._incomplete.add((process.region, digest, sequence))
 
     def record_repeat(self, process: NodeProcess, request: CreditRequest) -> None:
-        """Counts that a message reports again after a loss may have arrived before the loss: treat them as arrived."""
+        """Counts that a message reports again after a loss may have arrived before the loss: treat them as arrived. So
+        may all of a message that arrives when its node may publish for itself."""
+        is_late = 0 < request.alone_at_ms <= self._simulation.clock.now_ms()
         for part in request.cells:
             place = (request.digest, part.sequence)
             if (process.region, place) not in self._simulation.truth_check.lost:
                 continue
-            reported = min(part.own, max(part.sent, part.published))
+            reported = part.own if is_late else min(part.own, max(part.sent, part.published))
             cell_id = self._id(*place)
             subject = process.engine.subjects.find(cell_id.key, cell_id.identifier)
             credit = None if subject is None else subject.credit

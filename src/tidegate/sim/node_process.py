@@ -57,6 +57,7 @@ class NodeProcess:
         self.request_context.run(_IN_REQUEST.set, True)
         self.started_s = loop.time()
         self.is_running = True
+        self.crashed_s = float("-inf")
         self.is_paused = False
         # Loop time at which the last pause ended, and whether the clock was ever changed: both allow a late answer.
         self.resumed_s = -1.0

@@ -409,6 +409,7 @@ class Simulation:
 
     def _end_process(self, process: NodeProcess) -> None:
         process.is_running = False
+        process.crashed_s = self.loop.time()
         process.origin_link.is_dead = process.ledger_link.is_dead = True
         self.loop.kill(process.node_id)
         self.convergence.record_end(process)

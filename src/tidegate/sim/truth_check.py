@@ -428,6 +428,8 @@ class TruthCheck:
         demand = decision.effective - used_at(totals_of(subject), at_ms, cell_id.key[2])
         trip_us = round(self._round_trip_s() * 1e6)
         if self._at_next_start(process.region, cell_id, now_us) + demand <= decision.limit.quota:
+            if self._is_held_by_crashed(process.region):
+                return
             foreign = {cell.sequence: cell.foreign for cell in subject.cells()}
             room = decision.limit.quota - demand
             self._held.append(_Held(process.region, cell_id, at_ms, foreign, room, now_us + trip_us))
@@ -443,6 +445,11 @@ class TruthCheck:
                 f"{process.node_id}: {cell_id} denied beside the next window, which begins in {starts_ms} ms: "
                 f"retry after {decision.retry_after_ms} ms",
             )
+
+    def _is_held_by_crashed(self, region: str) -> bool:
+        """A process of the region has crashed: nobody can give back its credit, which ends with its life."""
+        since_s = self._simulation.loop.time() - CREDIT_LIFE_MS / 1000
+        return any(one.region == region and one.crashed_s > since_s for one in self._simulation.all_processes)
 
     def _at_next_start(self, region: str, cell_id: CellId, at_us: int) -> int:
         """What an origin counted at a time at the start of the next cell, if that had counts already."""
