@@ -447,7 +447,7 @@ class TruthCheck:
             )
 
     def _is_held_by_crashed(self, region: str) -> bool:
-        """A process of the region has crashed: nobody can give back its credit, which ends with its life."""
+        """A process of the region has crashed: its credit is not given back, and ends with its life."""
         since_s = self._simulation.loop.time() - CREDIT_LIFE_MS / 1000
         return any(one.region == region and one.crashed_s > since_s for one in self._simulation.all_processes)
 
