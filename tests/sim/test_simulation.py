@@ -107,6 +107,9 @@ def test_four_hundred_seeds_keep_the_invariants_and_every_fault_happens() -> Non
             61654, id="messages that a frozen origin gets when their nodes may publish for themselves"
         ),
         pytest.param(70439, id="credit of a crashed node"),
+        pytest.param(90927, id="a message from before a failover that arrives late, and after later ones"),
+        pytest.param(91067, id="a reservation that is settled after its life"),
+        pytest.param(92264, id="answers after a small step back of the clock"),
         pytest.param(31434, id="a node that has published for itself, and an answer without its row"),
     ],
 )

@@ -139,7 +139,7 @@ class ConvergenceCheck:
             place = (request.digest, part.sequence)
             if (process.region, place) not in self._simulation.truth_check.lost:
                 continue
-            reported = part.own if is_late else min(part.own, max(part.sent, part.published))
+            reported = min(part.own, max(part.sent, part.published))
             cell_id = self._id(*place)
             subject = process.engine.subjects.find(cell_id.key, cell_id.identifier)
             credit = None if subject is None else subject.credit
@@ -152,7 +152,8 @@ class ConvergenceCheck:
                 self._excess[late] = self._excess.get(late, 0) + part.own - reported
             if self._is_restored:
                 before = self._component(process, *place)
-                self._miss(process.region, *place, reported - max(before, part.acked))
+                repeated = part.own if is_late else reported
+                self._miss(process.region, *place, repeated - max(before, part.acked))
 
     def _id(self, digest: bytes, sequence: int) -> CellId:
         return self._simulation.auditor.cell_of(digest, sequence)

@@ -147,6 +147,9 @@ class ReservationCheck:
         """End it once at each of these nodes: a client may repeat a call that was answered."""
         kept.is_ending = True
         kept.actual = what["actual"]
+        if self._simulation.loop.time() >= kept.asked_s + kept.life_ms / 1000:
+            # Its life is over: what was used is counted beside what others have reserved or spent since.
+            kept.is_shared = False
         for who in what["ends_at"]:
             process = self._simulation.processes[who]
             if process.is_running:

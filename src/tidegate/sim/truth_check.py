@@ -566,11 +566,15 @@ class TruthCheck:
         ):
             replied_us = knowledge.replied_us.get((digest, sequence))
             age_ms = None if replied_us is None else (self._now_us() - replied_us) / 1_000
-            if age_ms is not None and process.stepped_s * 1e6 > (replied_us or 0):
-                # A node cannot notice a small step back, so it may use an answer twice as long. It must notice a large
-                # one.
-                is_large = -process.stepped_ms > 2 * fresh_ms + self._tuning.read_retry_ms
+            # A node cannot notice a small step back, so it may use an answer twice as long. It must notice a large one.
+            is_large = -process.stepped_ms > 2 * fresh_ms + self._tuning.read_retry_ms
+            stepped_us = process.stepped_s * 1e6
+            if age_ms is not None and stepped_us > (replied_us or 0):
                 age_ms = None if is_large else age_ms / 2
+            # An answer from before the step is fresh until then, and later ones do not shorten that.
+            kept_us = stepped_us + (fresh_ms * times - process.stepped_ms) * 1_000
+            if process.stepped_ms < 0 and not is_large and self._now_us() <= kept_us:
+                continue
             if age_ms is None or age_ms > fresh_ms * times:
                 self._fail(
                     2,
