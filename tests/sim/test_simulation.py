@@ -110,6 +110,7 @@ def test_four_hundred_seeds_keep_the_invariants_and_every_fault_happens() -> Non
         pytest.param(90927, id="a message from before a failover that arrives late, and after later ones"),
         pytest.param(91067, id="a reservation that is settled after its life"),
         pytest.param(92264, id="answers after a small step back of the clock"),
+        pytest.param(92968, id="counts that a full memory lost before the origin had them"),
         pytest.param(31434, id="a node that has published for itself, and an answer without its row"),
     ],
 )

@@ -609,6 +609,8 @@ class TruthCheck:
             return
         if process.evictions or self.losses[process.region] or self._has_aged_out(process, cell_id):
             return
+        if any(one.engine.subjects.evicted_unreplayed for one in self._region(process.region)):
+            return  # memory was full of counts that the origin did not have yet
         since_us = self._now_us() - int(age_s * 1e6)
         totals: dict[int, int] = {}
         for sequence in (cell_id.sequence - 1, cell_id.sequence):
