@@ -111,6 +111,8 @@ def test_four_hundred_seeds_keep_the_invariants_and_every_fault_happens() -> Non
         pytest.param(91067, id="a reservation that is settled after its life"),
         pytest.param(92264, id="answers after a small step back of the clock"),
         pytest.param(92968, id="counts that a full memory lost before the origin had them"),
+        pytest.param(93662, id="a refused reservation that the origin holds, and a crash"),
+        pytest.param(93783, id="requests with times of their own, in other windows"),
         pytest.param(31434, id="a node that has published for itself, and an answer without its row"),
     ],
 )

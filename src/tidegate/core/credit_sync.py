@@ -356,7 +356,7 @@ class CreditSync:
                     self.pending.queue_replay(subject, subject.touched_ms)
             elif credit.apply_reply(request, reply):
                 credit.failed_until_ms = -1
-                self._serve(subject, credit, reply, clock_ms, patience_ms, served)
+                self._serve(subject, credit, request, reply, clock_ms, patience_ms, served)
                 is_running = request.cells[0].sequence == now_ms // request.duration_ms
                 if not is_running and credit.waiting is None and credit.spare > request.held:
                     credit.keep_no_more_than(request.held)
@@ -419,7 +419,8 @@ class CreditSync:
         self,
         subject: Subject,
         credit: Credit,
-        reply: CreditReply,
+        request: CreditRequest,
+        answer: CreditReply,
         clock_ms: int,
         patience_ms: int,
         served: Served,
@@ -433,6 +434,9 @@ class CreditSync:
             part = cast("Part", waiter)
             ticket = part.ticket
             item = self._evaluate(part)
+            reply = answer
+            if reply.following > 0 and part.at_ms // request.duration_ms != request.cells[0].sequence:
+                reply = reply._replace(following=0)  # a request with a time of its own, in another window
             verdict = self._judge(item, credit, part, reply, clock_ms, patience_ms)
             if verdict == ASK_AGAIN:
                 part.is_ready = False

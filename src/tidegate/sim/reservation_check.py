@@ -18,7 +18,7 @@ import asyncio
 from collections.abc import Coroutine
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from tidegate.core.model import Limit, Request
+from tidegate.core.model import Limit, Request, subject_digest
 from tidegate.errors import DependencyError, TidegateError
 from tidegate.runtime.reservation import Taken
 from tidegate.sim.plan import LONG_LIFE_MS, Event
@@ -50,7 +50,6 @@ class _Kept:
         self.estimate = estimate
         self.life_ms = life_ms
         self.asked_s = asked_s
-        self.name = ""
         # Taken at the origin, where all nodes see it.
         self.is_shared = False
         # Whether the client has begun to end it, and the usage that the client reports.
@@ -137,7 +136,6 @@ class ReservationCheck:
             source = taken.decisions[0].source
             self._judge(process, counter, name, kept.estimate, source)
             kept.is_shared = source == "origin"
-            kept.name = taken.name
         counter.kept.append(kept)
         if taken is not None and what["actual"] is not None:
             await asyncio.sleep(what["hold_ms"] / 1000)
@@ -206,10 +204,17 @@ class ReservationCheck:
                 most += kept.actual
             if is_certain and any(process.is_running for process in kept.ended_by):
                 least += kept.actual
-            if kept.life_ms >= LONG_LIFE_MS and (not kept.ended_by or kept.name in self._lost_ends):
+            if kept.life_ms >= LONG_LIFE_MS and not kept.ended_by:
                 held += kept.estimate
         # The node that took a reservation may count it again if the origin lost the first count.
         return least, most if is_certain else 2 * most, held
+
+    def _held_by_lost(self, region: str, name: str) -> int:
+        """What the origin holds for reservations whose end was lost."""
+        digest = subject_digest(COUNTER.workspace, COUNTER.namespace, name, COUNTER.duration_ms)
+        record = self._simulation.origins[region].memory.snapshot().records.get(digest)
+        holds = {} if record is None else record.holds
+        return sum(hold.spare for holder, hold in holds.items() if holder in self._lost_ends)
 
     async def check(self) -> None:
         """All faults are removed: everything that was used is counted once, and the rest can be reserved."""
@@ -229,6 +234,7 @@ class ReservationCheck:
         found: list[str] = []
         for (region, name), counter in self._counters.items():
             least, most, held = self._bounds(region, counter)
+            held += self._held_by_lost(region, name)
             running = [one for one in self._simulation.processes.values() if one.region == region]
             for process in running:
                 known = (await process.limiter.peek(COUNTER, name)).effective
