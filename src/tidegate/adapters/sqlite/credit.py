@@ -93,24 +93,25 @@ RETIRED: Final = "!retired"
 TOTAL, COMPONENT, RECORD, FOREIGN, MARK, HOLD = range(6)
 LOAD: Final = f"""
     SELECT {TOTAL}, sequence, CAST(min(total(own), 4611686018427387904.0) AS INTEGER), 0, 0, 0, 0, 0, 0, 0
-      FROM origin_components WHERE digest = ?1 AND sequence BETWEEN ?2 AND ?3 AND expires_at_ms > ?4 GROUP BY sequence
+      FROM origin_components WHERE digest = :digest AND sequence BETWEEN :first AND :last AND expires_at_ms > :now_ms
+     GROUP BY sequence
      UNION ALL
     SELECT {COMPONENT}, sequence, writer, own, 0, 0, 0, 0, 0, 0
-      FROM origin_components WHERE digest = ?1 AND sequence BETWEEN ?2 AND ?3 AND expires_at_ms > ?4
-       AND (writer IN (?5, '{BASE}') OR (writer > ?5 || '~' AND writer < ?5 || char(127)))
+      FROM origin_components WHERE digest = :digest AND sequence BETWEEN :first AND :last AND expires_at_ms > :now_ms
+       AND (writer IN (:node, '{BASE}') OR (writer > :node || '~' AND writer < :node || char(127)))
      UNION ALL
     SELECT {RECORD}, sequence, id, returned, 0, 0, 0, 0, 0, 0
-      FROM origin_records WHERE digest = ?1 AND sequence BETWEEN ?2 AND ?3 AND expires_at_ms > ?4
+      FROM origin_records WHERE digest = :digest AND sequence BETWEEN :first AND :last AND expires_at_ms > :now_ms
      UNION ALL
     SELECT {FOREIGN}, sequence, region, count, learned_at_ms, 0, 0, 0, 0, 0
-      FROM origin_foreign WHERE digest = ?1 AND sequence BETWEEN ?2 AND ?3 AND expires_at_ms > ?4
+      FROM origin_foreign WHERE digest = :digest AND sequence BETWEEN :first AND :last AND expires_at_ms > :now_ms
      UNION ALL
     SELECT {MARK}, sequence, published, assigned, owner, until_ms, epoch, 0, 0, 0
-      FROM origin_marks WHERE digest = ?1 AND sequence BETWEEN ?2 AND ?3 AND expires_at_ms > ?4
+      FROM origin_marks WHERE digest = :digest AND sequence BETWEEN :first AND :last AND expires_at_ms > :now_ms
      UNION ALL
     SELECT {HOLD}, subject_recalled_at_ms, writer, number, spare, firm, firm_until_ms, quota, expires_at_ms,
            recalled_at_ms
-      FROM origin_holds WHERE digest = ?1 AND expires_at_ms > ?4
+      FROM origin_holds WHERE digest = :digest AND expires_at_ms > :now_ms
 """
 PUT_COMPONENT: Final = """
     INSERT INTO origin_components (digest, sequence, writer, own, expires_at_ms) VALUES (?, ?, ?, ?, ?)
@@ -227,7 +228,13 @@ def _load(
 ) -> SubjectRecord:
     """The cells with names from `first` to `last`, with the components of one node, and all holds."""
     record = SubjectRecord()
-    arguments = (digest, first, last, now_ms, writer.partition("~")[0])
+    arguments = {
+        "digest": digest,
+        "first": first,
+        "last": last,
+        "now_ms": now_ms,
+        "node": writer.partition("~")[0],
+    }
     # In the order of the statement: cells that nothing was counted in have no record.
     for kind, sequence, *values in connection.execute(LOAD, arguments):
         if kind == HOLD:
