@@ -113,6 +113,7 @@ def test_four_hundred_seeds_keep_the_invariants_and_every_fault_happens() -> Non
         pytest.param(92968, id="counts that a full memory lost before the origin had them"),
         pytest.param(93662, id="a refused reservation that the origin holds, and a crash"),
         pytest.param(93783, id="requests with times of their own, in other windows"),
+        pytest.param(201189, id="a message that arrives before a wipe and again after it"),
         pytest.param(31434, id="a node that has published for itself, and an answer without its row"),
     ],
 )

@@ -41,6 +41,8 @@ class ConvergenceCheck:
         # How much may be counted twice, because a message sent before a loss arrived after it, out of order or
         # repeated.
         self._excess: dict[tuple[str, bytes, int], int] = {}
+        # Messages that have arrived at an origin: writer, digest, number.
+        self._delivered: set[tuple[str, bytes, int]] = set()
         self._is_restored = simulation.tuning.credit and "subjects_max" not in simulation.plan.tuning
         # By how much the fastest clock was ahead when all clocks were corrected.
         self.ahead_ms = 0
@@ -135,6 +137,9 @@ class ConvergenceCheck:
         """Counts that a message reports again after a loss may have arrived before the loss: treat them as arrived. So
         may all of a message that arrives when its node may publish for itself."""
         is_late = 0 < request.alone_at_ms <= self._simulation.clock.now_ms()
+        message = (request.writer, request.digest, request.number)
+        was_delivered = message in self._delivered
+        self._delivered.add(message)
         for part in request.cells:
             place = (request.digest, part.sequence)
             if (process.region, place) not in self._simulation.truth_check.lost:
@@ -143,10 +148,10 @@ class ConvergenceCheck:
             cell_id = self._id(*place)
             subject = process.engine.subjects.find(cell_id.key, cell_id.identifier)
             credit = None if subject is None else subject.credit
-            # Either a later message overtook this one, or it is delivered a second time after its first answer. The
+            # Either a later message overtook this one, or it is delivered a second time. The
             # writer reports what it adds as part of the total that was lost; the origin has forgotten the first
             # delivery and counts the second as new.
-            is_second = process.acknowledged.get(place, 0) >= part.own > reported
+            is_second = was_delivered or process.acknowledged.get(place, 0) >= part.own > reported
             if credit is None or credit.number > request.number or is_second:
                 late = (process.region, *place)
                 self._excess[late] = self._excess.get(late, 0) + part.own - reported
