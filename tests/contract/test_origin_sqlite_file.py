@@ -8,6 +8,7 @@ import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import closing
 from pathlib import Path
+from typing import cast
 
 import pytest
 
@@ -314,7 +315,7 @@ def test_a_log_that_other_processes_keep_from_ending_is_started_again(tmp_path: 
     # checkpoint would wait for the disk for a few pages.
     file = SQLiteFile(tmp_path / "file.db")
     recorder = Recorder(pages)
-    file._worker.connection = recorder  # type: ignore[assignment]  # observed
+    file._worker.connection = cast("sqlite3.Connection", recorder)
     file._worker.checkpoint()
     assert recorder.statements[0] == "PRAGMA wal_checkpoint(PASSIVE)"
     assert ("PRAGMA wal_checkpoint(RESTART)" in recorder.statements) == (pages > WAL_PAGES_MAX)

@@ -148,9 +148,9 @@ class ConvergenceCheck:
             cell_id = self._id(*place)
             subject = process.engine.subjects.find(cell_id.key, cell_id.identifier)
             credit = None if subject is None else subject.credit
-            # Either a later message overtook this one, or it is delivered a second time. The
-            # writer reports what it adds as part of the total that was lost; the origin has forgotten the first
-            # delivery and counts the second as new.
+            # Either a later message overtook this one, or it is delivered a second time. The writer reports what it
+            # adds as part of the total that was lost; the origin has forgotten the first delivery and counts the second
+            # as new.
             is_second = was_delivered or process.acknowledged.get(place, 0) >= part.own > reported
             if credit is None or credit.number > request.number or is_second:
                 late = (process.region, *place)
