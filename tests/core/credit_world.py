@@ -346,7 +346,8 @@ class Node:
             return True
         if not credit.is_dirty:
             return False
-        return clock_ms - credit.sent_at_ms >= pace_ms or GROWTH * credit.spare < credit.want(clock_ms)
+        want = credit.want(clock_ms, self.world.quota, self.world.rules.advance)
+        return clock_ms - credit.sent_at_ms >= pace_ms or GROWTH * credit.spare < want
 
     def heal(self, at_us: int) -> None:
         """The origin lost counts: report everything again."""

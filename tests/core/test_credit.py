@@ -17,8 +17,14 @@ from tests.core.credit_world import (
     poisson,
     round_robin,
 )
+from tidegate.adapters.sqlite.credit import CREDIT_RULES
 from tidegate.core.credit import DENY_HELD
 from tidegate.core.grants import GrantRules
+
+# The rules of Redis, and those of a file that the workers of one machine share.
+EVERY_RULES = pytest.mark.parametrize(
+    "rules", [pytest.param(GrantRules(), id="Redis"), pytest.param(CREDIT_RULES, id="file")]
+)
 
 # The share of the quota that may be refused although it would have fitted.
 UNDER_MAX = 0.005
@@ -74,12 +80,14 @@ def test_requests_at_the_same_instant_pass_exactly_the_quota(nodes: int, quota: 
     check_exact(world, arrivals)
 
 
+@EVERY_RULES
 @pytest.mark.parametrize("quota", [1, 2, 5, 20, 100])
 @pytest.mark.parametrize("nodes", [1, 2, 5, 16, 64])
-def test_small_quotas_are_exact_at_every_pace(nodes: int, quota: int) -> None:
+def test_small_quotas_are_exact_at_every_pace(nodes: int, quota: int, rules: GrantRules) -> None:
     for gap_ms in (1, 7, 50, 300, 2_000):
         arrivals = round_robin(nodes, gap_ms * MS, 2 * quota + 2 * nodes)
-        world = World(nodes=nodes, quota=quota, duration_ms=3_600_000, seed=gap_ms).play(arrivals, S)
+        world = World(nodes=nodes, quota=quota, duration_ms=3_600_000, seed=gap_ms, rules=rules)
+        world.play(arrivals, S)
         assert world.judge.units == min(quota, len(arrivals))
         check_exact(world, arrivals)
 
@@ -118,11 +126,13 @@ def test_several_limits_on_one_counter_are_each_exact(low: int, high: int) -> No
         assert world.judge.falsely_denied_units <= int(high * 4 * UNDER_MAX)
 
 
+@EVERY_RULES
 @pytest.mark.parametrize("seed", range(6))
-def test_traffic_that_changes_from_moment_to_moment_is_exact(seed: int) -> None:
+def test_traffic_that_changes_from_moment_to_moment_is_exact(seed: int, rules: GrantRules) -> None:
     for quota, duration_ms, nodes in ((20, 1_000, 5), (200, 10_000, 8), (2_000, 2_000, 16)):
         arrivals = phases(nodes, quota, duration_ms, 8, seed)
-        world = World(nodes=nodes, quota=quota, duration_ms=duration_ms, seed=seed).play(arrivals, 0)
+        world = World(nodes=nodes, quota=quota, duration_ms=duration_ms, seed=seed, rules=rules)
+        world.play(arrivals, 0)
         check_exact(world, arrivals, windows=8_000 / duration_ms)
         check_quiet(world)
 
@@ -158,13 +168,14 @@ def test_a_busy_node_far_from_its_limit_never_waits() -> None:
 # -- faults
 
 
+@EVERY_RULES
 @pytest.mark.parametrize("seed", range(8))
-def test_lost_doubled_and_late_messages_never_let_more_pass(seed: int) -> None:
+def test_lost_doubled_and_late_messages_never_let_more_pass(seed: int, rules: GrantRules) -> None:
     for quota, duration_ms in ((20, 1_000), (200, 10_000), (2_000, 2_000)):
         arrivals = phases(8, quota, duration_ms, 12, seed)
-        world = World(nodes=8, quota=quota, duration_ms=duration_ms, seed=seed, faults=CHAOS).play(
-            arrivals, 0
-        )
+        world = World(
+            nodes=8, quota=quota, duration_ms=duration_ms, seed=seed, faults=CHAOS, rules=rules
+        ).play(arrivals, 0)
         assert world.judge.over == 0
         assert world.judge.units > 0
 

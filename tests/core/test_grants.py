@@ -166,10 +166,12 @@ def new_credit(spare: int, *, quota: int = 100, clock_ms: int = 0) -> Credit:
     return credit
 
 
-def plan(credit: Credit, number: int, clock_ms: int, now_ms: int = 10_500) -> CreditRequest:
+def plan(
+    credit: Credit, number: int, clock_ms: int, now_ms: int = 10_500, rules: GrantRules = RULES
+) -> CreditRequest:
     sequence = credit.sequence_of(now_ms, DURATION_MS)
     cells = (CellPart(sequence, 0), CellPart(sequence - 1, 0))
-    return credit.plan_message(bytes(16), "a", number, DURATION_MS, cells, now_ms, clock_ms, RULES)
+    return credit.plan_message(bytes(16), "a", number, DURATION_MS, cells, now_ms, clock_ms, rules)
 
 
 def test_credit_is_spent_only_while_it_lives_under_its_quota_and_at_its_instant() -> None:
@@ -255,10 +257,22 @@ def test_bursts_are_remembered_and_fade() -> None:
     credit = new_credit(10_000)
     for _ in range(500):
         credit.spend(1, 50)
-    assert credit.want(60) == 1_500
-    assert credit.want(1_050) > 1_100
-    assert 400 < credit.want(4_300) < 600
-    assert credit.want(2_000_000) == 1
+    assert credit.want(60, 100, 1) == 1_500
+    assert credit.want(1_050, 100, 1) > 1_100
+    assert 400 < credit.want(4_300, 100, 1) < 600
+    assert credit.want(2_000_000, 100, 1) == 1
+
+
+def test_a_first_message_asks_for_as_many_average_costs_as_the_origin_says() -> None:
+    for advance, quota, want in ((1, 10**6, 1), (8, 10**6, 8), (8, 128, 8), (8, 127, 1)):
+        credit = Credit()
+        credit.wait(Waiter(10_500, 1, quota, 0))
+        assert plan(credit, 1, 0, rules=GrantRules(advance=advance)).want == want
+    credit = new_credit(30)
+    for _ in range(10):
+        credit.spend(3, 0)
+    assert credit.want(60, 10**6, 20) == 90
+    assert credit.want(60, 10**6, 40) == 120
 
 
 @pytest.mark.parametrize(

@@ -69,7 +69,7 @@ def state(engine: Engine) -> object:
     pending = engine.pending
     return (
         cells,
-        credit and (credit.spare, credit.spent, credit.is_dirty, credit.want(0)),
+        credit and (credit.spare, credit.spent, credit.is_dirty, credit.want(0, 0, 1)),
         (subject.queue, subject.touched_ms, subject.strict_until_ms, subject.is_dirty),
         [len(queue) for queue in (pending.dirty, pending.asking, pending.changed, pending.pressed)],
         (engine.allowed, engine.denied, engine.exceeded_in_shadow, engine.from_degraded),

@@ -54,6 +54,8 @@ FADED_SPANS: Final = 1_024
 GROWTH: Final = 3
 # The next message leaves when less than one part in so many is left: many round trips before it is spent.
 LOW: Final = 4
+# Before its bursts are known a node asks for at most one part in so many of the limit: of a small one it leaves most.
+SMALL: Final = 16
 
 
 @mypyc_attr(acyclic=True)
@@ -200,8 +202,9 @@ class Credit:
         self._burst_count = 0
         self._burst_at = clock_ms - clock_ms % BURST_MS
 
-    def want(self, clock_ms: int) -> int:
-        """How much credit is useful: an average cost, or enough for three times the best recent span."""
+    def want(self, clock_ms: int, quota: int, advance: int) -> int:
+        """How much credit is useful: `advance` average costs, one if the quota is small, or enough for three times the
+        best recent span."""
         if clock_ms - self._burst_at >= BURST_MS:
             self._turn(clock_ms)
         average = self._average
@@ -210,7 +213,10 @@ class Credit:
         best = self._burst if self._burst > self._burst_last else self._burst_last
         if self._burst_best > best:
             best = self._burst_best
-        return GROWTH * best if GROWTH * best > average else average
+        least = advance * average
+        if SMALL * least > quota:
+            least = average
+        return GROWTH * best if GROWTH * best > least else least
 
     # -- waiting
 
@@ -265,7 +271,7 @@ class Credit:
         # room that the running one does not have.
         is_running = sequence == now_ms // duration_ms
         if is_running and not self.is_recalled and can_be_recalled and quota <= self._quota_min:
-            want = self.want(clock_ms)
+            want = self.want(clock_ms, quota, rules.advance)
         held = self.spare if clock_ms < self.until_ms else 0
         if quota < self.quota or (need and as_of_ms < self.since_ms):
             held = 0  # what was granted under a higher quota, or for later instants, is worth nothing to what waits

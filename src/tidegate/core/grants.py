@@ -60,6 +60,8 @@ class GrantRules(NamedTuple):
     """After a recall nothing is granted in advance for this long: it would be recalled again."""
     share: int = 4
     """In advance a writer gets at most one part in so many of what is left, unless it is the only one."""
+    advance: int = 1
+    """In advance a node asks for at least so many average costs, unless the limit is small (`Credit.want`)."""
     publish_ms: int = 2_000
     """A node that has to publish a cell and has not done so by then is not waited for."""
     publish_pace_ms: int = 100
