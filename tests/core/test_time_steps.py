@@ -142,3 +142,11 @@ def test_after_a_small_step_back_a_failed_read_is_not_an_answer() -> None:
     node, origin = Node(), DictOrigin()
     node.limit(minute, "a", 1, M + 50_000)
     assert node.limit(minute, "a", 1, M + 49_000, origin).source == "origin"
+
+
+def test_after_a_step_back_an_answer_from_before_it_does_not_follow_a_failed_read() -> None:
+    minute = Limit(10, duration_ms=60_000, namespace="default")
+    node, origin = Node(), DictOrigin()
+    node.limit(minute, "a", 1, M + 50_000, origin)
+    assert node.limit(minute, "a", 1, M + 30_000).source == "degraded"
+    assert node.limit(minute, "a", 1, M + 30_001).source == "degraded"

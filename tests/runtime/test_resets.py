@@ -406,6 +406,32 @@ async def test_a_reset_that_the_importer_could_not_publish_reaches_other_regions
 
 
 @on_virtual_time
+async def test_a_reset_that_the_importer_could_not_pass_on_is_imported_by_the_next_one() -> None:
+    ledger = MemoryLedger(clock=clock())
+    regions = [Region(name, ledger=ledger, credit=True) for name in ("fra", "nyc")]
+    nodes = [region.node() for region in regions for _ in range(2)]
+    for node in nodes:
+        await node.limiter.start()
+    await asyncio.sleep(1)
+    await use_up(nodes[0].limiter, TEN_AN_HOUR, "ann")
+    await asyncio.sleep(SOON_S)
+    (importer,) = [node for node in nodes[:2] if node.limiter.statistics().is_importer]
+    (other,) = [node for node in nodes[:2] if node is not importer]
+    importer.faults.fail("resets")
+    await nodes[2].limiter.reset(TEN_AN_HOUR, "ann")
+    await asyncio.sleep(SOON_S)
+    assert await importer.limiter.limit(TEN_AN_HOUR, "ann")
+    assert not await other.limiter.limit(TEN_AN_HOUR, "ann")
+    assert importer.failing_ledger is not None
+    importer.faults.fail()
+    importer.failing_ledger.faults.fail()
+    await asyncio.sleep(2 * SOON_S)
+    assert await other.limiter.limit(TEN_AN_HOUR, "ann")
+    for region in regions:
+        await region.stop()
+
+
+@on_virtual_time
 async def test_a_ledger_that_lost_a_reset_gets_it_back_with_the_next_full_read() -> None:
     async with World("fra", "nyc") as world:
         await use_up(world.all[0], TEN_AN_HOUR, "ann")

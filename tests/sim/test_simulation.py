@@ -114,6 +114,12 @@ def test_four_hundred_seeds_keep_the_invariants_and_every_fault_happens() -> Non
         pytest.param(93662, id="a refused reservation that the origin holds, and a crash"),
         pytest.param(93783, id="requests with times of their own, in other windows"),
         pytest.param(201189, id="a message that arrives before a wipe and again after it"),
+        pytest.param(1000059, id="counts that another node of the region lost, because its memory was full"),
+        pytest.param(1000638, id="a node that learns late that other regions grow no more"),
+        pytest.param(
+            1001944, id="an answer from before a step back of the clock, and a failed read after it"
+        ),
+        pytest.param(1002555, id="a reset that the importer has read and not passed on when it crashes"),
         pytest.param(31434, id="a node that has published for itself, and an answer without its row"),
     ],
 )

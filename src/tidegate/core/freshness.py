@@ -74,7 +74,8 @@ class Freshness:
         """How a request that may fit is decided. Without an origin there are no outages: LOCAL.
 
         DEGRADED if the origin should be read, but the last read has just failed and is not repeated yet. Memory is good
-        enough if the origin has answered since that failure, for both cells, but not in strict mode.
+        enough if the origin has answered since that failure, for both cells, but not in strict mode. An answer in the
+        future is from before the clock stepped back.
         """
         origin = item.cell.origin
         if origin is None:
@@ -82,7 +83,7 @@ class Freshness:
         if item.source != LOCAL or not origin.is_paused(item.wall_ms, self._retry_ms):
             return item.source
         is_answered = (
-            origin.answered_at_ms >= origin.failed_until_ms - self._retry_ms
+            item.wall_ms >= origin.answered_at_ms >= origin.failed_until_ms - self._retry_ms
             and origin.previous_until_ms > origin.failed_until_ms
         )
         return LOCAL if is_answered and item.now_ms >= item.subject.strict_until_ms else DEGRADED

@@ -82,6 +82,7 @@ class ImportLoop:
         on_due: Callable[[Sequence[tuple[LedgerRow, int]]], object] = _ignore,
         on_resets: Callable[[], object] = _ignore,
         on_full: Callable[[dict[tuple[str, str, str, int], int]], object] = _ignore,
+        has_unsent_resets: Callable[[], bool] = bool,
     ) -> None:
         self._import_lease = import_lease
         # For whom the last turn imported, and in which term of the lease.
@@ -92,6 +93,8 @@ class ImportLoop:
         # Called when rows have brought resets, and with all that a full read has found: generations by counter.
         self._on_resets = on_resets
         self._on_full = on_full
+        # Whether the origin has not confirmed all resets that were found.
+        self._has_unsent_resets = has_unsent_resets
         self._resets_found: dict[tuple[str, str, str, int], int] = {}
         # The ledger holds less than it did, and a full read has not begun yet.
         self._is_lost = False
@@ -379,9 +382,10 @@ class ImportLoop:
         if import_lease.terms != self._term:
             return  # the origin has lost its lease meanwhile: what was read before that may be lost as well
         full_at_ms = began_ms if imported.full else import_lease.state.full_at_ms
+        # Until the full read, the next holder must find the loss as well; and resets that the origin does not have yet.
+        is_pending = self._is_lost or self._has_unsent_resets()
         import_lease.state = import_lease.state._replace(
-            # Until the full read, the next holder must find the loss as well.
-            cursor=import_lease.state.cursor if self._is_lost else self._cursor or "",
+            cursor=import_lease.state.cursor if is_pending else self._cursor or "",
             imported_at_ms=began_ms,
             full_at_ms=full_at_ms,
             regions=self._regions_live,

@@ -209,6 +209,7 @@ class Node:
             on_due=self._entrust,
             on_resets=self.resets.on_import,
             on_full=self.resets.on_full_import,
+            has_unsent_resets=self.resets.has_unsent_to_origin,
         )
         self.importer = importer
         self.publish = PublishLoop(

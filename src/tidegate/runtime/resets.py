@@ -140,6 +140,10 @@ class ResetLoop:
         """The origin or the ledger has not confirmed all that it has to know."""
         return bool(self._for_origin) or bool(self._for_ledger)
 
+    def has_unsent_to_origin(self) -> bool:
+        """The origin has not confirmed all that it has to know."""
+        return bool(self._for_origin)
+
     async def run_once(self) -> bool:
         """Write what waits and read what is new; False if something is left."""
         await asyncio.gather(self._exchange_origin(), self._write_ledger())

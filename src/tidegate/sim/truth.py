@@ -164,8 +164,9 @@ class Knowledge:
     """What one process must know."""
 
     def __init__(self) -> None:
-        # When the origin last answered about a cell.
+        # When the origin last answered about a cell, and all its answers before.
         self.replied_us: dict[CellKey, int] = {}
+        self._replies_us: dict[CellKey, list[int]] = {}
         # By writer: the highest count of another process that any answer contained.
         self._reported: dict[CellKey, dict[str, int]] = {}
         # What the origin acknowledged to this process, and how often a component was sent again without need.
@@ -178,6 +179,16 @@ class Knowledge:
         self.clock_max_ms = 0
         # (when, cell, regional count, subject): counts that the process has to publish, unless it evicts them.
         self.publishable: list[tuple[int, CellId, int, Subject]] = []
+
+    def replied(self, cell: CellKey, at_us: int) -> None:
+        self.replied_us[cell] = at_us
+        self._replies_us.setdefault(cell, []).append(at_us)
+
+    def first_reply_us(self, cell: CellKey, after_us: float) -> float:
+        """The first answer about a cell after that time; infinite if there was none."""
+        replies = self._replies_us.get(cell, [])
+        index = bisect_right(replies, after_us)
+        return replies[index] if index < len(replies) else float("inf")
 
     def report(self, cell: CellKey, writer: str, count: int) -> None:
         if count > 0:

@@ -161,7 +161,7 @@ class TruthCheck:
         asked_us = round(asked_s * 1e6)
         for one in components:
             cell = (one.digest, one.sequence)
-            knowledge.replied_us[cell] = now_us
+            knowledge.replied(cell, now_us)
             lost_us = self._silent_losses.get((process.region, cell), now_us)
             if lost_us < asked_us and knowledge.noticed_us.get(cell, 0) <= lost_us:
                 knowledge.noticed_us[cell] = now_us
@@ -400,19 +400,24 @@ class TruthCheck:
         interval_ms = tuning.import_hot_interval_ms if tuning.credit else tuning.import_interval_ms
         interval_s = interval_ms / 1000 * (1 + tuning.jitter_percent / 100)
         seen_s = 2 * interval_s + 5 * self._round_trip_s() + self._simulation.ledger.lag_ms / 1000 + 0.1
-        if tuning.credit:
-            # Four intervals without a change end the growth; and the node has to ask once more.
-            seen_s += 3 * interval_s + 2 * self._round_trip_s()
         last_us = max((row.changed_at_us for row in self._foreign_rows(process, cell_id)), default=0)
-        is_calm = self._shared_calm_s(process) > seen_s + self._ledger_recovery_s()
-        known_us = self._now_us()
-        if tuning.credit:
-            # A counter that is used up denies without asking. The first guess after that asks.
-            replied_us = self.knowledge(process).replied_us.get((cell_id.digest, cell_id.sequence), 0)
+        calm_us = (self._shared_calm_s(process) - self._ledger_recovery_s()) * 1e6
+        if not tuning.credit:
+            has_stopped = min(calm_us, self._now_us() - last_us) > seen_s * 1e6
+        else:
+            # An answer shows the last change. One that comes four intervals later shows no further one, which ends the
+            # growth. A counter that is used up denies without asking: the first guess after that asks.
+            still_s = 4 * interval_s + 2 * self._round_trip_s()
+            knowledge = self.knowledge(process)
+            place = (cell_id.digest, cell_id.sequence)
+            replied_us = knowledge.replied_us.get(place, 0)
             guess = (process.node_id, cell_id, replied_us)
-            waited_us = known_us - self._guesses.setdefault(guess, known_us)
-            known_us = max(replied_us, last_us + waited_us)
-        if is_calm and known_us - last_us > seen_s * 1e6:
+            waited_us = self._now_us() - self._guesses.setdefault(guess, self._now_us())
+            shown_us = knowledge.first_reply_us(place, last_us + seen_s * 1e6)
+            has_stopped = calm_us > (seen_s + still_s) * 1e6 and (
+                replied_us - shown_us > still_s * 1e6 or waited_us > (seen_s + still_s) * 1e6
+            )
+        if has_stopped:
             self._fail(7, f"{name}, and other regions stopped {(self._now_us() - last_us) / 1e6:.3f} s ago")
         retry_ms = decision.retry_after_ms
         soon_ms = tuning.import_interval_ms * (1 + tuning.jitter_percent / 100) + tuning.ledger_timeout_ms
@@ -684,6 +689,8 @@ class TruthCheck:
             return False
         if any(one.clock.now_ms() != self._simulation.clock.now_ms() or one.has_stepped for one in region):
             return False
+        if any(one.engine.subjects.evicted_unreplayed for one in region):
+            return False  # memory was full of counts that the origin did not have yet
         return not self.losses[process.region] and not process.evictions
 
     @property

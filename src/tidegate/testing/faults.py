@@ -35,7 +35,18 @@ __all__ = [
 T = TypeVar("T")
 Port = TypeVar("Port", bound="Origin | Ledger")
 
-ORIGIN_OPERATIONS: Final = ("open", "read", "merge", "exchange", "share", "claim", "lease", "pulse")
+ORIGIN_OPERATIONS: Final = (
+    "open",
+    "read",
+    "merge",
+    "exchange",
+    "share",
+    "usage",
+    "claim",
+    "resets",
+    "lease",
+    "pulse",
+)
 LEDGER_OPERATIONS: Final = ("open", "publish", "changes", "heartbeat", "cleanup", "overview")
 
 
