@@ -496,7 +496,7 @@ def memory_is_trusted_twice_as_long() -> None:
 
 @mutant
 def an_answer_for_a_subject_that_was_evicted_is_taken_as_known() -> None:
-    replace(Freshness, "source_after_read", lambda _original: lambda _self, _cell: ORIGIN)
+    replace(Freshness, "source_after_read", lambda _original: lambda _self, _cell, _wall_ms: ORIGIN)
 
 
 @mutant

@@ -8,7 +8,7 @@ import pytest
 from tidegate.errors import DependencyTimeout
 from tidegate.sim.network import Link, Network, Server
 from tidegate.sim.plan import NetworkConditions
-from tidegate.sim.virtual_time import VirtualLoop
+from tidegate.sim.virtual_time import VirtualLoop, owned_context
 
 
 @pytest.mark.parametrize(
@@ -32,5 +32,28 @@ def test_a_lost_message_disturbs_its_link_before_the_call_times_out(conditions: 
 
     try:
         loop.run_until_complete(call())
+    finally:
+        loop.close()
+
+
+def test_a_message_arrives_although_its_sender_is_paused_and_the_answer_waits_for_it() -> None:
+    loop = VirtualLoop()
+    link = Link(Network(loop, Random(1), NetworkConditions(delay_ms=10)), Server())
+    arrived_s: list[float] = []
+    node = object()
+
+    async def play() -> None:
+        call = link.call(lambda: arrived_s.append(loop.time()), 60.0)
+        calling = loop.create_task(call, context=owned_context(node))
+        await asyncio.sleep(0)
+        loop.pause(node)
+        await asyncio.sleep(5)
+        assert arrived_s and arrived_s[0] <= 0.01
+        assert not calling.done()
+        loop.resume(node)
+        await calling
+
+    try:
+        loop.run_until_complete(play())
     finally:
         loop.close()

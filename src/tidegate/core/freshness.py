@@ -88,7 +88,7 @@ class Freshness:
         )
         return LOCAL if is_answered and item.now_ms >= item.subject.strict_until_ms else DEGRADED
 
-    def source_after_read(self, cell: Cell) -> int:
+    def source_after_read(self, cell: Cell, wall_ms: int) -> int:
         """The source of a decision after the origin was read.
 
         DEGRADED if it has not answered about this cell or the one before: the subject was evicted during the read or
@@ -98,7 +98,11 @@ class Freshness:
         origin = cell.origin
         if self._has_credit or origin is None:
             return ORIGIN
-        is_known = origin.answered_at_ms >= 0 and origin.previous_until_ms > origin.failed_until_ms
+        is_known = (
+            origin.answered_at_ms >= 0
+            and wall_ms < origin.fresh_until_ms
+            and origin.previous_until_ms > origin.failed_until_ms
+        )
         return ORIGIN if is_known else DEGRADED
 
     def reason_for(self, item: Evaluation) -> str:

@@ -81,7 +81,7 @@ class Judge:
             self._reservations.expire(wall_ms)
             used += subject.reserved
         if source == ORIGIN:
-            source = self._freshness.source_after_read(cell)
+            source = self._freshness.source_after_read(cell, wall_ms)
         shared = 0
         if source == DEGRADED:
             shared = self._reservations.shared(limit.key, identifier, wall_ms)

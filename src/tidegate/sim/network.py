@@ -1,7 +1,7 @@
 """The virtual network: messages can be delayed, lost, duplicated and reordered; servers can be down or frozen.
 
 A message that was sent arrives or is lost, whatever happens to its sender. So a request can be applied after its sender
-stopped waiting, timed out or crashed.
+stopped waiting, timed out, was paused or crashed.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable
 from contextvars import Context
 from random import Random
-from typing import Any, TypeVar
+from typing import Any, TypeVar, TypeVarTuple, Unpack
 
 from tidegate.errors import DependencyError, DependencyTimeout, DependencyUnavailable
 from tidegate.sim.plan import NetworkConditions
@@ -20,6 +20,7 @@ from tidegate.sim.virtual_time import VirtualLoop
 __all__ = ["Link", "Network", "Server"]
 
 T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
 
 
 class Network:
@@ -30,6 +31,11 @@ class Network:
         self.random = random
         self.conditions = conditions
         self.fired: Counter[str] = Counter()
+        # Messages on their way, and servers, belong to no simulated process: a pause of one does not hold them.
+        self._context = Context()
+
+    def call_later(self, delay_s: float, callback: Callable[[Unpack[Ts]], object], *args: *Ts) -> None:
+        self.loop.call_later(delay_s, callback, *args, context=self._context)
 
     def delay_s(self) -> float:
         conditions = self.conditions
@@ -123,7 +129,7 @@ class Link:
         if self.is_cut or self.is_dead:
             network.fired["message into a partition"] += 1
         elif not network.happens(network.conditions.reply_loss_percent, "push lost"):
-            network.loop.call_later(network.delay_s(), self._deliver, deliver, context)
+            network.call_later(network.delay_s(), self._deliver, deliver, context)
 
     def _deliver(self, deliver: Callable[[], None], context: Context) -> None:
         if not self.is_dead:
@@ -136,7 +142,7 @@ class Link:
             reply.set_exception(DependencyTimeout("the call timed out"))
 
     def _send(self, apply: Callable[[], T], reply: asyncio.Future[T] | None, number: int) -> None:
-        self._network.loop.call_later(
+        self._network.call_later(
             self._network.delay_s(), self._server.take, lambda: self._arrive(apply, reply, number)
         )
 
@@ -163,7 +169,7 @@ class Link:
         if failure is None and network.happens(network.conditions.reply_loss_percent, "reply lost"):
             self.disturbed_s = network.loop.time()
             return
-        network.loop.call_later(network.delay_s(), self._answer, reply, answer, failure)
+        network.call_later(network.delay_s(), self._answer, reply, answer, failure)
 
     def _answer(self, reply: asyncio.Future[Any], answer: object, failure: DependencyError | None) -> None:
         if reply.done():

@@ -372,10 +372,12 @@ class TruthCheck:
         tuning = self._tuning
         name = f"{process.node_id}: {cell_id} denied with {decision.effective} of {decision.limit.quota}"
         if tuning.credit:
-            # After a clock has stepped back, the origin also counts the next cell.
-            follows = self.truth.total(cell_id._replace(sequence=cell_id.sequence + 1))
+            # After a clock has stepped back, later cells have counts too.
+            follows = 0
+            while self.truth.total(cell_id._replace(sequence=cell_id.sequence + follows + 1)):
+                follows += 1
             # Other nodes hold the rest. They give it back, spend it, or lose it when it expires.
-            longest_ms = max(CREDIT_LIFE_MS, (3 if follows else 2) * cell_id.key[2])
+            longest_ms = max(CREDIT_LIFE_MS, (2 + follows) * cell_id.key[2])
             if not decision.retry_after_ms or decision.retry_after_ms > longest_ms:
                 self._fail(7, f"{name}, retry after {decision.retry_after_ms} ms")
             is_expected = tuning.anticipation and self._has_grown(process, cell_id)

@@ -258,7 +258,7 @@ class VirtualLedger(Server):
         if self._replica is not self.memory:
             self._behind.append(list(rows))
             self._network.fired["replica lagged"] += 1
-            self._network.loop.call_later(self.lag_ms / 1000, self._catch_up)
+            self._network.call_later(self.lag_ms / 1000, self._catch_up)
         else:
             self.on_visible(rows)
 
@@ -275,7 +275,7 @@ class VirtualLedger(Server):
         self.memory.wipe()
         if self._replica is not self.memory:
             self._behind.append(None)
-            self._network.loop.call_later(self.lag_ms / 1000, self._catch_up)
+            self._network.call_later(self.lag_ms / 1000, self._catch_up)
 
     def changes(self, cursor: str | None, now_ms: int) -> Changes:
         return self._replica.changes_nowait(cursor, now_ms=now_ms)
