@@ -8,17 +8,15 @@ import socket
 import msgspec
 import pytest
 
-from tidegate.server.process import worker
-from tidegate.server.process.worker import Line, ToSupervisor, ToWorker
+from tidegate.server.process.worker import MESSAGE_BYTES_MAX, Line, ToSupervisor, ToWorker
 
 
 async def test_a_message_that_is_too_long_is_dropped_and_the_next_one_read(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setattr(worker, "MESSAGE_BYTES_MAX", 1_000)
     one, other = socket.socketpair()
     here, there = await Line.open(one), await Line.open(other)
-    here.send(ToWorker(answered=1, answers=["x" * 5_000]))
+    here.send(ToWorker(answered=1, answers=["x" * MESSAGE_BYTES_MAX]))
     here.send(ToWorker(answered=2))
     async with asyncio.timeout(20):
         received = await there.receive(ToWorker)
