@@ -414,7 +414,10 @@ class TruthCheck:
             place = (cell_id.digest, cell_id.sequence)
             replied_us = knowledge.replied_us.get(place, 0)
             guess = (process.node_id, cell_id, replied_us)
-            waited_us = self._now_us() - self._guesses.setdefault(guess, self._now_us())
+            if self._now_us() - replied_us >= interval_ms * 1_000:
+                # Not earlier: it has just asked.
+                self._guesses.setdefault(guess, self._now_us())
+            waited_us = self._now_us() - self._guesses.get(guess, self._now_us())
             shown_us = knowledge.first_reply_us(place, last_us + seen_s * 1e6)
             has_stopped = calm_us > (seen_s + still_s) * 1e6 and (
                 replied_us - shown_us > still_s * 1e6 or waited_us > (seen_s + still_s) * 1e6
