@@ -124,6 +124,7 @@ def test_four_hundred_seeds_keep_the_invariants_and_every_fault_happens() -> Non
         pytest.param(1006716, id="evicted during a read, and back with another window"),
         pytest.param(1011061, id="several later windows that have counts after a step back of the clock"),
         pytest.param(1018609, id="a guess just after an answer, and none for a while"),
+        pytest.param(1019628, id="subjects that are evicted and come back again and again"),
         pytest.param(31434, id="a node that has published for itself, and an answer without its row"),
     ],
 )
