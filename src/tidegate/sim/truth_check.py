@@ -823,8 +823,9 @@ class TruthCheck:
         lived_s = self._simulation.loop.time() - process.started_s
         refreshes = lived_s * 2_000 / self._tuning.fresh_ms * len(self._simulation.plan.subjects)
         steps = 2 if process.has_stepped else 1
-        # A subject that comes back after an eviction counts from 0 under another name: that is less than was sent before.
-        budget = 20 + steps * cells * (2 + 2 * self.losses[process.region]) + refreshes + 2 * process.evictions
+        # A subject that comes back after an eviction counts from 0, under another name.
+        refreshes += 2 * process.evictions
+        budget = 20 + steps * cells * (2 + 2 * self.losses[process.region]) + refreshes
         if self._tuning.credit:
             budget += MESSAGES_PER_ANSWER_MAX * self._answers[process.region]
             if knowledge.sent > budget:
