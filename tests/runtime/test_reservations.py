@@ -174,6 +174,27 @@ async def test_what_one_node_reserves_no_other_can_use() -> None:
 
 
 @on_virtual_time
+async def test_a_reservation_that_the_origin_refused_is_refused_even_if_letting_it_go_fails() -> None:
+    fleet = CreditFleet(2)
+    await fleet.start()
+    rule = fleet.limit_of(10)
+    origin = fleet.origins[1]
+    works = origin.claim
+
+    async def fails(claims: Sequence[Claim], *, timeout_s: float) -> list[ClaimReply]:
+        raise DependencyTimeout("no answer")
+
+    async with fleet.limiters[0].reserve(rule, "x", 8) as reservation:
+        origin.claim = fails  # type: ignore[method-assign]
+        assert not (await fleet.limiters[1].take([Request(rule, "x", 5)], 600_000)).name
+        origin.claim = works  # type: ignore[method-assign]
+        reservation.settle(0)
+    await asyncio.sleep(10)
+    assert await fleet.limiters[0].limit(rule, "x", 10), "the origin holds nothing of it"
+    await fleet.stop()
+
+
+@on_virtual_time
 async def test_credit_that_other_nodes_do_not_need_is_given_back_for_a_reservation() -> None:
     fleet = CreditFleet(2)
     await fleet.start()

@@ -125,6 +125,14 @@ def test_four_hundred_seeds_keep_the_invariants_and_every_fault_happens() -> Non
         pytest.param(1011061, id="several later windows that have counts after a step back of the clock"),
         pytest.param(1018609, id="a guess just after an answer, and none for a while"),
         pytest.param(1019628, id="subjects that are evicted and come back again and again"),
+        pytest.param(
+            1012086, id="a window that began after the origin's last answer, with credit from before"
+        ),
+        pytest.param(1012641, id="requests that come when a paused node runs again"),
+        pytest.param(1019526, id="a row that was due before a pause and has aged out after it"),
+        pytest.param(1012664, id="without credit, a window that begins after an eviction"),
+        pytest.param(1016992, id="without credit, a window that other clocks have begun before"),
+        pytest.param(1020637, id="a reservation that was refused, and a late message that lets it go"),
         pytest.param(31434, id="a node that has published for itself, and an answer without its row"),
     ],
 )

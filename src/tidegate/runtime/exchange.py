@@ -133,6 +133,10 @@ class Exchanges(GroupCommit):
             self._sync.give_up(ticket, self._gate.clock_ms())
 
     def _expect(self, ticket: Ticket, began_s: float) -> None:
+        if self._deadline is not None and began_s - self._due_s > LATE_S:
+            # The loop did not run. That adds to the time of those that waited then, not to this one's.
+            self._deadline.cancel()
+            self._end_waits()
         self._waiting.append((began_s - self._stalled_s + self._timeout_s, ticket))
         if self._deadline is None:
             self._look_later(began_s)

@@ -120,15 +120,14 @@ class Reserving:
                 ]
                 if not missing:
                     return await self._keep(items, name, life_ms, at_ms)
-                await self._claim(items, name, at_ms, is_final=True, life_ms=1, amount=0)
             except DependencyError:
                 taken = self._take_here(items, name, life_ms, at_ms, DEGRADED)
                 if taken.name:
                     self._unsure[name] = (items, taken.until_ms, loop.time() + LATE_S)
                 else:
-                    # The origin may still hold it: report that nothing was used.
-                    self._wait(name, [(limit, who, 0) for limit, who, _ in items], at_ms, 0.0)
+                    self._let_go_later(items, name, at_ms)
                 return taken
+            await self._let_go(items, name, at_ms)
             can_fit = all(replies[i].spare > replies[i].firm + replies[i].stuck for i in missing)
             if not can_fit or loop.time() >= deadline_s:
                 held = [
@@ -177,13 +176,25 @@ class Reserving:
         replies = await self._claim(items, name, at_ms, is_final=False, life_ms=life_ms)
         if any(reply.state != HELD for reply in replies):
             # The subject has as many reservations as it may have, or the origin lost this one at once.
-            await self._claim(items, name, at_ms, is_final=True, life_ms=1, amount=0)
+            await self._let_go(items, name, at_ms)
             return self._refuse(items, [(0, 0) if reply.state != HELD else None for reply in replies], at_ms)
         taken = self._take_here(items, name, life_ms, at_ms, ORIGIN)
         if not taken.name:
             # More is known here than at the origin.
-            await self._claim(items, name, at_ms, is_final=True, life_ms=1, amount=0)
+            await self._let_go(items, name, at_ms)
         return taken
+
+    async def _let_go(self, items: list[Item], name: str, at_ms: int) -> None:
+        """Free what the origin holds of a reservation that is refused, now or later. Its name must not be used again:
+        this message may arrive late, and ends what has the name then."""
+        try:
+            await self._claim(items, name, at_ms, is_final=True, life_ms=1, amount=0)
+        except DependencyError:
+            self._let_go_later(items, name, at_ms)
+
+    def _let_go_later(self, items: list[Item], name: str, at_ms: int) -> None:
+        """The origin may still hold it: report that nothing was used."""
+        self._wait(name, [(limit, who, 0) for limit, who, _ in items], at_ms, 0.0)
 
     def _take_here(self, items: list[Item], name: str, life_ms: int, at_ms: int, source: int) -> Taken:
         with self._gate:

@@ -276,11 +276,12 @@ class TruthCheck:
         elif source == "degraded" and subject.incarnation:
             self.excused["evicted, and the origin did not answer"] += 1
         elif (
-            self._tuning.credit
+            (self._tuning.credit or source == "local")
             and subject.incarnation
             and not self._is_known_again(process, cell_id, subject)
         ):
             # Credit for the previous cell stays valid in this one; the origin has counted what it holds of both.
+            # Without credit, a cell that begins while its subject is warm counts as empty.
             self.excused["evicted, and the window began after the origin's last answer"] += 1
         else:
             self._fail(
@@ -324,23 +325,9 @@ class TruthCheck:
             return
         if knowledge.clock_max_ms + age_s * 1_000 >= (cell_id.sequence + 2) * cell_id.key[2]:
             return
-        if tuning.credit and not allowed:
-            return  # a denial needs no more knowledge
         if tuning.credit:
-            # One node imports for all, and the origin knows the sum.
-            published = sum(
-                self.truth.row(cell_id, region).at(self._now_us() - int(age_s * 1e6))
-                for region in self._simulation.plan.regions
-                if region != process.region
-            )
-            known = 0 if cell is None else cell.foreign
-            if known < published and source == "degraded" and subject.incarnation:
-                # More requests wait than memory holds subjects: the answer comes after the subject was evicted.
-                self.excused["evicted, and the origin did not answer"] += 1
-            elif known < published:
-                self._fail(
-                    8, f"{process.node_id} counts {known} of others in {cell_id}, published {published}"
-                )
+            if allowed:  # a denial needs no more knowledge
+                self._check_foreign_sum(process, knowledge, source, cell_id, subject, age_s)
             return
         components = None if cell is None or cell.ledger is None else cell.ledger.components
         is_small = "subjects_max" in self._simulation.plan.tuning
@@ -358,6 +345,34 @@ class TruthCheck:
                     8,
                     f"{process.node_id} counts {known} of region {region} in {cell_id}, published {published}",
                 )
+
+    def _check_foreign_sum(
+        self,
+        process: NodeProcess,
+        knowledge: Knowledge,
+        source: str,
+        cell_id: CellId,
+        subject: Subject,
+        age_s: float,
+    ) -> None:
+        """With credit one node imports for all, and the origin knows the sum."""
+        published = sum(
+            self.truth.row(cell_id, region).at(self._now_us() - int(age_s * 1e6))
+            for region in self._simulation.plan.regions
+            if region != process.region
+        )
+        cell = subject.cell(cell_id.sequence)
+        known = 0 if cell is None else cell.foreign
+        if known >= published:
+            return
+        if source == "degraded" and subject.incarnation:
+            # More requests wait than memory holds subjects: the answer comes after the subject was evicted.
+            self.excused["evicted, and the origin did not answer"] += 1
+        elif (cell_id.digest, cell_id.sequence) not in knowledge.replied_us:
+            # Credit for the previous cell stays valid in this one, and counted what others had here already.
+            self.excused["the window began after the origin's last answer"] += 1
+        else:
+            self._fail(8, f"{process.node_id} counts {known} of others in {cell_id}, published {published}")
 
     def _check_guess(
         self,
@@ -621,6 +636,9 @@ class TruthCheck:
             return
         if any(one.engine.subjects.evicted_unreplayed for one in self._region(process.region)):
             return  # memory was full of counts that the origin did not have yet
+        start_ms = cell_id.sequence * limit.duration_ms
+        if not tuning.credit and 0 <= process.clock.now_ms() - start_ms < tuning.rollover_grace_ms:
+            return  # a cell that begins while its subject is warm counts as empty, also if other clocks are ahead
         since_us = self._now_us() - int(age_s * 1e6)
         totals: dict[int, int] = {}
         for sequence in (cell_id.sequence - 1, cell_id.sequence):
