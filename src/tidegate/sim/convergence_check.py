@@ -121,13 +121,22 @@ class ConvergenceCheck:
         """A process ended: record what the origin had already lost, and what only this process could have sent again:
         its own counts, and those of processes that ended before it."""
         if self._is_restored:
+            snapshot = self._simulation.origins[process.region].memory.snapshot()
             for digest, sequence in dict.fromkeys([*process.acknowledged, *self._cells_of(process)]):
                 held = self.held(process.region, digest, sequence)
                 left = max(held, self._known(process.region, digest, sequence))
                 alone = _known_to(process, self._id(digest, sequence)) - left
                 acknowledged = process.acknowledged.get((digest, sequence), 0)
                 unreported = acknowledged - self._component(process, digest, sequence)
-                self._miss(process.region, digest, sequence, max(alone, unreported))
+                older = 0
+                if (digest, sequence) in snapshot.cells:
+                    # What is new in the record that follows a loss is not part of what was lost.
+                    record = snapshot.records[digest].cells[sequence]
+                    older = _known_to(process, self._id(digest, sequence), record.id) - max(
+                        self._known(process.region, digest, sequence, below_id=record.id),
+                        record.base + record.returned,
+                    )
+                self._miss(process.region, digest, sequence, max(alone, unreported, older))
             return
         for (digest, sequence), count in process.acknowledged.items():
             if self._component(process, digest, sequence) < count:
