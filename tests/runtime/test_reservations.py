@@ -178,16 +178,14 @@ async def test_a_reservation_that_the_origin_refused_is_refused_even_if_letting_
     fleet = CreditFleet(2)
     await fleet.start()
     rule = fleet.limit_of(10)
-    origin = fleet.origins[1]
-    works = origin.claim
 
     async def fails(claims: Sequence[Claim], *, timeout_s: float) -> list[ClaimReply]:
         raise DependencyTimeout("no answer")
 
     async with fleet.limiters[0].reserve(rule, "x", 8) as reservation:
-        origin.claim = fails  # type: ignore[method-assign]
-        assert not (await fleet.limiters[1].take([Request(rule, "x", 5)], 600_000)).name
-        origin.claim = works  # type: ignore[method-assign]
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(fleet.origins[1], "claim", fails)
+            assert not (await fleet.limiters[1].take([Request(rule, "x", 5)], 600_000)).name
         reservation.settle(0)
     await asyncio.sleep(10)
     assert await fleet.limiters[0].limit(rule, "x", 10), "the origin holds nothing of it"

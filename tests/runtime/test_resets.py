@@ -9,7 +9,7 @@ from typing import Any, Self
 import pytest
 
 from tests.runtime.credit_fleet import CreditFleet
-from tests.runtime.world import HUNDRED_A_MINUTE, Region, clock, on_virtual_time, turns
+from tests.runtime.world import HUNDRED_A_MINUTE, Member, Region, clock, on_virtual_time, turns
 from tidegate import AsyncLimiter, Limit, Limiter, Request, Tuning
 from tidegate.adapters.memory import MemoryLedger, MemoryOrigin
 from tidegate.errors import InvalidInput, TooManyResets
@@ -379,10 +379,8 @@ async def test_a_limit_with_a_short_window_is_reset_in_every_region_too() -> Non
             assert await limiters[1].limit(limit, "ann")
 
 
-@on_virtual_time
-async def test_a_reset_that_the_importer_could_not_publish_reaches_other_regions_through_the_next_one() -> (
-    None
-):
+async def two_regions_without_quota() -> tuple[list[Region], list[Member], Member]:
+    """Two nodes each, which know that "ann" has used up the limit; and the node that imports for the first region."""
     ledger = MemoryLedger(clock=clock())
     regions = [Region(name, ledger=ledger, credit=True) for name in ("fra", "nyc")]
     nodes = [region.node() for region in regions for _ in range(2)]
@@ -391,8 +389,16 @@ async def test_a_reset_that_the_importer_could_not_publish_reaches_other_regions
     await asyncio.sleep(1)
     await use_up(nodes[0].limiter, TEN_AN_HOUR, "ann")
     await asyncio.sleep(SOON_S)
-    assert not await nodes[2].limiter.limit(TEN_AN_HOUR, "ann")
     (importer,) = [node for node in nodes[:2] if node.limiter.statistics().is_importer]
+    return regions, nodes, importer
+
+
+@on_virtual_time
+async def test_a_reset_that_the_importer_could_not_publish_reaches_other_regions_through_the_next_one() -> (
+    None
+):
+    regions, nodes, importer = await two_regions_without_quota()
+    assert not await nodes[2].limiter.limit(TEN_AN_HOUR, "ann")
     assert importer.failing_ledger is not None
     importer.failing_ledger.faults.fail("publish")
     await importer.limiter.reset(TEN_AN_HOUR, "ann")
@@ -407,15 +413,7 @@ async def test_a_reset_that_the_importer_could_not_publish_reaches_other_regions
 
 @on_virtual_time
 async def test_a_reset_that_the_importer_could_not_pass_on_is_imported_by_the_next_one() -> None:
-    ledger = MemoryLedger(clock=clock())
-    regions = [Region(name, ledger=ledger, credit=True) for name in ("fra", "nyc")]
-    nodes = [region.node() for region in regions for _ in range(2)]
-    for node in nodes:
-        await node.limiter.start()
-    await asyncio.sleep(1)
-    await use_up(nodes[0].limiter, TEN_AN_HOUR, "ann")
-    await asyncio.sleep(SOON_S)
-    (importer,) = [node for node in nodes[:2] if node.limiter.statistics().is_importer]
+    regions, nodes, importer = await two_regions_without_quota()
     (other,) = [node for node in nodes[:2] if node is not importer]
     importer.faults.fail("resets")
     await nodes[2].limiter.reset(TEN_AN_HOUR, "ann")

@@ -54,7 +54,8 @@ FADED_SPANS: Final = 1_024
 GROWTH: Final = 3
 # The next message leaves when less than one part in so many is left: many round trips before it is spent.
 LOW: Final = 4
-# Before its bursts are known a node asks for at most one part in so many of the limit: of a small one it leaves most.
+# Before its bursts are known a node asks for more than an average cost only if that is at most one part in so many of
+# the limit: of a small one it leaves most.
 SMALL: Final = 16
 
 

@@ -82,7 +82,7 @@ class ImportLoop:
         on_due: Callable[[Sequence[tuple[LedgerRow, int]]], object] = _ignore,
         on_resets: Callable[[], object] = _ignore,
         on_full: Callable[[dict[tuple[str, str, str, int], int]], object] = _ignore,
-        has_unsent_resets: Callable[[], bool] = bool,
+        has_unsent_resets: Callable[[], bool] = lambda: False,
     ) -> None:
         self._import_lease = import_lease
         # For whom the last turn imported, and in which term of the lease.

@@ -164,8 +164,7 @@ class Knowledge:
     """What one process must know."""
 
     def __init__(self) -> None:
-        # When the origin last answered about a cell, and all its answers before.
-        self.replied_us: dict[CellKey, int] = {}
+        # When the origin answered about a cell.
         self._replies_us: dict[CellKey, list[int]] = {}
         # By writer: the highest count of another process that any answer contained.
         self._reported: dict[CellKey, dict[str, int]] = {}
@@ -181,8 +180,12 @@ class Knowledge:
         self.publishable: list[tuple[int, CellId, int, Subject]] = []
 
     def replied(self, cell: CellKey, at_us: int) -> None:
-        self.replied_us[cell] = at_us
         self._replies_us.setdefault(cell, []).append(at_us)
+
+    def replied_us(self, cell: CellKey) -> int | None:
+        """When the origin last answered about a cell."""
+        replies = self._replies_us.get(cell)
+        return replies[-1] if replies else None
 
     def first_reply_us(self, cell: CellKey, after_us: float) -> float:
         """The first answer about a cell after that time; infinite if there was none."""

@@ -293,8 +293,8 @@ class TruthCheck:
         """The origin has answered about the cell since its subject was evicted."""
         place = (process.node_id, cell_id.key, cell_id.identifier)
         known_subject, since_s = self._created_s.get(place, (None, 0.0))
-        replied_us = self.knowledge(process).replied_us.get((cell_id.digest, cell_id.sequence), -1)
-        return known_subject is subject and replied_us >= since_s * 1e6
+        replied_us = self.knowledge(process).replied_us((cell_id.digest, cell_id.sequence))
+        return known_subject is subject and replied_us is not None and replied_us >= since_s * 1e6
 
     def _check_foreign(
         self,
@@ -368,7 +368,7 @@ class TruthCheck:
         if source == "degraded" and subject.incarnation:
             # More requests wait than memory holds subjects: the answer comes after the subject was evicted.
             self.excused["evicted, and the origin did not answer"] += 1
-        elif (cell_id.digest, cell_id.sequence) not in knowledge.replied_us:
+        elif knowledge.replied_us((cell_id.digest, cell_id.sequence)) is None:
             # Credit for the previous cell stays valid in this one, and counted what others had here already.
             self.excused["the window began after the origin's last answer"] += 1
         else:
@@ -427,7 +427,7 @@ class TruthCheck:
             still_s = 4 * interval_s + 2 * self._round_trip_s()
             knowledge = self.knowledge(process)
             place = (cell_id.digest, cell_id.sequence)
-            replied_us = knowledge.replied_us.get(place, 0)
+            replied_us = knowledge.replied_us(place) or 0
             guess = (process.node_id, cell_id, replied_us)
             if self._now_us() - replied_us >= interval_ms * 1_000:
                 # Not earlier: it has just asked.
@@ -589,7 +589,7 @@ class TruthCheck:
             ("this", cell_id.sequence, 1),
             ("the previous", cell_id.sequence - 1, 2),
         ):
-            replied_us = knowledge.replied_us.get((digest, sequence))
+            replied_us = knowledge.replied_us((digest, sequence))
             age_ms = None if replied_us is None else (self._now_us() - replied_us) / 1_000
             # A node cannot notice a small step back, so it may use an answer twice as long. It must notice a large one.
             is_large = -process.stepped_ms > 2 * fresh_ms + self._tuning.read_retry_ms
