@@ -61,7 +61,7 @@ async def test_a_ledger_restored_from_an_older_copy_is_filled_again(world: World
     for name in before:
         await accept(fra, name, 10)
     expected = {(name, "fra"): 50 for name in before} | {(name, "fra"): 70 for name in after}
-    # What no node has read is missed only by the next full read: the last rows of each region must be read.
+    # That a row is missing which no node has read, only the next full read finds. So the last rows must be read.
     await until_all_see(world.regions["iad"].nodes, {name: count for (name, _), count in expected.items()})
     await accept(world.regions["iad"].nodes[0], "last", 70)
     expected["last", "iad"] = 70
