@@ -31,6 +31,7 @@ CORE = PACKAGE / "core"
 # What a warm `limit` or `multiLimit` over HTTP passes through beside the core (docs/adr/0029-compiled-request-path.md).
 REQUEST_PATH = (
     "server/api/plans.py",
+    "server/api/recording.py",
     "server/api/warm.py",
     "server/catalog/view.py",
     "server/http1/repeats.py",

@@ -56,3 +56,28 @@ def test_what_is_dropped_is_given_back() -> None:
     (left,) = [each for each in subjects.slots if each is not None]
     subjects.drop(left, EPOCH_MS)
     assert (subjects.count, subjects.bytes) == (0, 0)
+
+
+def test_a_table_that_was_dropped_is_not_found_again() -> None:
+    subjects = Subjects(Tuning(), has_origin=False, has_ledger=False)
+    key = ("workspace", "namespace", 60_000)
+    first = subjects.create(key, "user", EPOCH_MS // 60_000, EPOCH_MS)
+    assert subjects.find(key, "user") is first
+    subjects.drop(first, EPOCH_MS)
+    assert subjects.find(key, "user") is None
+    second = subjects.create(key, "user", EPOCH_MS // 60_000, EPOCH_MS)
+    assert subjects.find(key, "user") is second
+
+
+def test_room_is_made_at_once_for_all_subjects_that_were_created_before() -> None:
+    subjects = Subjects(Tuning(subjects_max=1_000), has_origin=False, has_ledger=False)
+    for number in range(20):
+        subjects.create(("workspace", "namespace", 60_000), f"old{number}", EPOCH_MS // 60_000, EPOCH_MS)
+    subjects.make_room(EPOCH_MS, None)
+    aged_ms = EPOCH_MS + 600_000
+    subjects.make_room(aged_ms, None)
+    assert subjects.count == 20, "nothing was created, so nothing is done"
+    for number in range(20):
+        subjects.create(("workspace", "namespace", 60_000), f"new{number}", aged_ms // 60_000, aged_ms)
+    subjects.make_room(aged_ms, None)
+    assert (subjects.count, subjects.expired) == (20, 20)

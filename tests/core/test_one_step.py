@@ -33,8 +33,9 @@ LIMIT = Limit(5, duration_ms=60_000, namespace="default")
 # are sums and comparisons of integers.
 HARMLESS: Final = {
     "CPyDict_GetWithNone": "a plain dict, whose keys are plain strings, or tuples of plain strings and an int",
-    "CPyList_GetItem": "a plain list and an int",
+    "CPyList_GetItemInt64": "a plain list and an int",
     "CPyObject_Hash": "of a plain str",
+    "CPyLong_AsInt64": "of a hash, which is a plain int",
     "CPy_INCREF": "counts",
     "CPy_DECREF": "everything that it counts down is held by a table, a limit or the caller as well",
     "CPy_DecRef": "the same",
@@ -43,6 +44,7 @@ HARMLESS: Final = {
     "CPy_AddTraceback": "after an error only",
     "CPy_TypeErrorTraceback": "after an error only",
     "PyDict_Check": "a comparison",
+    "PyErr_Occurred": "a field",
     "Py_TYPE": "a field",
     "Py_DECREF": "after an error only",
     "Py_SET_REFCNT": "a field",

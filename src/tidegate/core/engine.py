@@ -348,9 +348,9 @@ class Engine:
         return decisions
 
     def _make_room(self, items: list[Evaluation]) -> None:
-        """Once for each item, for the expiry work. The batch is done, so that its own subjects may be evicted too."""
-        for item in items:
-            self.subjects.make_room(item.wall_ms, None)
+        """The batch is done, so that its own subjects may be evicted too."""
+        if items:
+            self.subjects.make_room(items[0].wall_ms, None)
 
     def answer_all(self, items: list[Evaluation], verdict: int, clock_ms: int) -> list[Decision]:
         """The decisions on a batch that got `verdict`; consumes it if it fits."""

@@ -142,15 +142,20 @@ class Judge:
 
     def verdict_of_all(self, items: list[Evaluation]) -> int:
         """The verdict on a batch: the highest one of its items."""
-        demands: dict[Subject, int] = {}
         highest = FITS
+        if len({item.subject for item in items}) == len(items):
+            for item in items:
+                item.verdict = self.verdict(item, item.cost)
+                highest = max(highest, item.verdict)
+            return highest
+        demands: dict[Subject, int] = {}
         for item in items:
             item.demand += demands.get(item.subject, 0)
             item.verdict = self.verdict(item, item.demand)
             if item.verdict != DENIED:
                 demands[item.subject] = item.demand
             highest = max(highest, item.verdict)
-        if highest != DENIED and len(demands) < len(items):
+        if highest != DENIED:
             for item in items:
                 demand = demands[item.subject]
                 item.verdict = self.verdict(item, demand)

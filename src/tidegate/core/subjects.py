@@ -64,9 +64,12 @@ class Subjects:
         "_grace_ms",
         "_has_ledger",
         "_has_origin",
+        "_last",
+        "_last_key",
         "_ledger_duration_ms_min",
         "_numbered",
         "_bytes_max",
+        "_room_owed",
         "_subjects_max",
         "bytes",
         "cells",
@@ -98,6 +101,9 @@ class Subjects:
         self.generations: Final[dict[tuple[object, str], int]] = {}
         # By (workspace, namespace, duration_ms), and by number. `Engine.decide` reads the first too.
         self.tables: Final[dict[object, Table]] = {}
+        # The one that was found last, and by which key: most requests ask for the same limit as the one before.
+        self._last: Table | None = None
+        self._last_key: object = None
         self._numbered: list[Table | None] = []
         self._free_tables: list[int] = []
         # Every subject by slot; None where there is none any more. Sweeps go through it in slices.
@@ -108,6 +114,8 @@ class Subjects:
         self._buckets: dict[int, list[Subject]] = {}
         self._due: list[int] = []
         self.count: int = 0
+        # Created since room was last made.
+        self._room_owed: int = 0
         # What the subjects and their tables take, by estimate.
         self.bytes: int = 0
         # Cells created so far, and those in memory now.
@@ -126,8 +134,14 @@ class Subjects:
 
     def find(self, key: object, identifier: str) -> Subject | None:
         """The subject of `identifier` in the table of `key`: (workspace, namespace, duration_ms)."""
-        table = self.tables.get(key)
-        return None if table is None else table.find(identifier)
+        table = self._last
+        if table is None or self._last_key is not key:
+            table = self.tables.get(key)
+            if table is None:
+                return None
+            self._last = table
+            self._last_key = key
+        return table.find(identifier)
 
     def key_of(self, subject: Subject) -> tuple[str, str, int]:
         """(workspace, namespace, duration_ms) of a subject that is in memory."""
@@ -136,7 +150,7 @@ class Subjects:
         return table.key
 
     def create(self, key: object, identifier: str, sequence: int, now_ms: int) -> Subject:
-        """Add a subject with one empty cell. The caller calls `make_room` when it can."""
+        """Add a subject with one empty cell. The caller calls `make_room` when it can: after all of a batch."""
         table = self.tables.get(key)
         if table is None:
             table = self._new_table(key)
@@ -157,6 +171,7 @@ class Subjects:
         table.add(subject)
         self._by_size.grown(table)
         self.count += 1
+        self._room_owed += 1
         self.bytes += SUBJECT_BYTES + text_bytes(identifier)
         subject.touched_ms = now_ms
         self._append(table.clean, subject)
@@ -272,8 +287,12 @@ class Subjects:
         return self.count >= self._subjects_max or self.bytes + SUBJECT_BYTES >= self._bytes_max
 
     def make_room(self, now_ms: int, keep: Subject | None) -> None:
-        """Evict subjects until the bound holds again, never `keep`; and do a little of the expiry work."""
-        self.expire(now_ms, EXPIRE_PER_CREATION)
+        """Evict subjects until the bound holds again, never `keep`; and do a little of the expiry work for each subject
+        that was created since the last call."""
+        if self._room_owed == 0:
+            return
+        self.expire(now_ms, EXPIRE_PER_CREATION * self._room_owed)
+        self._room_owed = 0
         while self.count > self._subjects_max or self.bytes > self._bytes_max:
             victim = self._victim(now_ms, keep)
             if victim is None:
@@ -338,6 +357,7 @@ class Subjects:
         if table.count == 0:
             self.bytes -= table_bytes(table)
             del self.tables[table.key]
+            self._last = None
             self._numbered[table.number] = None
             self._free_tables.append(table.number)
         self.slots[subject.slot] = None

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Final, final
+from typing import TYPE_CHECKING, Final, final
 
 from tidegate.core.cells import BLOCKED, CLEAN, Subject
+
+if TYPE_CHECKING:
+    from mypy_extensions import i64
 
 __all__ = ["Queue", "Table", "TablesBySize"]
 
@@ -78,7 +81,12 @@ class Table:
         return self._shard(identifier).get(identifier)
 
     def _shard(self, identifier: str) -> dict[str, Subject]:
-        return self.shards[hash(identifier) & self.mask] if self.mask else self.whole
+        mask = self.mask
+        if mask == 0:
+            return self.whole
+        # 64 bits: a hash does not fit into the compiler's usual integers, of which one bit says what they are.
+        number: i64 = hash(identifier)
+        return self.shards[number & mask]
 
     def add(self, subject: Subject) -> None:
         if self.count == Table.SPLIT_AT and self.mask == 0:

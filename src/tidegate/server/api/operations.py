@@ -30,7 +30,7 @@ from tidegate.server.api.schema import (
     decode_multi_limit,
     decode_multi_limit_plain,
 )
-from tidegate.server.api.warm import Asked, Bodies, WarmLimit
+from tidegate.server.api.warm import Bodies, WarmLimit
 from tidegate.server.catalog.sync import CatalogSync
 from tidegate.server.catalog.view import Caller, NamespaceView
 from tidegate.server.messages import JSON_LINE, Answer, Head, Route
@@ -69,7 +69,7 @@ class MultiLimitEnvelope(msgspec.Struct):
 
 
 def item_answers(
-    items: Sequence[LimitBody | Asked], plans: list[Plan], decisions: list[Decision]
+    items: list[LimitBody], plans: list[Plan], decisions: list[Decision]
 ) -> list[MultiLimitItem]:
     """What a batch answers for its items."""
     return [
@@ -190,7 +190,7 @@ class LimitOperations:
         self,
         head: Head,
         request_id: str,
-        items: list[Asked],
+        items: list[LimitBody],
         plans: list[Plan],
         requests: list[tuple[Limit, str, int]],
         sample: Sample | None,
@@ -203,7 +203,7 @@ class LimitOperations:
     def _finish_batch(
         self,
         call: Call,
-        items: Sequence[LimitBody | Asked],
+        items: list[LimitBody],
         plans: list[Plan],
         requests: list[tuple[Limit, str, int]],
         decisions: list[Decision] | None,

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
-from typing import Final
+from typing import Final, final
 
 from tidegate.core.model import Limit
 
@@ -23,6 +23,7 @@ RECORDS_EACH_MAX: Final = 400
 MAKE_ROOM_EVERY_S: Final = 1.0
 
 
+@final
 class Recorded:
     """Requests of one second with the same limit, cost and outcome."""
 
@@ -37,6 +38,7 @@ class Recorded:
         self.count = 1
 
 
+@final
 class Followed:
     """All requests of one identifier, in all namespaces of all workspaces."""
 
@@ -86,6 +88,7 @@ RecordedRow = tuple[str, int, int, int, int, bool, int]
 """Identifier, time in ms, cost, quota, duration in ms, whether allowed, and how many such requests."""
 
 
+@final
 class Recording:
     """One per process; used by the loop's thread only."""
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, final
 from tidegate.core._native import mypyc_attr
 from tidegate.core.model import Decision, Limit
 from tidegate.server.api.plans import Plan, Plans, Skips
-from tidegate.server.catalog.view import Caller, Callers
+from tidegate.server.catalog.view import Caller, Callers, NamespaceView
 from tidegate.server.messages import JSON_LINE, Answer, Handler, Head, Stream
 from tidegate.telemetry.topk import Thinning
 
@@ -71,8 +71,8 @@ class Bodies:
         without."""
         self._decode: Final[Callable[[bytes], Any]] = decode
         self._decode_batch: Final[Callable[[bytes], list[Any]]] = decode_batch
-        self._fields_of: Final[Callable[[Any], tuple[str, str, int, int, Any]]] = fields_of
-        self._unset: Final[object] = unset
+        self.fields_of: Final[Callable[[Any], tuple[str, str, int, int, Any]]] = fields_of
+        self.unset: Final[object] = unset
         self._kept_max: Final[int] = kept_max
         self._recent: dict[bytes, Asked] = {}
         self._before: dict[bytes, Asked] = {}
@@ -100,31 +100,24 @@ class Bodies:
         if len(body) > BODY_BYTES_MAX:
             return None
         try:
-            found = self._checked([self._decode(body)], body)
+            namespace, identifier, quota, duration_ms, cost = self.fields_of(self._decode(body))
         except Exception:  # noqa: BLE001 - the whole operation decodes again, and says what is wrong
             return None
-        return None if found is None else found[0]
+        is_one = cost is self.unset
+        # A property that comes twice is refused: parsers differ in which one they use (`schema`).
+        if body.count(b'"') != (MARKS if is_one else MARKS_WITH_COST):
+            return None
+        return Asked(namespace, identifier, quota, duration_ms, 1 if is_one else cost)
 
-    def read_batch(self, body: bytes) -> list[Asked] | None:
-        """What the items of a batch ask for, by names that need no escaping in the answer; None if it is not a usual
-        one. Batches are not remembered: what that saves in decoding, it costs in memory that is not in the cache."""
+    def read_batch(self, body: bytes) -> list[Any] | None:
+        """The items of a batch, with names that need no escaping in the answer; None if it is not a usual one. Batches
+        are not remembered: what that saves in decoding, it costs in memory that is not in the cache."""
         if len(body) > BATCH_BYTES_MAX or body.find(b"\\") >= 0:
             return None
         try:
-            return self._checked(self._decode_batch(body), body)
+            return self._decode_batch(body)
         except Exception:  # noqa: BLE001 - the same
             return None
-
-    def _checked(self, items: list[Any], body: bytes) -> list[Asked] | None:
-        found: list[Asked] = []
-        marks = 0
-        for item in items:
-            namespace, identifier, quota, duration_ms, cost = self._fields_of(item)
-            is_one = cost is self._unset
-            marks += MARKS if is_one else MARKS_WITH_COST
-            found.append(Asked(namespace, identifier, quota, duration_ms, 1 if is_one else cost))
-        # A property that comes twice is refused: parsers differ in which one they use (`schema`).
-        return found if body.count(b'"') == marks else None
 
 
 @final
@@ -144,7 +137,7 @@ class WarmLimit:
         record_denial: Callable[[Plan, str, Decision, int, int, int], None],
         wait: Callable[[Head, str, Plan, str, int, Sample | None], Answer | Coroutine[Any, Any, Answer]],
         wait_batch: Callable[
-            [Head, str, list[Asked], list[Plan], list[tuple[Limit, str, int]], Sample | None],
+            [Head, str, list[Any], list[Plan], list[tuple[Limit, str, int]], Sample | None],
             Answer | Coroutine[Any, Any, Answer],
         ],
         whole: Handler,
@@ -171,7 +164,7 @@ class WarmLimit:
         ] = wait
         self._wait_batch: Final[
             Callable[
-                [Head, str, list[Asked], list[Plan], list[tuple[Limit, str, int]], Sample | None],
+                [Head, str, list[Any], list[Plan], list[tuple[Limit, str, int]], Sample | None],
                 Answer | Coroutine[Any, Any, Answer],
             ]
         ] = wait_batch
@@ -197,10 +190,15 @@ class WarmLimit:
         if caller is None or caller.is_metered:
             return None
         asked = self._bodies.find(body)
-        plan = None if asked is None else self._plan(caller, asked)
-        if asked is None or plan is None:
+        if asked is None:
+            return None
+        namespace = self._namespace(caller, asked.namespace)
+        if namespace is None:
             return None
         identifier = asked.identifier
+        plan = self._plan(caller, namespace, identifier, asked.quota, asked.duration_ms)
+        if plan is None:
+            return None
         cost = asked.cost
         sample = self._sample()
         decision = self._attempt(plan.limit, identifier, cost, None)
@@ -220,12 +218,31 @@ class WarmLimit:
             return None
         plans: list[Plan] = []
         requests: list[tuple[Limit, str, int]] = []
-        for asked in items:
-            plan = self._plan(caller, asked)
+        begins: list[str] = []
+        fields_of = self._bodies.fields_of
+        unset = self._bodies.unset
+        marks = 0
+        namespace: NamespaceView | None = None
+        last = ""
+        begin = ""
+        for item in items:
+            name, identifier, quota, duration_ms, cost = fields_of(item)
+            is_one = cost is unset
+            marks += MARKS if is_one else MARKS_WITH_COST
+            if namespace is None or name != last:
+                namespace = self._namespace(caller, name)
+                if namespace is None:
+                    return None
+                last = name
+                begin = f'{{"namespace":"{name}","identifier":"'
+            plan = self._plan(caller, namespace, identifier, quota, duration_ms)
             if plan is None:
                 return None
             plans.append(plan)
-            requests.append((plan.limit, asked.identifier, asked.cost))
+            requests.append((plan.limit, identifier, 1 if is_one else cost))
+            begins.append(begin)
+        if body.count(b'"') != marks:
+            return None
         sample = self._sample()
         decisions = self._attempt_many(requests, None)
         request_id = self._new_id()
@@ -233,15 +250,9 @@ class WarmLimit:
             return self._wait_batch(head, request_id, items, plans, requests, sample)
         passed = True
         texts: list[str] = []
-        namespace = ""
-        begin = ""
-        for i, asked in enumerate(items):
-            if asked.namespace != namespace:
-                namespace = asked.namespace
-                begin = f'{{"namespace":"{namespace}","identifier":"'
-            decision = decisions[i]
+        for i, decision in enumerate(decisions):
             passed = passed and decision.allowed
-            texts.append(plans[i].item(begin, asked.identifier, decision))
+            texts.append(plans[i].item(begins[i], requests[i][1], decision))
         if not head.metrics_off:
             self.record_batch(requests, plans, decisions, passed, sample)
         meta = f'{{"meta":{{"requestId":"req_{request_id}"}},"data":{{"passed":'
@@ -255,20 +266,20 @@ class WarmLimit:
             return None
         return self._activity.begin()
 
-    def _plan(self, caller: Caller, asked: Asked) -> Plan | None:
-        """The plan of what a body asks for; None if there is more to check or to find out."""
-        workspace = caller.workspace
-        namespace = workspace.namespaces.get(asked.namespace)
-        if (
-            namespace is None
-            or namespace.is_deleted
-            or not (caller.can_limit or caller.may("limit", namespace.id))
-        ):
+    def _namespace(self, caller: Caller, name: str) -> NamespaceView | None:
+        """A namespace that the caller may limit in; None if there is more to check."""
+        namespace = caller.workspace.namespaces.get(name)
+        if namespace is None or namespace.is_deleted:
             return None
-        identifier = asked.identifier
+        return namespace if caller.can_limit or caller.may("limit", namespace.id) else None
+
+    def _plan(
+        self, caller: Caller, namespace: NamespaceView, identifier: str, quota: int, duration_ms: int
+    ) -> Plan | None:
+        """The plan of what is asked for; None if there is more to find out."""
         if namespace.has_overrides and self._plans.cost(namespace, identifier):
             return None
-        return self._plans.find(workspace.id, namespace, identifier, asked.quota, asked.duration_ms)
+        return self._plans.find(caller.workspace.id, namespace, identifier, quota, duration_ms)
 
     def record(
         self, plan: Plan, identifier: str, cost: int, decision: Decision, now_ms: int, sample: Sample | None
