@@ -102,10 +102,10 @@ class SharingContract:
     ) -> None:
         importer, other = await open_node(), await open_node()
         cells = await new_cells(importer)
-        time_ms = (await importer.pulse(REGION, timeout_s=TIMEOUT_S)).time_ms
         await importer.exchange([cells.message(3)], timeout_s=TIMEOUT_S)
         await share(importer, cells.entry("us", 30), cells.entry("\N{SNOWMAN}", 5))
-        await place.wait_until(time_ms + 20, importer)
+        learned_ms = (await importer.pulse(REGION, timeout_s=TIMEOUT_S)).time_ms
+        await place.wait_until(learned_ms + 20, importer)
         await share(importer, cells.entry("us", 31), cells.entry("\N{SNOWMAN}", 4))
         found = await other.usage(cells.digest, cells.sequence, timeout_s=TIMEOUT_S)
         ages = {region: age_ms for region, _, age_ms in found.regions}
@@ -279,7 +279,7 @@ class SharingContract:
         self, open_node: OpenNode, place: OriginPlace
     ) -> None:
         first, second = await open_node(), await open_node()
-        taken = await first.lease("a", life_ms=LIFE_MS, timeout_s=TIMEOUT_S)
+        taken = await first.lease("a", life_ms=60_000, timeout_s=TIMEOUT_S)
         state = ImportState("here", 1, 1, 2, 0, 7, taken.since_ms)
         held = await first.lease("a", life_ms=LIFE_MS, state=state, timeout_s=TIMEOUT_S)
         await place.wait_until(held.until_ms, second)
