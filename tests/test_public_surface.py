@@ -7,7 +7,6 @@ import importlib
 import inspect
 import json
 import pkgutil
-import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -16,6 +15,7 @@ from unittest.mock import create_autospec
 import pytest
 
 import tidegate
+from tests.untraced import run_untraced
 from tidegate.testing import AllowingLimiter
 
 # The packages of the extras, by the names under which they are imported.
@@ -228,7 +228,7 @@ def test_every_module_can_be_imported_and_exports_what_it_has(name: str) -> None
 
 def test_importing_the_library_imports_nothing_optional_and_nothing_that_is_not_used() -> None:
     code = "import json, sys, tidegate; tidegate.Limiter(); print(json.dumps(sorted(sys.modules)))"
-    answer = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    answer = run_untraced(code)
     loaded = set(json.loads(answer.stdout))
     assert "tidegate.runtime.limiter" in loaded
     assert {name for name in loaded if name.partition(".")[0] in OPTIONAL} == set()

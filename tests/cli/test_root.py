@@ -11,6 +11,7 @@ import click
 import pytest
 
 from tests.cli.conftest import PROGRAM, Invoke, Program
+from tests.untraced import run_untraced
 from tidegate import __version__, compiled
 from tidegate.cli import root as root_module
 from tidegate.cli.outcomes import EXIT_CODES, ExitCode
@@ -81,7 +82,7 @@ def test_help_loads_no_driver_no_server_and_no_telemetry() -> None:
         "loaded = [name for name in sys.modules]\n"
         "sys.stderr.write(' '.join(loaded))\n"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    done = run_untraced(program)
     loaded = set(done.stderr.split())
     assert loaded.isdisjoint(HEAVY)
     ours = {

@@ -1,13 +1,12 @@
 from __future__ import annotations
 
 import ssl
-import subprocess
-import sys
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.untraced import run_untraced
 from tidegate.adapters.memory import MemoryLedger, MemoryOrigin
 from tidegate.adapters.redis.origin import RedisOrigin
 from tidegate.adapters.redis.settings import parse_settings
@@ -194,8 +193,7 @@ def test_what_follows_three_slashes_is_the_path_of_a_sqlite_file(url: str, path:
 
 def _run(program: str) -> str:
     """What a Python of its own prints: its modules are not those of the other tests."""
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    return done.stdout
+    return run_untraced(program).stdout
 
 
 @pytest.mark.parametrize(

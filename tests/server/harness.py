@@ -16,6 +16,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple, Self
@@ -104,6 +105,14 @@ class TidegateServer:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if (
+            "COVERAGE_PROCESS_CONFIG" in os.environ
+            and self.process is not None
+            and self.process.poll() is None
+        ):
+            # `make coverage`: a process that is killed does not say what it ran.
+            with suppress(subprocess.TimeoutExpired):
+                self.stop(10)
         self.kill()
         self.log_path.unlink(missing_ok=True)
         if self._made_dir is not None:
