@@ -15,10 +15,12 @@ import pytest
 
 from tests.cli.conftest import PROGRAM, Invoke, InvokeJSON, Program
 from tidegate.adapters.catalogs import open_catalog
-from tidegate.adapters.urls import open_ledger
+from tidegate.adapters.urls import open_ledger, open_origin
 from tidegate.core.generations import cell_name
 from tidegate.core.model import LedgerRow
+from tidegate.core.sharing import ImportState
 from tidegate.ports import NamespaceRow, OverrideRow
+from tidegate.testing.servers import RedisServer
 
 HOUR_MS = 3_600_000
 
@@ -159,6 +161,30 @@ def test_ledger_shows_the_names_of_namespaces_that_a_server_counts_by_id(
 
 
 @pytest.mark.server
+@pytest.mark.server
+def test_ledger_shows_which_node_imports_for_the_region_of_a_redis(
+    invoke: Invoke, invoke_json: InvokeJSON, tmp_path: Path, fresh_redis: RedisServer
+) -> None:
+    asked = ("ledger", "--ledger", f"sqlite:///{tmp_path}/ledger.db", "--origin", fresh_redis.url)
+    invoke_json("migrate", "--ledger", f"sqlite:///{tmp_path}/ledger.db")
+    assert invoke_json(*asked)["importer"] == {"node": None, "for_ms": None, "behind_ms": None}
+    assert "no node imports for the region of this Redis; last import: never" in invoke(*asked).output
+
+    async def take() -> None:
+        origin = open_origin(fresh_redis.url)
+        taken = await origin.lease("node-7", life_ms=600_000, timeout_s=10)
+        state = ImportState("here", imported_at_ms=taken.time_ms, since_ms=taken.since_ms)
+        await origin.lease("node-7", life_ms=600_000, state=state, timeout_s=10)
+        await origin.close()
+
+    asyncio.run(take())
+    importer = invoke_json(*asked)["importer"]
+    assert importer["node"] == "node-7"
+    assert 0 <= importer["behind_ms"] <= importer["for_ms"]
+    assert "node-7 imports, for " in invoke(*asked).output
+    assert invoke_json(*asked)["importer"]["node"] == "node-7", "asking takes nothing over"
+
+
 def test_cleanup_deletes_expired_rows_and_prints_how_many(
     invoke: Invoke, invoke_json: InvokeJSON, server_url: str
 ) -> None:
