@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from struct import Struct
 from typing import TYPE_CHECKING, Final
 
@@ -479,13 +479,15 @@ class Http2Connection(ConnectionLifecycle):
             self._finish_message(stream, answer)
             return
         task = stream.task = self._server.loop.create_task(self._wait(answer, stream.head.timeout_s))
-        task.add_done_callback(lambda done: self._on_worked(stream, done))
+        task.add_done_callback(lambda done: self._on_worked(stream, answer, done))
 
     async def _wait(self, answer: Awaitable[bytes], timeout_s: float | None) -> bytes:
         async with asyncio.timeout(timeout_s):
             return await answer
 
-    def _on_worked(self, stream: Stream, task: asyncio.Task[bytes]) -> None:
+    def _on_worked(self, stream: Stream, answer: Awaitable[bytes], task: asyncio.Task[bytes]) -> None:
+        if isinstance(answer, Coroutine):
+            answer.close()  # of a call that was reset before it began
         if self._streams.get(stream.id) is not stream:
             if not task.cancelled():
                 task.exception()
