@@ -19,7 +19,10 @@ case "$*" in
     *version_info*) echo 3.11 ;;
     *"import tidegate"*) [[ -n ${PYTHONPATH:-} ]] && echo "0 src" || echo "${COMPILED:-1} installed" ;;
     *--collect-only*) ;;
-    *environment.py*) [[ -z ${NO_INSTALL:-} ]] ;;
+    *environment.py*)
+        until [[ -z ${WAITING:-} || -e $WAITING ]]; do sleep 0.01; done
+        [[ -z ${NO_INSTALL:-} ]]
+        ;;
     *)
         echo "ran: ${TIDEGATE_EXPECT_COMPILED:-} $*"
         [[ -z ${HANG:-} || $* != *$HANG* ]] || { echo $$ >"$HANGING"; sleep 600; }
@@ -32,6 +35,13 @@ esac
 PYTHONS = """#!/bin/bash
 echo "3.11 unused"
 echo "3.12 ${BUILD:-true}"
+"""
+# Replaces setsid on a machine so busy that it begins when the script has ended. The sixth argument is the directory
+# that the script then removes.
+LATE_SETSID = """#!/bin/bash
+echo $$ >"$WAITING"
+while [[ -d $6 ]]; do sleep 0.01; done
+exec /usr/bin/setsid "$@"
 """
 TITLES = [
     "-- Python 3.12, compiled, library tests",
@@ -116,3 +126,16 @@ def test_nothing_is_left_running_when_it_is_stopped(tree: Path) -> None:
     assert process.returncode == 130
     pid = int(file.read_text())
     wait_until(lambda: not Path(f"/proc/{pid}").exists(), timeout_s=30, what="the second run to end")
+
+
+def test_nothing_is_left_running_when_it_ends_before_the_other_runs_have_begun(tree: Path) -> None:
+    program = tree / "programs" / "setsid"
+    program.parent.mkdir()
+    program.write_text(LATE_SETSID)
+    program.chmod(0o755)
+    file = tree / "waiting"
+    path = f"{program.parent}:{os.environ['PATH']}"
+    code, _ = outcome(tree, NO_INSTALL="1", WAITING=str(file), PATH=path)
+    assert code == 1
+    pid = int(file.read_text())
+    wait_until(lambda: not Path(f"/proc/{pid}").exists(), timeout_s=30, what="the other runs to end")
