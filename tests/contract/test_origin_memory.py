@@ -1,11 +1,13 @@
 from __future__ import annotations
 
 import pytest
+from opentelemetry.sdk.trace import TracerProvider
 
 from tests.contract.origin_places import SetClock
 from tidegate.adapters.memory import MemoryOrigin
 from tidegate.core.model import OriginReply
 from tidegate.ports import Origin
+from tidegate.telemetry.otel import traced_origin
 from tidegate.testing.contracts.origin import OriginContract, OriginPlace, component, new_digest
 
 
@@ -31,6 +33,19 @@ class TestMemoryOrigin(OriginContract):
     @pytest.fixture
     def place(self) -> MemoryPlace:
         return MemoryPlace()
+
+
+class TracedPlace(MemoryPlace):
+    """Each call has a span, and answers as before."""
+
+    def node(self) -> Origin:
+        return traced_origin(super().node(), TracerProvider().get_tracer("test"))
+
+
+class TestTracedOrigin(OriginContract):
+    @pytest.fixture
+    def place(self) -> TracedPlace:
+        return TracedPlace()
 
 
 def test_a_restored_snapshot_is_an_older_copy_of_everything() -> None:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from tests.runtime.credit_fleet import CreditFleet, FarOrigin
 from tests.runtime.world import on_virtual_time
-from tidegate import Decision
+from tidegate import Decision, Request
 from tidegate.core.grants import CreditReply, CreditRequest, GrantRules
 from tidegate.runtime.pulse import PulseLoop
 from tidegate.sim.node_process import parts_of
@@ -41,6 +41,20 @@ async def test_all_at_once_exactly_the_quota_passes(nodes: int, quota: int) -> N
     await fleet.all_at_once(quota, max(2, 2 * quota // nodes))
     assert fleet.over == 0
     assert fleet.accepted() == quota
+    await fleet.stop()
+
+
+@on_virtual_time
+async def test_a_batch_without_waiting_is_decided_once_credit_covers_it() -> None:
+    fleet = CreditFleet(1)
+    await fleet.start()
+    batch = [Request(fleet.limit_of(1_000), name) for name in ("x", "y")]
+    limiter = fleet.limiters[0]
+    assert limiter.limit_many_nowait(batch) is None, "nothing is known of them"
+    assert [decision.remaining for decision in await limiter.limit_many(batch)] == [999, 999]
+    decisions = limiter.limit_many_nowait(batch)
+    assert decisions is not None
+    assert [decision.remaining for decision in decisions] == [998, 998]
     await fleet.stop()
 
 

@@ -156,6 +156,21 @@ def test_tasks_reserve_in_the_same_way() -> None:
 
 
 @on_virtual_time
+async def test_a_counter_that_comes_twice_is_reserved_for_both() -> None:
+    fleet = CreditFleet(2)
+    await fleet.start()
+    rule = fleet.limit_of(10)
+    twice = [Request(rule, "x", 3), Request(rule, "x", 4)]
+    async with fleet.limiters[0].reserve_many(twice) as reservation:
+        answers = [await fleet.limiters[1].limit(rule, "x") for _ in range(5)]
+        assert sum(map(bool, answers)) == 3
+        reservation.settle(1, 2)
+    answers = [await fleet.limiters[1].limit(rule, "x") for _ in range(6)]
+    assert sum(map(bool, answers)) == 4, "3 were used of what was reserved"
+    await fleet.stop()
+
+
+@on_virtual_time
 async def test_what_one_node_reserves_no_other_can_use() -> None:
     fleet = CreditFleet(3)
     await fleet.start()
