@@ -144,6 +144,7 @@ class Judge:
         """The verdict on a batch: the highest one of its items."""
         highest = FITS
         if len({item.subject for item in items}) == len(items):
+            # The usual batch: no subject comes twice.
             for item in items:
                 item.verdict = self.verdict(item, item.cost)
                 highest = max(highest, item.verdict)

@@ -67,9 +67,9 @@ class Subjects:
         "_last",
         "_last_key",
         "_ledger_duration_ms_min",
+        "_new",
         "_numbered",
         "_bytes_max",
-        "_room_owed",
         "_subjects_max",
         "bytes",
         "cells",
@@ -114,8 +114,8 @@ class Subjects:
         self._buckets: dict[int, list[Subject]] = {}
         self._due: list[int] = []
         self.count: int = 0
-        # Created since room was last made.
-        self._room_owed: int = 0
+        # How many were created since the last call of `make_room`.
+        self._new: int = 0
         # What the subjects and their tables take, by estimate.
         self.bytes: int = 0
         # Cells created so far, and those in memory now.
@@ -171,7 +171,7 @@ class Subjects:
         table.add(subject)
         self._by_size.grown(table)
         self.count += 1
-        self._room_owed += 1
+        self._new += 1
         self.bytes += SUBJECT_BYTES + text_bytes(identifier)
         subject.touched_ms = now_ms
         self._append(table.clean, subject)
@@ -289,10 +289,10 @@ class Subjects:
     def make_room(self, now_ms: int, keep: Subject | None) -> None:
         """Evict subjects until the bound holds again, never `keep`; and do a little of the expiry work for each subject
         that was created since the last call."""
-        if self._room_owed == 0:
+        if self._new == 0:
             return
-        self.expire(now_ms, EXPIRE_PER_CREATION * self._room_owed)
-        self._room_owed = 0
+        self.expire(now_ms, EXPIRE_PER_CREATION * self._new)
+        self._new = 0
         while self.count > self._subjects_max or self.bytes > self._bytes_max:
             victim = self._victim(now_ms, keep)
             if victim is None:

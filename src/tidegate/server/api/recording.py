@@ -3,7 +3,8 @@
 A replay needs every request of an identifier, not a sample of requests. So some identifiers are followed, with all of
 their requests. An operation that is sampled (`activity`) adds its identifier; when there is no room, the quieter half
 is dropped. A server with few identifiers follows all of them. A request of an identifier that is not followed costs one
-lookup in a dictionary. Equal requests within one second are one record with a number.
+lookup in a dictionary. Equal requests within one second are one record with a number. Compiled with the core where
+that is possible (setup.py).
 """
 
 from __future__ import annotations

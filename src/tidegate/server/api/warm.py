@@ -241,7 +241,7 @@ class WarmLimit:
             plans.append(plan)
             requests.append((plan.limit, identifier, 1 if is_one else cost))
             begins.append(begin)
-        if body.count(b'"') != marks:
+        if body.count(b'"') != marks:  # as in `Bodies`: a property that comes twice
             return None
         sample = self._sample()
         decisions = self._attempt_many(requests, None)

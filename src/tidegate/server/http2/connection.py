@@ -486,8 +486,8 @@ class Http2Connection(ConnectionLifecycle):
             return await answer
 
     def _on_worked(self, stream: Stream, answer: Awaitable[bytes], task: asyncio.Task[bytes]) -> None:
-        if isinstance(answer, Coroutine):
-            answer.close()  # of a call that was reset before it began
+        if task.cancelled() and isinstance(answer, Coroutine):
+            answer.close()  # the call was reset, perhaps before it began
         if self._streams.get(stream.id) is not stream:
             if not task.cancelled():
                 task.exception()
