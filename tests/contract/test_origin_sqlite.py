@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.contract.origin_places import SetClock
-from tidegate.adapters.sqlite.origin import STATEMENT_CELLS, SQLiteOrigin, _Columns
+from tidegate.adapters.sqlite.origin import STATEMENT_CELLS, SQLiteOrigin, _Pace, _statements
 from tidegate.core.model import OriginReply
 from tidegate.core.sharing import Share
 from tidegate.errors import ConfigurationError, DependencyError
@@ -133,6 +133,17 @@ class TestSQLiteOrigin(OriginContract):
             left.append(place.entries())
         assert left == [251, 151, 51, 1]
 
+    async def test_two_writers_of_one_cell_in_a_large_merge_are_both_answered_with_its_total(
+        self, origin: Origin
+    ) -> None:
+        digests = [number.to_bytes(16, "big") for number in range(2 * STATEMENT_CELLS)]
+        ones = [component(digest, 2, writer="one") for digest in digests]
+        # A statement with as many cells as the others would end between the two.
+        other = component(digests[STATEMENT_CELLS - 1], 3, writer="other")
+        replies = await origin.merge([*ones, other], timeout_s=TIMEOUT_S)
+        assert replies[STATEMENT_CELLS - 1] == replies[-1] == OriginReply(5, 0)
+        assert replies.count(OriginReply(2, 0)) == len(ones) - 1
+
     async def test_a_file_that_is_replaced_is_found_by_every_node(
         self, place: SQLitePlace, open_node: OpenNode
     ) -> None:
@@ -161,7 +172,7 @@ async def test_a_file_that_can_never_work_is_a_configuration_error(
 
 def test_a_large_merge_is_written_in_the_order_of_the_table() -> None:
     components = [component(new_digest(), 1) for _ in range(2 * STATEMENT_CELLS + 7)]
-    statements = list(_Columns(components).statements())
+    statements = list(_statements(components, _Pace(len(components))))
     assert [len(statement.positions) for statement in statements] == [STATEMENT_CELLS, STATEMENT_CELLS, 7]
     order = [components[position].digest for statement in statements for position in statement.positions]
     assert order == sorted(each.digest for each in components)

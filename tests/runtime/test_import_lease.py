@@ -601,6 +601,31 @@ async def test_rows_that_are_lost_just_before_a_full_read_are_published_again() 
     await region.stop()
 
 
+class NoticedByWhatWasRead(MemoryLedger):
+    """Like a database server: a cursor from before the first row does not show that rows were lost."""
+
+    async def changes(self, cursor: str | None, **kwargs: Any) -> Changes:
+        found = await super().changes(cursor, **kwargs)
+        return found._replace(lost=found.lost and cursor is not None and not cursor.startswith("0/"))
+
+
+@on_virtual_time
+async def test_a_node_whose_lease_ended_for_a_moment_finds_the_loss_of_rows_that_it_had_read() -> None:
+    """How far it had read is newer than what the origin has of it."""
+    ledger, region, (node,) = await fleet(1, NoticedByWhatWasRead)
+    node.faults.fail("lease")
+    await node.accept("x", 30, HUNDRED)
+    await asyncio.sleep(1)
+    assert [one.regional for one in ledger.rows() if one.identifier == "x"] == [30]
+    while node.limiter.statistics().is_importer:  # noqa: ASYNC110 - another's state
+        await asyncio.sleep(0.01)
+    ledger.wipe()
+    node.faults.heal()
+    await asyncio.sleep(45)
+    assert [one.regional for one in ledger.rows() if one.identifier == "x"] == [30]
+    await region.stop()
+
+
 @on_virtual_time
 async def test_the_next_holder_finds_a_loss_that_the_last_one_did_not_repair() -> None:
     ledger, _, nodes = await fleet(3)

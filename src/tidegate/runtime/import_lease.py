@@ -162,15 +162,17 @@ class ImportLease:
 
     def _apply(self, lease: Lease, asked_s: float, wants: bool) -> None:
         loop = asyncio.get_running_loop()
-        # If the lease of a holder has a new start, the origin has lost its data, and with it what was imported.
-        is_new = asked_s >= self._held_until_s or self.lease is None or lease.since_ms != self.lease.since_ms
+        # If its start is new, another node has imported, or the origin has lost its data and what was imported. If not,
+        # this node continues, also when its lease had ended for a moment: it knows more than the origin has of it.
+        is_new = self.lease is None or lease.since_ms != self.lease.since_ms
         self.lease = lease
         self._answered_s = loop.time()
         is_mine = lease.holder == self.node_id and wants
         if is_mine and is_new:
             self.terms += 1
             self.state = lease.state
-            self._progress_s = loop.time()
+        if is_mine and asked_s >= self._held_until_s:
+            self._progress_s = loop.time()  # it begins now, or again
         # From before the message was sent, so that it ends here before it ends at the origin.
         self._held_until_s = asked_s + self._life_ms / 1000 if is_mine else asked_s
         state = lease.state

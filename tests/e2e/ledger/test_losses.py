@@ -12,7 +12,6 @@ from tests.e2e.ledger.world import (
     node_of,
     publish_of,
     seen,
-    until,
     until_all_see,
     until_publishes_are_answered,
 )
@@ -29,10 +28,16 @@ async def _filled(world: World, identifiers: Sequence[str], cost: int = 60) -> N
     fra = world.regions["fra"].nodes[0]
     for identifier in identifiers:
         await accept(fra, identifier, cost)
-    await until(
-        lambda: all((identifier, "fra") in world.database.counts() for identifier in identifiers),
-        "all are published",
-    )
+    published = {(identifier, "fra") for identifier in identifiers}
+    await world.until_rows(lambda rows: published <= rows.keys(), "all are published")
+
+
+async def _read_by_fra(world: World) -> dict[tuple[str, str], int]:
+    """Wait until fra has read all rows that are there, and one more, of iad, which is returned: that a row is missing
+    which no node has read, only the next full read finds."""
+    await accept(world.regions["iad"].nodes[0], "last", 70)
+    await until_all_see(world.regions["fra"].nodes, {"last": 70})
+    return {("last", "iad"): 70}
 
 
 async def test_a_wiped_ledger_is_filled_again(world: World) -> None:
@@ -41,10 +46,9 @@ async def test_a_wiped_ledger_is_filled_again(world: World) -> None:
     names = [f"user-{n}" for n in range(30)]
     await _filled(world, names)
     await until_all_see(world.nodes(), dict.fromkeys(names, 60))
+    expected = {(name, "fra"): 60 for name in names} | await _read_by_fra(world)
     await asyncio.to_thread(world.database.wipe)
-    await until(
-        lambda: world.database.counts() == {(name, "fra"): 60 for name in names}, "every row is there again"
-    )
+    await world.until_rows(lambda rows: rows == expected, "every row is there again")
     newcomer = await world.region("syd").start(world.database.url)
     await until_all_see([newcomer], dict.fromkeys(names, 60))
 
@@ -61,14 +65,11 @@ async def test_a_ledger_restored_from_an_older_copy_is_filled_again(world: World
     for name in before:
         await accept(fra, name, 10)
     expected = {(name, "fra"): 50 for name in before} | {(name, "fra"): 70 for name in after}
-    # That a row is missing which no node has read, only the next full read finds. So the last rows must be read.
     await until_all_see(world.regions["iad"].nodes, {name: count for (name, _), count in expected.items()})
-    await accept(world.regions["iad"].nodes[0], "last", 70)
-    expected["last", "iad"] = 70
-    await until_all_see(world.regions["fra"].nodes, {"last": 70})
-    await until(lambda: world.database.counts() == expected, "all is published")
+    expected |= await _read_by_fra(world)
+    await world.until_rows(lambda rows: rows == expected, "all is published")
     await asyncio.to_thread(restore)
-    await until(lambda: world.database.counts() == expected, "what the copy lacked is there again")
+    await world.until_rows(lambda rows: rows == expected, "what the copy lacked is there again")
 
 
 async def test_rows_that_vanish_one_by_one_are_found_by_the_next_full_read(world: World) -> None:
@@ -78,7 +79,7 @@ async def test_rows_that_vanish_one_by_one_are_found_by_the_next_full_read(world
         world.database.sql,
         f"DELETE FROM ratelimit_window_counts WHERE {world.database.text('identifier')} = 'bob'",
     )
-    await until(lambda: ("bob", "fra") in world.database.counts(), "it is there again")
+    await world.until_rows(lambda rows: ("bob", "fra") in rows, "it is there again")
 
 
 async def test_a_full_read_of_an_unharmed_ledger_publishes_nothing(world: World) -> None:
@@ -142,13 +143,13 @@ async def test_a_stale_replica_lowers_and_doubles_no_count(server_world: World) 
     fra = await world.region("fra").start(ledger, import_full_interval_ms=100)
     iad = await world.region("iad").start(ReplicaReader(world.ledger(), open_ledger(replica_url)))
     await accept(fra, "ada", 30)
-    await until(lambda: world.database.counts() == {("ada", "fra"): 30}, "it is published")
+    await world.until_rows(lambda rows: rows == {("ada", "fra"): 30}, "it is published")
     await ledger.catch_up(world.clock.now_ms())
     await until_all_see([iad], {"ada": 30})
     # The replica is not updated while counts go on; full reads show the region's own row as it was.
     await accept(fra, "ada", 25)
     await accept(fra, "bob", 40)
-    await until(lambda: world.database.counts().get(("ada", "fra")) == 55, "it is published")
+    await world.until_rows(lambda rows: rows.get(("ada", "fra")) == 55, "it is published")
     node = node_of(fra)
     assert node.importer is not None and node.publish is not None
     for _ in range(3):

@@ -162,7 +162,7 @@ async def test_what_a_neighbour_published_is_not_published_again(world: World) -
     first = await region.start(world.database.url)
     second = await region.start(world.database.url)
     await accept(first, "ada", 40)
-    await until(lambda: ("ada", "fra") in world.database.counts(), "the first has published")
+    await world.until_rows(lambda rows: ("ada", "fra") in rows, "the first has published")
     await until_all_see([second], {"ada": 40})
     await until_publishes_are_answered([first, second])
     # Now the second knows it from the ledger or from the origin; either way the region's row says so already.
@@ -194,14 +194,14 @@ async def test_a_region_that_restarts_with_an_empty_origin_gets_its_counts_back_
     first = world.region("fra")
     node = await first.start(world.database.url)
     await accept(node, "ada", 60)
-    await until(lambda: world.database.counts() == {("ada", "fra"): 60}, "it is published")
+    await world.until_rows(lambda rows: rows == {("ada", "fra"): 60}, "it is published")
     await node.stop()
     # A new process, and an empty origin.
     again = await world.region("fra").start(world.database.url)
     await until_all_see([again], {"ada": 60})
     assert await accept(again, "ada", 41) == 0
     assert await accept(again, "ada", 40) == 40
-    await until(lambda: world.database.counts() == {("ada", "fra"): 100}, "it continues from there")
+    await world.until_rows(lambda rows: rows == {("ada", "fra"): 100}, "it continues from there")
 
 
 async def test_the_previous_window_is_shared_too(world: World) -> None:

@@ -15,6 +15,7 @@ from tests.running_server import RunningServer
 from tidegate import AsyncLimiter, Limit, Tuning
 from tidegate.adapters.memory import MemoryOrigin
 from tidegate.adapters.urls import open_ledger
+from tidegate.core.grants import GrantRules
 from tidegate.core.model import LedgerRow
 from tidegate.ports import Clock, Ledger, Origin
 from tidegate.runtime.node import Node
@@ -40,6 +41,9 @@ BRISK: Final[Mapping[str, Any]] = {
     # Anticipation may deny, which would make counts depend on the speed of the machine.
     "anticipation": False,
 }
+
+# As long as credit lives, a node that is not asked for more does not hear of other regions.
+BRISK_CREDIT: Final = GrantRules(life_ms=250)
 
 # For loops whose turns a test runs itself. Their first tick comes after a random part of the interval, plus or minus
 # the jitter: with an hour and the usual 20 percent, one in forty came at once.
@@ -214,6 +218,19 @@ class FileDatabase(Database):
         return f"CAST({column} AS TEXT)"
 
 
+class BriskOrigin(MemoryOrigin):
+    """In memory, with the intervals of `BRISK`."""
+
+    def another(self) -> BriskOrigin:
+        other = BriskOrigin(clock=self._clock)
+        other._store = self._store
+        return other
+
+    @property
+    def rules(self) -> GrantRules:
+        return BRISK_CREDIT
+
+
 class Region:
     """Nodes around one origin in memory (or another one), and the ledger."""
 
@@ -257,7 +274,7 @@ class World:
 
     def region(self, name: str, *, origin: str | None = "memory") -> Region:
         """A new region; by default its origin is in memory and empty."""
-        store = MemoryOrigin(clock=self.clock) if origin == "memory" else origin
+        store = BriskOrigin(clock=self.clock) if origin == "memory" else origin
         self.regions[name] = Region(name, clock=self.clock, stack=self.stack, origin=store)
         return self.regions[name]
 
@@ -296,6 +313,15 @@ class World:
             count,
             (sequence + 2) * limit.duration_ms,
         )
+
+    async def until_rows(self, condition: Callable[[dict[tuple[str, str], int]], bool], what: str) -> None:
+        """Wait for what the database holds, by identifier and region. Read in a thread: a node that shares this event
+        loop would lose its lease while a command line client runs."""
+
+        async def holds() -> bool:
+            return condition(await asyncio.to_thread(self.database.counts))
+
+        await until(holds, what)
 
     async def publish(self, *rows: LedgerRow) -> None:
         """Publish as another region, which is not part of this test."""
