@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from tests.core.nodes import PLAIN, DictLedger, DictOrigin, Node
 from tidegate.core.ledger_sync import Found, Publication
 from tidegate.core.model import LedgerRow, Limit, OriginReply, Request, Tuning
+from tidegate.core.sharing import DUE
 from tidegate.core.windows import publish_threshold
 
 MINUTE = 60_000
@@ -405,3 +406,16 @@ def test_rows_of_subjects_that_were_evicted_meanwhile_are_ignored() -> None:
     node.ledger_sync.set_aside(publication, 0, T)
     node.ledger_sync.apply_publish(publication, 0, 1, T)
     assert nothing_to_publish(node)
+
+
+def test_what_the_origin_did_not_know_when_a_row_was_written_is_published_with_the_next_one() -> None:
+    """Without more traffic: the origin answers with its own total, which may be less than the node counts."""
+    node, origin = Node(region="fra", has_ledger=True), DictOrigin()
+    need = node.need(LIMIT, "a", 1, T)
+    node.origin_sync.apply_read(need, [OriginReply(0, 0), OriginReply(0, 0)], T)
+    node.limit(LIMIT, "a", 61, T, origin)
+    publication = planned(node)
+    assert node.ledger_sync.apply_claim(publication, 0, total=60, published=0, due=DUE)
+    node.ledger_sync.apply_publish(publication, 0, 1, T)
+    assert [row.regional for row in publication.rows] == [60]
+    assert [row.regional for row in planned(node).rows] == [61]

@@ -627,6 +627,23 @@ async def test_a_node_whose_lease_ended_for_a_moment_finds_the_loss_of_rows_that
 
 
 @on_virtual_time
+async def test_a_node_whose_lease_ended_reads_again_what_an_older_copy_of_the_origin_does_not_have() -> None:
+    ledger, region, (node,) = await fleet(1)
+    older = region.store._store.lease
+    ledger.publish_nowait([row("x", 400)])
+    await asyncio.sleep(1)
+    assert node.limiter.statistics().import_rows == 1
+    node.faults.fail("lease")
+    while node.limiter.statistics().is_importer:  # noqa: ASYNC110 - another's state
+        await asyncio.sleep(0.01)
+    region.store._store.lease = older
+    node.faults.heal()
+    await asyncio.sleep(1)
+    assert node.limiter.statistics().import_rows == 2
+    await region.stop()
+
+
+@on_virtual_time
 async def test_the_next_holder_finds_a_loss_that_the_last_one_did_not_repair() -> None:
     ledger, _, nodes = await fleet(3)
     for node in nodes:

@@ -134,6 +134,7 @@ def test_four_hundred_seeds_keep_the_invariants_and_every_fault_happens() -> Non
         pytest.param(1016992, id="without credit, a window that other clocks have begun before"),
         pytest.param(1020637, id="a reservation that was refused, and a late message that lets it go"),
         pytest.param(1024086, id="a crash of the only node that knew what an origin had lost"),
+        pytest.param(2100466, id="a count that the origin does not know when its row is written"),
         pytest.param(31434, id="a node that has published for itself, and an answer without its row"),
     ],
 )

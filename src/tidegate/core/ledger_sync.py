@@ -278,6 +278,8 @@ class LedgerSync:
             ledger.seen = self._global_view.full_imports
             self._rows_until_ms = max(self._rows_until_ms, row.expires_at_ms)
             self.pending.set_pressure(subject, cell, ledger, now_ms, row.duration_ms)
+            # The row has what the origin knew, which may be less than this node does.
+            self.pending.queue_publish(subject, cell)
 
     def fail_publish(self, publication: Publication, start: int, end: int) -> None:
         """These rows may not be in the ledger: they wait for the next turn."""

@@ -162,9 +162,15 @@ class ImportLease:
 
     def _apply(self, lease: Lease, asked_s: float, wants: bool) -> None:
         loop = asyncio.get_running_loop()
-        # If its start is new, another node has imported, or the origin has lost its data and what was imported. If not,
-        # this node continues, also when its lease had ended for a moment: it knows more than the origin has of it.
-        is_new = self.lease is None or lease.since_ms != self.lease.since_ms
+        known = self.lease
+        # If its start is new, another node has imported, or the origin has lost its data and what was imported. If it
+        # had only ended for a moment, this node continues: it has read more than the origin knows of. But an origin
+        # that knows something else than it answered last may be an older copy.
+        is_new = (
+            known is None
+            or lease.since_ms != known.since_ms
+            or (asked_s >= self._held_until_s and lease.state != known.state)
+        )
         self.lease = lease
         self._answered_s = loop.time()
         is_mine = lease.holder == self.node_id and wants
