@@ -121,8 +121,8 @@ DELETE_EXPIRED: Final = """
 
 # About ten million live cells.
 FILE_BYTES_MAX: Final = 1_073_741_824
-# Cells in one statement: about 0.1 ms. The statements of a large merge, and the rests between them, then delay few
-# requests: on one core at half of the maximum rate the p99 of the server is 1.1 ms; with 250 cells it was 2.5 ms.
+# Cells in one statement: about 0.1 ms. Requests wait that long for the thread that writes. With 250 the p99 of a server
+# on one core was twice as high.
 STATEMENT_CELLS: Final = 64
 # Subjects in one statement that reads. Requests wait for it: fewer statements are sooner done.
 READ_CELLS: Final = 250
