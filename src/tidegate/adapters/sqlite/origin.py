@@ -213,14 +213,14 @@ class _Statement:
 class _Pace:
     """Rests of a large merge, in proportion to the time that its thread has had of a core."""
 
-    __slots__ = ("_worked_s", "is_needed")
+    __slots__ = ("_is_needed", "_worked_s")
 
     def __init__(self, cells: int) -> None:
-        self.is_needed = cells > STATEMENT_CELLS
+        self._is_needed = cells > STATEMENT_CELLS
         self._worked_s = time.thread_time()
 
     def rest(self) -> None:
-        if self.is_needed:
+        if self._is_needed:
             time.sleep(min(REST_S_MAX, RESTS * (time.thread_time() - self._worked_s)))
             self._worked_s = time.thread_time()
 
@@ -248,7 +248,7 @@ def _statements(components: Sequence[Component], pace: _Pace) -> Iterator[_State
 
 def _read(connection: sqlite3.Connection, wanted: Sequence[Component], now_ms: int) -> list[OriginReply]:
     """Totals, and each writer's component."""
-    # In the order of the table, as in `_Columns.statements`.
+    # In the order of the table, as in `_statements`.
     digests = sorted({component.digest for component in wanted})
     found: dict[tuple[bytes, int], list[tuple[str, int]]] = {}
     for start in range(0, len(digests), READ_CELLS):
