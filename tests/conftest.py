@@ -44,9 +44,10 @@ def pytest_configure(config: pytest.Config) -> None:
         )
 
 
-# No test takes longer than this, even on a busy machine. A test that does is hanging: its process prints the traceback
-# of every thread and exits, which ends the run. Measuring coverage takes several times as long.
-HANGS_AFTER_S = 1_500 if "coverage" in sys.modules else 300
+# No test takes longer than this, even beside another run of all tests: the longest takes a minute alone. One that does
+# is hanging: its process prints the traceback of every thread and exits, which ends the run. Measuring coverage takes
+# several times as long.
+HANGS_AFTER_S = 1_500 if "coverage" in sys.modules else 600
 
 
 def watch_for_a_hang(config: pytest.Config) -> None:

@@ -37,12 +37,11 @@ def test_schemathesis_finds_no_fault(tmp_path: Path) -> None:
                 str(Path(sys.executable).parent / "schemathesis"),
                 *("--config-file", str(settings)),
                 *("run", f"{server.url}/openapi.json", "-H", f"Authorization: Bearer {workspace.key.secret}"),
-                *("--checks", "all", "--exclude-checks", NOT_OUR_CONTRACT, "--max-examples", "150"),
+                *("--checks", "all", "--exclude-checks", NOT_OUR_CONTRACT, "--max-examples", "50"),
                 *("--generation-deterministic", "--no-color"),
             ],
             capture_output=True,
             text=True,
-            timeout=300,
             check=False,
         )
     assert done.returncode == 0, done.stdout[-8_000:]

@@ -65,12 +65,13 @@ ANSWERS_EXCUSED_PERCENT_MAX = 2
 
 
 @pytest.mark.slow
-def test_four_hundred_seeds_keep_the_invariants_and_every_fault_happens() -> None:
+@pytest.mark.parametrize("first", [1, 101, 201, 301])
+def test_a_hundred_seeds_keep_the_invariants_and_every_fault_happens(first: int) -> None:
     summary = Summary()
-    for report in run_seeds(range(1, 401), Options(), jobs=2):
+    for report in run_seeds(range(first, first + 100), Options(), jobs=1):
         summary.add(report)
     assert [(one.seed, str(one.violations[0])) for one in summary.failures] == []
-    assert summary.passed == 400
+    assert summary.passed == 100
     assert summary.fired.keys() >= FAULTS
     assert_little_is_excused(summary)
 
