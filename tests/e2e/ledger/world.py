@@ -42,7 +42,7 @@ BRISK: Final[Mapping[str, Any]] = {
     "anticipation": False,
 }
 
-# As long as credit lives, a node that is not asked for more does not hear of other regions.
+# As long as its credit lives, a node that needs no more does not ask the origin, and learns nothing of other regions.
 BRISK_CREDIT: Final = GrantRules(life_ms=250)
 
 # For loops whose turns a test runs itself. Their first tick comes after a random part of the interval, plus or minus
