@@ -44,7 +44,7 @@ def pytest_configure(config: pytest.Config) -> None:
         )
 
 
-# No test takes longer than this, even beside another run of all tests: the longest takes a minute alone. One that does
+# No test takes longer than this. One of a minute took more than five beside another run of all tests. One that does
 # is hanging: its process prints the traceback of every thread and exits, which ends the run. Measuring coverage takes
 # several times as long.
 HANGS_AFTER_S = 1_500 if "coverage" in sys.modules else 600
