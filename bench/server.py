@@ -412,21 +412,21 @@ def shared(bench: Bench, out: Printer) -> None:
 
 
 def latency(bench: Bench, out: Printer) -> None:
-    """At half of the maximum rate, open loop.
+    """At half of the maximum rate of the slower server, open loop.
 
     Compared at the same rate and with bodies of the same size: `GET /livez` of the same process, which shows the cost
     of loop, sockets and machine; and Go. Rounds alternate, and a ratio is that of one round.
     """
     servers = (bench.embedded, bench.fleet)
-    rates = bench.rates
     for server in servers:
-        if server.name not in rates:
+        if server.name not in bench.rates:
             server.load(PATH, bench.bodies, WARM_S)
-            rates[server.name] = server.load(PATH, bench.bodies, bench.seconds).rate
+            bench.rates[server.name] = server.load(PATH, bench.bodies, bench.seconds).rate
+    rate_per_s = min(bench.rates[server.name] for server in servers) / 2
     bodies = bench.bodies.read_text().splitlines()
     loads: dict[str, Callable[[float], loadgen.Latencies]] = {}
 
-    def add(name: str, server: Contestant, rate_per_s: float, method: str, path: str) -> None:
+    def add(name: str, server: Contestant, method: str, path: str) -> None:
         requests = [server.post(path, body, method) for body in bodies]
         run = partial(
             bench.generator.run,
@@ -446,14 +446,14 @@ def latency(bench: Bench, out: Printer) -> None:
         loads[name] = load
 
     for server in servers:
-        add(server.name, server, rates[server.name] / 2, "POST", PATH)
-        add(f"{server.name}, GET /livez", server, rates[server.name] / 2, "GET", "/livez")
-        if isinstance(bench.go, Contestant):
-            add(f"{server.name}, Go", bench.go, rates[server.name] / 2, "POST", PATH)
+        add(server.name, server, "POST", PATH)
+        add(f"{server.name}, GET /livez", server, "GET", "/livez")
+    if isinstance(bench.go, Contestant):
+        add(bench.go.name, bench.go, "POST", PATH)
     found = turns(bench.seconds, bench.rounds, loads)
     out.figures()
     for server in servers:
-        what = f"{server.name}, {rates[server.name] / 2:,.0f}/s open loop"
+        what = f"{server.name}, {rate_per_s:,.0f}/s open loop"
         ours, trivial = found[server.name], found[f"{server.name}, GET /livez"]
         ratio = ours.over(trivial, "p99_ms")
         late = f"generator late {ours.middle('sent_late'):.2%}"
@@ -467,7 +467,7 @@ def latency(bench: Bench, out: Printer) -> None:
         out.row(f"p99.9, {what}", f"{ours.shown('p999_ms', 2)} ms", "", "")
         out.row(f"p99 of GET /livez, {what}", f"{trivial.shown('p99_ms', 2)} ms", "", "")
         if isinstance(bench.go, Contestant):
-            go = found[f"{server.name}, Go"]
+            go = found[bench.go.name]
             shown = f"{go.shown('p99_ms', 2)} ms; ours / it: {ours.over(go, 'p99_ms').shown(2)}"
             out.row(f"p99 of {bench.go.name}, {what}", shown, "", "")
 

@@ -1,8 +1,8 @@
 """An origin in a SQLite file: several processes of one machine share it, without any server.
 
 Laws: a merge is one transaction; a read takes no lock; expired cells are invisible at once and deleted a few at a
-time by later merges. Every statement does a whole call's work in one step and answers in one row: the driver hands
-the interpreter lock over at each step, so that a busy application would otherwise be waited for once per cell.
+time by later merges. A statement handles many cells in one step and answers in one row: the driver hands the
+interpreter lock over at each step, so that a busy application would otherwise be waited for once per cell.
 """
 
 from __future__ import annotations
