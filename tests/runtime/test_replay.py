@@ -395,7 +395,7 @@ async def test_a_large_command_is_planned_in_slices_and_a_stop_between_two_of_th
     left = [1_000]
     while left[-1] > SLICE_CELLS:
         await asyncio.sleep(0)
-        left.append(node.limiter.statistics().origin_dirty_subjects)
+        left.append(len(node.limiter._parts.engine.pending.dirty))
     assert max(before - after for before, after in pairwise(left)) <= SLICE_CELLS
     assert node.origin.count("merge") == 1, "the command waits for all its slices"
     await node.limiter.stop()

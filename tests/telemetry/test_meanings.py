@@ -191,6 +191,31 @@ async def test_dirty_subjects_are_subjects_and_the_lag_is_the_age_of_the_oldest_
     node.faults.heal("merge")
     await asyncio.sleep(10)
     assert (value(node, "origin_dirty_subjects"), value(node, "replay_lag_seconds")) == (0, 0)
+    node.faults.hang("merge")
+    await node.accept("x")
+    await turns()
+    assert value(node, "origin_dirty_subjects") == 1, "on its way is not acknowledged"
+    await node.accept("x")
+    assert value(node, "origin_dirty_subjects") == 1, "the same subject, dirty again"
+    node.faults.heal("merge")
+    await region.stop()
+
+
+@on_virtual_time
+async def test_dirty_subjects_are_also_those_with_counts_in_messages_of_credit() -> None:
+    region = Region(credit=True)
+    node = region.node()
+    await node.accept("x", 5)
+    await asyncio.sleep(2)
+    assert value(node, "origin_dirty_subjects") == 0
+    node.faults.hang("exchange")
+    await node.accept("x")
+    await asyncio.sleep(0.1)
+    assert node.faults.fired["exchange"] == 1
+    assert value(node, "origin_dirty_subjects") == 1, "on its way is not acknowledged"
+    node.faults.heal("exchange")
+    await asyncio.sleep(2)
+    assert value(node, "origin_dirty_subjects") == 0
     await region.stop()
 
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from random import Random
 from typing import Final
@@ -84,6 +84,8 @@ class Exchanges(GroupCommit):
         self._on_work = on_work
         self._tasks: set[asyncio.Task[None]] = set()
         self._timers: set[asyncio.TimerHandle] = set()
+        # What was planned, and has no answer yet.
+        self._unanswered: set[Exchange] = set()
         # True while `_send_asks` is about to run.
         self._is_asking = False
         # True from `close` on: what is left is sent by `flush`.
@@ -209,6 +211,7 @@ class Exchanges(GroupCommit):
 
     def _spawn(self, exchange: Exchange) -> None:
         unsent = [exchange]
+        self._unanswered.add(exchange)
         task = asyncio.get_running_loop().create_task(self._ask_now(unsent))
         self._tasks.add(task)
         task.add_done_callback(lambda task: self._on_ended(task, unsent))
@@ -243,12 +246,14 @@ class Exchanges(GroupCommit):
             served = self._sync.apply(
                 exchange, replies, self._gate.now_ms(), self._gate.clock_ms(), patience_ms
             )
+        self._unanswered.discard(exchange)
         self._finish(served)
 
     def fail(self, exchange: Exchange) -> None:
         """No answer will come."""
         with self._gate:
             served = self._sync.fail(exchange, self._gate.clock_ms())
+        self._unanswered.discard(exchange)
         self._finish(served)
 
     def _finish(self, served: Served) -> None:
@@ -316,7 +321,17 @@ class Exchanges(GroupCommit):
             await asyncio.sleep(self._rests * (loop.time() - began_s))
         return taken, len(exchange.requests)
 
+    def _sent(self) -> Iterable[Subject]:
+        for each in list(self._unanswered):
+            for subject, request, acked in zip(each.subjects, each.requests, each.acked, strict=True):
+                counts = zip(
+                    request.cells, acked, strict=False
+                )  # a message that gives credit back has counted nothing
+                if subject is not None and any(cell.own > known for cell, known in counts):
+                    yield subject
+
     async def _send_or_fail(self, exchange: Exchange) -> None:
+        self._unanswered.add(exchange)
         is_answered = False
         try:
             await self.send(exchange)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable
 from random import Random
 from typing import ClassVar, Final
 
 from tidegate.adapters.backoff import Backoff
+from tidegate.core.cells import Subject
 from tidegate.core.gate import Gate
 from tidegate.core.model import Tuning
 from tidegate.core.pending import Pending
@@ -118,7 +120,7 @@ class GroupCommit:
             "origin_operations": {name: n for each in calls for name, n in each.operations.items()},
             "origin_errors": {key: n for each in calls for key, n in each.errors.items()},
             "origin_latency": {name: one.snapshot() for each in calls for name, one in each.latency.items()},
-            "origin_dirty_subjects": len(self._pending.dirty),
+            "origin_dirty_subjects": self._unacknowledged(),
             "replay_lag_s": 0.0 if self.behind_since_s is None else now_s - self.behind_since_s,
         }
 
@@ -126,6 +128,15 @@ class GroupCommit:
         """There may be something to send. On the node's own event loop."""
         self.is_reporting = True
         self._woken.set()
+
+    def _sent(self) -> Iterable[Subject]:
+        """The subjects with counts in messages that have no answer yet. From any thread."""
+        raise NotImplementedError
+
+    def _unacknowledged(self) -> int:
+        """How many subjects have counts that the origin has not acknowledged: to be sent, or on their way."""
+        sent = {subject for subject in self._sent() if subject.table >= 0 and not subject.is_dirty}
+        return len(self._pending.dirty) + len(sent)
 
     async def _report(self, waiting: int) -> tuple[int, int]:
         """One command: how many of the waiting subjects were looked at, and how much it carried."""

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable
 from typing import Final
 
 from tidegate.adapters.backoff import Backoff
+from tidegate.core.cells import Subject
 from tidegate.core.gate import Gate
 from tidegate.core.model import OriginReply, Tuning
 from tidegate.core.origin_sync import OriginSync, Replay
@@ -57,6 +58,14 @@ class ReplayLoop(GroupCommit):
         self._sync = sync
         self._timeout_s = tuning.replay_timeout_ms / 1000
         self.cells_merged: int = 0
+        # The command that has no answer yet, in slices.
+        self._slices: deque[Replay] = deque()
+
+    def _sent(self) -> Iterable[Subject]:
+        for each in list(self._slices):
+            for subject, component, acked in zip(each.subjects, each.components, each.acked, strict=True):
+                if component.own > acked:
+                    yield subject
 
     async def _merge(self, slices: Iterable[Replay]) -> list[OriginReply]:
         components = [component for each in slices for component in each.components]
@@ -72,7 +81,7 @@ class ReplayLoop(GroupCommit):
         Planned and acknowledged in slices, with turns of the event loop between them.
         """
         sync, gate = self._sync, self._gate
-        slices: deque[Replay] = deque()
+        slices = self._slices = deque[Replay]()
         taken = cells = 0
         try:
             while taken < waiting and cells < self._full:
@@ -103,8 +112,7 @@ class ReplayLoop(GroupCommit):
                     await asyncio.sleep(0)
             self.cells_merged += cells
         finally:
-            if slices:
-                with gate:
-                    for replay in slices:
-                        sync.fail_replay(replay)
+            with gate:
+                while slices:
+                    sync.fail_replay(slices.popleft())
         return taken, cells
