@@ -95,6 +95,7 @@ async def test_rows_whose_names_are_not_utf_8_are_skipped_and_counted_and_all_ot
         ("region", "CAST(x'fffe' AS TEXT)", 1),
         ("updated_at", "'abc'", 0),
         ("updated_at", "x'00'", 0),
+        ("duration_ms", "0", 1),
     ],
 )
 async def test_values_of_a_type_that_tidegate_never_writes_stop_no_import(

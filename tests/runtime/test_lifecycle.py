@@ -10,6 +10,7 @@ from tests.runtime.world import EPOCH_MS, HUNDRED_A_MINUTE, MILLION_AN_HOUR, Reg
 from tidegate import AsyncLimiter, ConfigurationError, Limiter, Request
 from tidegate.adapters.memory import MemoryLedger, MemoryOrigin
 from tidegate.errors import Closed, DependencyError, RegionMismatch, SchemaMissing
+from tidegate.runtime.importer import ImportLoop
 from tidegate.testing.clock import ManualClock
 from tidegate.testing.faults import FailingOrigin, TrackingOrigin
 from tidegate.testing.limiters import make_async_limiter, make_limiter
@@ -110,6 +111,26 @@ async def test_an_origin_that_is_down_at_the_start_is_not_an_error_and_is_used_l
     health = {line.name: line for line in node.limiter.health()}
     assert health["origin"].ok
     assert "clock offset 0 ms" in health["origin"].detail
+    await region.stop()
+
+
+@on_virtual_time
+async def test_a_background_loop_that_ends_by_a_fault_of_ours_is_a_line_of_health(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_args: object) -> None:
+        raise ZeroDivisionError("a fault of ours")
+
+    monkeypatch.setattr(ImportLoop, "_note_answer", fail)
+    region = Region(ledger=MemoryLedger())
+    node = region.node(with_origin=False)
+    await node.limiter.start()
+    await turns()
+    assert await node.accept("x", 5) == 5
+    (line,) = [line for line in node.limiter.health() if line.name == "background loops"]
+    assert not line.ok
+    assert "ZeroDivisionError('a fault of ours')" in line.detail
+    assert caplog.text.count("a background loop ended") == 1
     await region.stop()
 
 

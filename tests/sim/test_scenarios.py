@@ -61,7 +61,7 @@ def test_a_failed_expectation_is_reported_with_path_wanted_and_got(tmp_path: Pat
     file = written(tmp_path / "wrong.json", step)
     result = simulated(file)
     assert result.exit_code == 1
-    assert "FAILED  a scenario" in result.output
+    assert f"FAILED  a scenario ({file})" in result.output
     assert "step 1 (limit).remaining: wanted 3, got 9" in result.output
     assert result.output.splitlines()[-1] == "0 passed, 1 failed"
 
@@ -100,6 +100,8 @@ LIMIT = {"t_ms": T_MS, "node": "a1", "op": "limit", **REQUEST}
         ({**LIMIT, "op": "limt"}, "op 'limt' is unknown"),
         ({**LIMIT, "node": "b1"}, "there is no node 'b1'"),
         ({**LIMIT, "t_ms": "now"}, "t_ms must be an integer"),
+        ({**LIMIT, "t_ms": -5}, "t_ms must be 0 or more, not -5"),
+        ({**LIMIT, "count": -1}, "count must be 1 or more, not -1"),
         ({**LIMIT, "expct": {}}, "unknown field 'expct'"),
         ({**LIMIT, "expect_rows": []}, "cannot have expect_rows"),
         ({key: value for key, value in LIMIT.items() if key != "limit"}, "needs limit"),

@@ -14,7 +14,8 @@ from heapq import merge
 from itertools import islice
 from typing import Any, Final, NamedTuple
 
-from tidegate.core.model import LedgerRow, subject_digest
+from tidegate.core.generations import RESET_NAME, cell_of
+from tidegate.core.model import DURATION_MS_MAX, LedgerRow, subject_digest
 from tidegate.ports import RegionBeat
 
 __all__ = [
@@ -30,6 +31,9 @@ __all__ = [
 
 # What the port allows in one publish.
 ROWS_PER_PUBLISH_MAX: Final = 5_000
+
+# The end of the year 9999, in Unix ms. No cell and no reset is later, and numbers made from this one fit everywhere.
+TIME_MS_MAX: Final = 253_402_300_799_999
 
 # Rows handled between two turns of the event loop: about half a millisecond on a busy core.
 SLICE_ROWS: Final = 100
@@ -90,6 +94,16 @@ async def stored_rows(rows: Sequence[LedgerRow]) -> list[StoredRow]:
     return kept
 
 
+def _has_possible_numbers(row: LedgerRow) -> bool:
+    """Whether the numbers of a row can be those of a cell or a reset."""
+    if not 1 <= row.duration_ms <= DURATION_MS_MAX:
+        return False
+    if row.sequence == RESET_NAME:
+        return row.regional <= TIME_MS_MAX
+    sequence, generation = cell_of(row.sequence, row.duration_ms)
+    return sequence >= 0 and max(sequence * row.duration_ms, generation) <= TIME_MS_MAX
+
+
 class RowReader:
     """Turns records of (subject, sequence, region, workspace, namespace, identifier, duration_ms, count, expires_at,
     updated_at) into rows, and remembers how new the newest of each region is.
@@ -139,6 +153,9 @@ class RowReader:
                     expires,
                 )
             except UnicodeDecodeError:
+                self.unreadable += 1
+                continue
+            if not _has_possible_numbers(row):
                 self.unreadable += 1
                 continue
             self.rows.append(row)

@@ -110,6 +110,8 @@ class Node:
         self._tasks: list[asyncio.Task[None]] = []
         # Why the ledger cannot be used; None once it was opened.
         self._ledger_problem: str | None = "not opened yet"
+        # Why a loop has ended by itself, which none does.
+        self._fault: BaseException | None = None
         # Set when requests need not wait for the start any longer: the origin was opened, or could not be.
         self.can_decide: Final[asyncio.Event] = asyncio.Event()
         self.sweep: Final[Sweep] = Sweep(
@@ -338,6 +340,7 @@ class Node:
                 self._on_loop_closed()
         elif (error := task.exception()) is not None:
             # Failures of dependencies are handled in the loops: this is a fault of ours.
+            self._fault = error
             logger.error("a background loop ended with an unexpected error: %r", error, exc_info=error)
 
     async def stop(self, timeout_s: float | None = None) -> bool:
@@ -531,7 +534,7 @@ class Node:
         return [part.calls.breaker for part in parts if part is not None]
 
     def health(self, now_s: float) -> list[Health]:
-        """One line per dependency. Decisions continue in any case."""
+        """One line per dependency, and one for a fault of ours. Decisions continue in any case."""
         found: list[Health] = []
         if self.pulse is not None:
             found.append(Health("origin", self.pulse.is_alive and self.pulse.is_ours, self._origin_detail()))
@@ -548,6 +551,9 @@ class Node:
         for breaker in self._breakers():
             state = breaker.state(now_s)
             found.append(Health(f"breaker {breaker.name}", state != "open", state))
+        if self._fault is not None:
+            detail = f"one ended with {self._fault!r}; restart the process, and report this"
+            found.append(Health("background loops", False, detail))
         return found
 
     def _origin_detail(self) -> str:

@@ -82,8 +82,10 @@ _KNOWN: Final = frozenset(
         *_REQUEST,
     }.union(*(required for required, _ in OPERATIONS.values()))
 )
-# Fields of the format that must be integers. The limiter itself checks the values of a request.
-_NUMBERS: Final = frozenset({"t_ms", "amount", "count", "index", "cutoff_ms", "sequence", "life_ms"})
+# Fields of the format that must be integers, and the lowest of each. The limiter itself checks the values of a request.
+_NUMBERS: Final = {
+    "t_ms": 0, "amount": 0, "count": 1, "index": 0, "cutoff_ms": 0, "sequence": 0, "life_ms": 0,
+}  # fmt: skip
 
 
 class MalformedScenario(TidegateError):
@@ -326,8 +328,8 @@ def _step(place: str, number: int, raw: object) -> Step:
                 raise MalformedScenario(f"{place}: cannot have {name}")
         elif name not in _KNOWN:
             raise MalformedScenario(f"{place}: unknown field {name!r}")
-        elif name in _NUMBERS and (isinstance(value, bool) or not isinstance(value, int)):
-            raise MalformedScenario(f"{place}: {name} must be an integer, not {value!r}")
+        elif name in _NUMBERS:
+            _check_number(place, name, value)
     if op in {"limit", "concurrent"} and "identifier" not in raw and "identifier_pattern" not in raw:
         raise MalformedScenario(f"{place}: needs identifier, or identifier_pattern")
     if "requests" in raw:
@@ -338,6 +340,13 @@ def _step(place: str, number: int, raw: object) -> Step:
     if "rows" in raw:
         _check_items(place, "rows", raw["rows"], _ROW, _ROW | {"updated_at"})
     return Step(number, op, raw.get("t_ms"), raw, place)
+
+
+def _check_number(place: str, name: str, value: object) -> None:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise MalformedScenario(f"{place}: {name} must be an integer, not {value!r}")
+    if value < _NUMBERS[name]:
+        raise MalformedScenario(f"{place}: {name} must be {_NUMBERS[name]} or more, not {value}")
 
 
 def _check_items(

@@ -17,7 +17,9 @@ def _totals(outcomes: Sequence[Outcome]) -> str:
 def lines(outcomes: Sequence[Outcome]) -> Iterator[str]:
     """One line per scenario, one per difference, and a last line with the totals."""
     for outcome in outcomes:
-        yield f"{'ok    ' if outcome.ok else 'FAILED'}  {outcome.scenario.name}"
+        name = outcome.scenario.name
+        # The name alone does not say which of several files to look into.
+        yield f"ok      {name}" if outcome.ok else f"FAILED  {name} ({outcome.scenario.file})"
         for difference in outcome.differences:
             yield f"          {difference}"
     yield _totals(outcomes)

@@ -268,7 +268,7 @@ METRICS: Final[tuple[Metric, ...]] = (
     Metric(
         "global_import_rows_unreadable_total",
         "counter",
-        "Rows of the ledger that an import skipped, because their names are not UTF-8.",
+        "Rows of the ledger that an import skipped: a name is not UTF-8, or a number not one of a window.",
         "It rises: something other than Tidegate writes to its tables. All other rows are imported.",
     ),
     Metric(

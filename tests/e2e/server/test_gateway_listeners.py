@@ -213,6 +213,20 @@ def test_the_public_listener_needs_a_key_with_the_permission(shared: GatewayServ
     assert statuses == [200] * 5 + [429]
 
 
+def test_a_check_uses_as_much_of_the_quota_as_it_has_descriptors(shared: GatewayServer) -> None:
+    workspace = shared.workspace(quota=5, quota_duration_ms=3_600_000)
+
+    def check(*users: str) -> Reply:
+        target = "/v1/check?domain=edge" + "".join(f"&descriptor=user%3D{user}" for user in users)
+        return shared.check_at(shared.port, target, authorization=f"Bearer {workspace.key.secret}")
+
+    first = check("quota-a", "quota-b", "quota-c")
+    assert (first.status, first.headers["ratelimit-remaining"]) == (200, "2")
+    assert check("quota-a", "quota-b", "quota-c").problem.endswith("workspace_rate_limited")
+    assert check().status == 400, "an invalid one uses none"
+    assert check("quota-a", "quota-b").headers["ratelimit-remaining"] == "0"
+
+
 def test_long_fields_are_refused_within_the_bounds_of_the_http_api(shared: GatewayServer) -> None:
     assert shared.check("/v1/check?policy=api", x_user="x" * 4_097).status == 400
     assert shared.check("/v1/check?policy=api", x_user="x" * 40_000).status == 431

@@ -28,7 +28,7 @@ from tidegate.server.api.problems import Meta, Refusal, error_answer, invalid
 from tidegate.server.api.schema import Doubt
 from tidegate.server.api.turns import TurnBudget
 from tidegate.server.catalog.sync import CatalogFull, CatalogSync
-from tidegate.server.catalog.view import Caller, Callers, NamespaceView, WorkspaceView
+from tidegate.server.catalog.view import Caller, Callers, NamespaceView
 from tidegate.server.messages import JSON_LINE, Answer, Handler, Head, Route
 from tidegate.telemetry.logging import request_id as current_request
 
@@ -157,8 +157,7 @@ class Admission:
     def admit(self, call: Call, items: int = 1) -> Steps[Caller]:
         """The caller, after `items` of the workspace's quota have been used; or a `Refusal`."""
         caller = yield from self.identify(call)
-        if caller.workspace.quota is not None:
-            yield from self._use_quota(call, caller.workspace, items)
+        yield from self.use_quota(call, caller, items)
         return caller
 
     def spend(self, workspace_id: str, cost: int) -> Steps[None]:
@@ -251,8 +250,11 @@ class Admission:
             raise missing_permission(action, namespace)
         return namespace
 
-    def _use_quota(self, call: Call, workspace: WorkspaceView, items: int) -> Steps[None]:
-        assert workspace.quota is not None
+    def use_quota(self, call: Call, caller: Caller, items: int) -> Steps[None]:
+        """Use `items` of the workspace's quota, if it has one; or a `Refusal`."""
+        workspace = caller.workspace
+        if workspace.quota is None:
+            return
         now_ms = self.now_ms()
         decision = self._limiter.attempt(workspace.quota, workspace.id, items, now_ms)
         if decision is None:

@@ -14,6 +14,7 @@ from urllib.parse import quote
 
 from tidegate.errors import ConfigurationError
 from tidegate.server.api.admission import Admission, Call, Steps, missing_permission, wait
+from tidegate.server.catalog.view import Caller
 from tidegate.server.messages import Answer, Route, Whole, path_of
 from tidegate.server.rls.check import (
     BadCheck,
@@ -68,10 +69,11 @@ class CheckOperation:
         ]
 
     def _check(self, needs_key: bool, call: Call, _body: bytes) -> Steps[None]:
+        caller: Caller | None = None
         if needs_key:
             caller = self._admission.recall(call.head.authorization)
             if caller is None or caller.is_metered:
-                caller = yield from self._admission.admit(call)
+                caller = yield from self._admission.identify(call)
             if not caller.can_limit:
                 raise missing_permission("limit", None)
         whole = call.head.whole
@@ -81,6 +83,8 @@ class CheckOperation:
         except BadCheck as error:
             call.answer = _answer(bad_check(error), call.lines)
             return
+        if caller is not None:
+            yield from self._admission.use_quota(call, caller, len(question.descriptors))
         plan = self._service.plan(question.domain, question.descriptors, question.cost)
         decided = self._service.decide(plan)
         if isinstance(decided, Outcome):

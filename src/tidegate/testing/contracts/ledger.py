@@ -349,7 +349,7 @@ class LedgerContract:
         rows = [
             row("count", COUNT_MAX),
             row("more", 2**63 - 1),
-            row("long", duration_ms=2**40, sequence=2**20),
+            row("long", duration_ms=2**40, sequence=2**7),
             row("year", duration_ms=366 * 86_400_000, sequence=NOW_MS // (366 * 86_400_000)),
         ]
         await ledger.publish(rows, timeout_s=TIMEOUT_S)

@@ -219,7 +219,7 @@ class ServerLedgerContract(LedgerContract):
 
     # ---- a killed server
 
-    async def test_rows_whose_names_are_not_utf_8_are_skipped_and_counted_and_all_others_read(
+    async def test_rows_that_cannot_be_read_are_skipped_and_counted_and_all_others_read(
         self, ledger: Ledger, place: ServerLedgerPlace
     ) -> None:
         await publish(ledger, rows_of(10))
@@ -227,9 +227,11 @@ class ServerLedgerContract(LedgerContract):
             "subject, sequence, region, workspace_id, namespace, identifier, duration_ms, count, expires_at, "
             "updated_at"
         )
-        bad = {"region": "fffe", "workspace_id": "c3", "namespace": "80", "identifier": "636166e9"}
-        for number, (column, name) in enumerate(bad.items()):
-            changed = {column: binary(place, name), "subject": binary(place, f"{number:032x}")}
+        names = {"region": "fffe", "workspace_id": "c3", "namespace": "80", "identifier": "636166e9"}
+        bad = [{column: binary(place, name)} for column, name in names.items()]
+        bad += [{"duration_ms": "0"}, {"duration_ms": "0", "sequence": "-1"}, {"sequence": f"{2**63 - 1}"}]
+        for number, changed in enumerate(bad):
+            changed["subject"] = binary(place, f"{number:032x}")
             chosen = ", ".join(changed.get(each, each) for each in columns.split(", "))
             copied = f"SELECT {chosen} FROM ratelimit_window_counts ORDER BY subject DESC LIMIT 1"  # noqa: S608 - ours
             place.sql(f"INSERT INTO ratelimit_window_counts ({columns}) {copied}")
