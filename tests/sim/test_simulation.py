@@ -65,7 +65,7 @@ ANSWERS_EXCUSED_PERCENT_MAX = 2
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("first", [1, 101, 201, 301])
+@pytest.mark.parametrize("first", [1, 101])
 def test_a_hundred_seeds_keep_the_invariants_and_every_fault_happens(first: int) -> None:
     summary = Summary()
     for report in run_seeds(range(first, first + 100), Options(), jobs=1):
@@ -73,6 +73,9 @@ def test_a_hundred_seeds_keep_the_invariants_and_every_fault_happens(first: int)
     assert [(one.seed, str(one.violations[0])) for one in summary.failures] == []
     assert summary.passed == 100
     assert summary.fired.keys() >= FAULTS
+    assert summary.counts["answers"] > 12_500
+    assert summary.counts["answers compared with a single counter"] > 1_000
+    assert summary.counts["reservations"] > 75
     assert_little_is_excused(summary)
 
 
@@ -150,17 +153,6 @@ def assert_little_is_excused(summary: Summary) -> None:
     assert counts["cells excused"] * 100 <= counts["cells"] * CELLS_EXCUSED_PERCENT_MAX
     excused = sum(count for name, count in counts.items() if name.startswith("answers excused"))
     assert excused * 100 <= counts["answers"] * ANSWERS_EXCUSED_PERCENT_MAX
-
-
-def test_few_answers_and_few_cells_are_excused() -> None:
-    summary = Summary()
-    for report in run_seeds(range(1, 41), Options(), jobs=1):
-        assert report.violations == ()
-        summary.add(report)
-    assert summary.counts["answers"] > 5_000
-    assert summary.counts["answers compared with a single counter"] > 400
-    assert summary.counts["reservations"] > 30
-    assert_little_is_excused(summary)
 
 
 @pytest.mark.parametrize("method", ["on_recall", "_finish"])
