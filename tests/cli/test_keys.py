@@ -2,7 +2,9 @@ from __future__ import annotations
 
 import json
 import re
+import sqlite3
 import subprocess
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,7 @@ from tidegate.server.catalog.keys import (
     digest_of,
     override_urn,
 )
+from tidegate.server.process.config import CATALOG_FILE
 
 NOW_AND_THEN = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ")
 
@@ -245,6 +248,44 @@ def test_an_expiry_in_the_past_or_not_a_time_is_an_error(invoke: Invoke, data_di
     assert "--expires" in result.stderr
 
 
+@pytest.mark.parametrize("moment", ["99999999999d", "300000000000000w", "9999-12-31T23:59:59-12:00"])
+def test_an_expiry_after_the_year_9999_is_an_error_and_changes_nothing(
+    invoke: Invoke, invoke_json: InvokeJSON, data_dir: Path, moment: str
+) -> None:
+    made = invoke_json("keys", "create", "--data-dir", data_dir)
+    for arguments in (["create", "--expires", moment], ["expire", made["id"], "--at", moment]):
+        result = invoke("keys", *arguments, "--data-dir", data_dir)
+        assert result.exit_code == 2
+        assert arguments[-2] in result.stderr
+        assert f"{moment!r} is after the year 9999: give an earlier time" in result.stderr
+    (listed,) = invoke_json("keys", "list", "--data-dir", data_dir)["keys"]
+    assert (listed["id"], listed["expires"]) == (made["id"], None)
+
+
+def test_the_last_moment_of_the_year_9999_is_an_expiry(invoke_json: InvokeJSON, data_dir: Path) -> None:
+    made = invoke_json("keys", "create", "--data-dir", data_dir, "--expires", "9999-12-31T23:59:59.999")
+    assert made["expires"] == "9999-12-31T23:59:59Z"
+
+
+@pytest.mark.parametrize(
+    ("stored_ms", "shown"),
+    [
+        (2**53, "9999-12-31T23:59:59Z"),
+        (2**63 - 1, "9999-12-31T23:59:59Z"),
+        (-(2**63), "1970-01-01T00:00:00Z"),
+    ],
+)
+def test_a_stored_expiry_that_no_date_can_name_is_listed(
+    invoke: Invoke, invoke_json: InvokeJSON, data_dir: Path, stored_ms: int, shown: str
+) -> None:
+    made = [invoke_json("keys", "create", "--data-dir", data_dir)["id"] for _ in range(2)]
+    with closing(sqlite3.connect(data_dir / CATALOG_FILE)) as other, other:
+        other.execute("UPDATE ratelimit_keys SET expires_at = ? WHERE id = ?", (stored_ms, made[0].encode()))
+    listed = invoke_json("keys", "list", "--all", "--data-dir", data_dir)["keys"]
+    assert {key["id"]: key["expires"] for key in listed} == {made[0]: shown, made[1]: None}
+    assert shown in invoke("keys", "list", "--all", "--data-dir", data_dir).stdout
+
+
 def test_an_unknown_key_or_workspace_is_an_error(
     invoke: Invoke, invoke_json: InvokeJSON, data_dir: Path
 ) -> None:
@@ -304,6 +345,22 @@ def test_a_workspace_gets_a_quota_and_is_disabled(
     invoke_json("workspaces", "set", "new", "--quota", "5/s", "--data-dir", data_dir)
     assert [workspace["id"] for workspace in listed()] == ["acme", "new"]
     assert invoke("workspaces", "set", "acme", "--quota", "much", "--data-dir", data_dir).exit_code == 2
+
+
+@pytest.mark.parametrize(
+    ("quota", "expected"),
+    [
+        ("5 per 99999999999999h", "expected at most 36525 days, e.g. 1000/minute"),
+        ("9223372036854775808/minute", "expected at most 9223372036854775807 calls, e.g. 1000/minute"),
+    ],
+)
+def test_a_quota_that_cannot_be_stored_is_an_error_and_changes_nothing(
+    invoke_json: InvokeJSON, data_dir: Path, quota: str, expected: str
+) -> None:
+    before = invoke_json("workspaces", "set", "acme", "--quota", "5 per 36525 days", "--data-dir", data_dir)
+    refused = invoke_json("workspaces", "set", "acme", "--quota", quota, "--data-dir", data_dir, exit_code=2)
+    assert refused["error"] == {"type": "InvalidInput", "message": f"quota: got {quota!r}, {expected}"}
+    assert invoke_json("workspaces", "list", "--data-dir", data_dir)["workspaces"] == [before]
 
 
 @pytest.mark.parametrize("url_of", ["mariadb_url", "mysql_url", "postgres_url"])

@@ -14,7 +14,7 @@ from tidegate.cli.durations import DURATION
 from tidegate.cli.outcomes import json_option, print_result, warn
 from tidegate.cli.tables import table
 from tidegate.errors import InvalidInput
-from tidegate.server.catalog.keys import checked_permissions, why_without_effect
+from tidegate.server.catalog.keys import EXPIRES_AT_MS_MAX, checked_permissions, why_without_effect
 
 if TYPE_CHECKING:
     from tidegate.ports import CatalogChanges, KeyRow
@@ -55,10 +55,14 @@ class Moment(click.ParamType[int]):
         try:
             moment = datetime.fromisoformat(text)
         except ValueError:
-            return now_ms() + DURATION.convert(text, param, ctx)
-        if moment.tzinfo is None:
-            moment = moment.replace(tzinfo=UTC)
-        return round(moment.timestamp() * 1000)
+            moment_ms = now_ms() + DURATION.convert(text, param, ctx)
+        else:
+            if moment.tzinfo is None:
+                moment = moment.replace(tzinfo=UTC)
+            moment_ms = round(moment.timestamp() * 1000)
+        if moment_ms > EXPIRES_AT_MS_MAX:
+            self.fail(f"{text!r} is after the year 9999: give an earlier time, e.g. 30d", param, ctx)
+        return moment_ms
 
 
 PERMISSIONS: Final = Permissions()
@@ -68,7 +72,9 @@ MOMENT: Final = Moment()
 def _iso(moment_ms: int | None) -> str | None:
     if moment_ms is None:
         return None
-    return datetime.fromtimestamp(moment_ms / 1000, UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
+    # A row from another program may hold any number. It must not keep the others from being listed.
+    shown_ms = min(max(moment_ms, 0), EXPIRES_AT_MS_MAX)
+    return datetime.fromtimestamp(shown_ms / 1000, UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
 
 
 def _state(row: KeyRow, at_ms: int) -> str:

@@ -11,6 +11,7 @@ from tidegate.cli.databases import run
 from tidegate.cli.outcomes import json_option, print_result
 from tidegate.cli.tables import table
 from tidegate.core.quota import format_quota, parse_quota
+from tidegate.errors import InvalidInput
 
 if TYPE_CHECKING:
     from tidegate.ports import CatalogChanges, WorkspaceRow
@@ -68,12 +69,24 @@ def set_workspace(
     """Change WORKSPACE (id or name), or create it."""
     changes: dict[str, Any] = {}
     if quota is not None:
-        limit, duration_ms = (None, None) if quota == "none" else parse_quota(quota)
+        limit, duration_ms = (None, None) if quota == "none" else _checked_quota(quota)
         changes |= {"quota": limit, "quota_duration_ms": duration_ms}
     if enabled is not None:
         changes["enabled"] = enabled
     document = _document(run(_set(place, workspace, changes)))
     print_result(as_json, document, _describe(document))
+
+
+def _checked_quota(quota: str) -> tuple[int, int]:
+    from tidegate.core.model import DURATION_MS_MAX
+    from tidegate.server.api.schema import INT64_MAX
+
+    limit, duration_ms = parse_quota(quota)
+    if duration_ms > DURATION_MS_MAX:
+        raise InvalidInput("quota", quota, f"at most {DURATION_MS_MAX // 86_400_000} days, e.g. 1000/minute")
+    if limit > INT64_MAX:
+        raise InvalidInput("quota", quota, f"at most {INT64_MAX} calls, e.g. 1000/minute")
+    return limit, duration_ms
 
 
 async def _rows(place: Place) -> CatalogChanges:

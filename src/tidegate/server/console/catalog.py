@@ -22,6 +22,7 @@ from tidegate.server.api.admission import Admission, Call, Steps, wait
 from tidegate.server.api.problems import INSUFFICIENT_PERMISSIONS, NAMESPACE_NOT_FOUND, Refusal, invalid
 from tidegate.server.catalog.keys import (
     CONSOLE_MANAGE,
+    EXPIRES_AT_MS_MAX,
     checked_permissions,
     key_row,
     new_key,
@@ -44,14 +45,14 @@ class NewKey(msgspec.Struct, forbid_unknown_fields=True):
 
     permissions: Annotated[str, Meta(max_length=100_000)]
     name: Annotated[str, Meta(max_length=512)] = ""
-    expires_at_ms: Annotated[int, Meta(ge=0, le=2**53)] | None = None
+    expires_at_ms: Annotated[int, Meta(ge=0)] | None = None
 
 
 class ChangedKey(msgspec.Struct, forbid_unknown_fields=True):
     """The body of a request that expires or revokes a key."""
 
     id: Annotated[str, Meta(min_length=1, max_length=512)]
-    expires_at_ms: Annotated[int, Meta(ge=0, le=2**53)] | None = None
+    expires_at_ms: Annotated[int, Meta(ge=0)] | None = None
 
 
 class NamedNamespace(msgspec.Struct, forbid_unknown_fields=True):
@@ -140,6 +141,7 @@ class CatalogViews:
             if not any(each in caller.grants for each in _wider(permission)):
                 detail = f"A key can only get permissions that your key has; it does not have {permission!r}."
                 raise Refusal(INSUFFICIENT_PERMISSIONS, detail)
+        _check_expiry(wanted.expires_at_ms)
         if wanted.expires_at_ms is not None and wanted.expires_at_ms <= now_ms:
             raise invalid("/properties/expires_at_ms", "this time is in the past: give a later one")
         key = new_key()
@@ -153,6 +155,7 @@ class CatalogViews:
     def expire_key(self, call: Call, body: bytes) -> Steps[dict[str, Any]]:
         caller = yield from self._manager(call)
         wanted = _decoded(ChangedKey, body)
+        _check_expiry(wanted.expires_at_ms)
         row = self._own_key(caller, wanted.id)
         now_ms = self._admission.now_ms()
         at_ms = now_ms if wanted.expires_at_ms is None else wanted.expires_at_ms
@@ -184,6 +187,12 @@ def _decoded(kind: type[Any], body: bytes) -> Any:
         return msgspec.json.decode(body, type=kind)
     except (msgspec.MsgspecError, ValueError) as error:
         raise invalid("/", str(error)[:200]) from error
+
+
+def _check_expiry(expires_at_ms: int | None) -> None:
+    if expires_at_ms is not None and expires_at_ms > EXPIRES_AT_MS_MAX:
+        message = f"{expires_at_ms} is after the year 9999: give at most {EXPIRES_AT_MS_MAX}"
+        raise invalid("/properties/expires_at_ms", message)
 
 
 def required(parameters: Mapping[str, str], name: str) -> str:

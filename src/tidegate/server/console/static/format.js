@@ -69,7 +69,8 @@ export function bytes(value) {
 // In UTC, as in the log of the server and in its explanations.
 export const clock = (milliseconds) => `${new Date(milliseconds).toISOString().slice(11, 19)} UTC`;
 
+// A row from another program may hold a time that no date can name: toISOString would throw, and the list stay empty.
 export const moment = (milliseconds) =>
-  milliseconds === null || milliseconds === undefined ? "–" : new Date(milliseconds).toISOString().slice(0, 16).replace("T", " ") + " UTC";
+  milliseconds === null || milliseconds === undefined ? "–" : new Date(Math.min(Math.max(milliseconds, 0), 253402300799999)).toISOString().slice(0, 16).replace("T", " ") + " UTC";
 
 export const share = (part, whole) => (whole > 0 ? `${((100 * part) / whole).toFixed(part / whole < 0.1 ? 1 : 0)} %` : "–");
