@@ -303,6 +303,8 @@ class CatalogChanges(NamedTuple):
     keys: list[KeyRow]
     namespaces: list[NamespaceRow]
     overrides: list[OverrideRow]
+    unreadable: tuple[tuple[str, str], ...] = ()
+    """(table, id) of each row that was skipped, because it holds what Tidegate never writes."""
 
 
 class Catalog(Protocol):
@@ -324,7 +326,8 @@ class Catalog(Protocol):
         """The current version: one row, one column. Every node reads it once a second."""
 
     async def changes(self, since: int, *, timeout_s: float) -> CatalogChanges:
-        """Rows written after version `since` (0: all), marked ones included, a bounded number an answer."""
+        """Rows written after version `since` (0: all), marked ones included, a bounded number an answer. A row that
+        cannot be read is named in `unreadable`: one such row must not keep all others from being read."""
 
     async def purged_version(self, *, timeout_s: float) -> int:
         """The highest version of a row that was purged, 0 if none was. Ask after `changes`: if it is above the
@@ -347,7 +350,7 @@ class Catalog(Protocol):
 
     async def revoke_key(self, key_id: str, *, revoked_at_ms: int, timeout_s: float) -> KeyRow | None:
         """Revoke the key permanently; answers the row as stored, with the moment at which it was first revoked, None
-        when there is no such key."""
+        when there is no such key, or when its row cannot be read."""
 
     async def create_namespace(self, row: NamespaceRow, *, timeout_s: float) -> NamespaceRow:
         """Create it unless the workspace has a namespace of that name; answers the one that is there, also a

@@ -363,6 +363,32 @@ def test_a_quota_that_cannot_be_stored_is_an_error_and_changes_nothing(
     assert invoke_json("workspaces", "list", "--data-dir", data_dir)["workspaces"] == [before]
 
 
+def test_rows_that_cannot_be_read_are_reported_and_never_replaced(
+    invoke: Invoke, invoke_json: InvokeJSON, data_dir: Path
+) -> None:
+    for name in ("acme", "other"):
+        invoke_json("keys", "create", "--data-dir", data_dir, "--workspace", name)
+    invoke_json("workspaces", "set", "acme", "--quota", "5/s", "--disabled", "--data-dir", data_dir)
+    with closing(sqlite3.connect(data_dir / CATALOG_FILE)) as other, other:
+        other.execute("UPDATE ratelimit_workspaces SET quota = -5 WHERE id = ?", (b"acme",))
+    listed = invoke("keys", "list", "--data-dir", data_dir, "--json")
+    assert len(json.loads(listed.stdout)["keys"]) == 2
+    text = "rows of the catalog cannot be read and are skipped: 1 of ratelimit_workspaces (acme)"
+    assert json.loads(listed.stderr) == {"warnings": [text]}
+    for arguments in (
+        ["keys", "create", "--workspace", "acme"],
+        ["workspaces", "set", "acme", "--quota", "none"],
+    ):
+        refused = invoke(*arguments, "--data-dir", data_dir)
+        assert (refused.exit_code, refused.stdout) == (2, "")
+        assert f"warning: {text}\n" in refused.stderr
+        assert "repair or delete the rows of ratelimit_workspaces" in refused.stderr
+    assert invoke("keys", "create", "--workspace", "other", "--data-dir", data_dir).exit_code == 0
+    with closing(sqlite3.connect(data_dir / CATALOG_FILE)) as other:
+        found = other.execute("SELECT enabled, quota FROM ratelimit_workspaces WHERE id = ?", (b"acme",))
+        assert found.fetchall() == [(0, -5)]
+
+
 @pytest.mark.parametrize("url_of", ["mariadb_url", "mysql_url", "postgres_url"])
 @pytest.mark.server
 def test_keys_are_stored_in_the_shared_database_with_ledger(

@@ -4,25 +4,31 @@ import asyncio
 
 import pytest
 
+from tests.contract.unreadable_rows import UnreadableRowsContract, WritablePlace
 from tidegate.adapters.catalogs import open_catalog
 from tidegate.adapters.migrations import migrate
 from tidegate.errors import DependencyError, SchemaMissing
 from tidegate.ports import Catalog, WorkspaceRow
-from tidegate.testing.contracts.catalog import TIMEOUT_S, CatalogContract, CatalogPlace, OpenCatalog
+from tidegate.testing.contracts.catalog import TIMEOUT_S, OpenCatalog, all_changes, namespace, override
 from tidegate.testing.servers import MariaDBServer, MySQLServer, PostgresServer
 from tidegate.testing.servers.mysql_family import MySQLFamilyServer
 
 
-class ServerPlace(CatalogPlace):
+class ServerPlace(WritablePlace):
     def __init__(self, server: MySQLFamilyServer | PostgresServer, url: str) -> None:
         self.server = server
         self.url = url
+        if isinstance(server, PostgresServer):
+            self.binary = (r"'\x", "'::bytea")
+
+    def sql(self, statement: str) -> None:
+        self.server.sql(statement, self.url.rpartition("/")[2])
 
     def catalog(self) -> Catalog:
         return open_catalog(self.url)
 
 
-class ServerCatalogContract(CatalogContract):
+class ServerCatalogContract(UnreadableRowsContract):
     async def test_a_frozen_server_costs_no_more_than_the_time_allowed(
         self, place: ServerPlace, catalog: Catalog, workspace_id: str
     ) -> None:
@@ -76,14 +82,31 @@ class ServerCatalogContract(CatalogContract):
         assert versions == sorted(set(versions))
 
 
-class TestMariaDBCatalog(ServerCatalogContract):
+class MySQLFamilyCatalogContract(ServerCatalogContract):
+    @pytest.mark.parametrize(("column", "value"), [("quota", -5), ("duration_ms", 0)])
+    async def test_an_override_with_a_number_that_cannot_be_read_is_repaired_by_setting_it(
+        self, place: ServerPlace, catalog: Catalog, workspace_id: str, column: str, value: int
+    ) -> None:
+        """The other databases check the numbers of overrides."""
+        home = await catalog.create_namespace(namespace(workspace_id, "n"), timeout_s=TIMEOUT_S)
+        stored = await catalog.set_override(override(home.id, "i"), timeout_s=TIMEOUT_S)
+        place.spoil("overrides", stored.id, column, value)
+        assert (await all_changes(catalog)).unreadable == (("ratelimit_overrides", stored.id),)
+        deleted = await catalog.delete_override(home.id, "i", deleted_at_ms=7, timeout_s=TIMEOUT_S)
+        assert deleted is None, "as if it were not there"
+        repaired = await catalog.set_override(override(home.id, "i", 3), timeout_s=TIMEOUT_S)
+        changes = await all_changes(catalog)
+        assert (changes.overrides, changes.unreadable) == ([repaired], ())
+
+
+class TestMariaDBCatalog(MySQLFamilyCatalogContract):
     @pytest.fixture
     async def place(self, mariadb_server: MariaDBServer, mariadb_url: str) -> ServerPlace:
         await migrate(mariadb_url)
         return ServerPlace(mariadb_server, mariadb_url)
 
 
-class TestMySQLCatalog(ServerCatalogContract):
+class TestMySQLCatalog(MySQLFamilyCatalogContract):
     @pytest.fixture
     async def place(self, mysql_server: MySQLServer, mysql_url: str) -> ServerPlace:
         await migrate(mysql_url)

@@ -1,10 +1,12 @@
 from __future__ import annotations
 
 import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
+from tests.contract.unreadable_rows import UnreadableRowsContract, WritablePlace
 from tidegate.adapters import catalog_sql
 from tidegate.adapters.catalogs import open_catalog
 from tidegate.adapters.migrations import migrate
@@ -13,23 +15,26 @@ from tidegate.errors import ConfigurationError, SchemaMissing
 from tidegate.ports import Catalog, WorkspaceRow
 from tidegate.testing.contracts.catalog import (
     TIMEOUT_S,
-    CatalogContract,
-    CatalogPlace,
     all_changes,
+    key,
     namespace,
     override,
 )
 
 
-class SQLitePlace(CatalogPlace):
+class SQLitePlace(WritablePlace):
     def __init__(self, path: Path) -> None:
         self.path = path
 
     def catalog(self) -> Catalog:
         return open_catalog(f"sqlite:///{self.path}")
 
+    def sql(self, statement: str) -> None:
+        with closing(sqlite3.connect(self.path)) as connection, connection:
+            connection.execute(statement)
 
-class TestSQLiteCatalog(CatalogContract):
+
+class TestSQLiteCatalog(UnreadableRowsContract):
     @pytest.fixture
     async def place(self, tmp_path: Path) -> SQLitePlace:
         path = tmp_path / "catalog.db"
@@ -75,6 +80,46 @@ class TestSQLiteCatalog(CatalogContract):
         changes = await all_changes(catalog)
         assert (changes.is_complete, changes.version) == (True, version)
         assert set(changes.namespaces) >= {row for row in stored if row.version <= version}
+
+    @pytest.mark.parametrize(
+        ("table", "column", "value", "is_readable"),
+        [
+            ("overrides", "identifier", "'abc'", True),
+            ("overrides", "identifier", "CAST(x'ff' AS TEXT)", False),
+            ("overrides", "identifier", "7", False),
+            ("overrides", "quota", "'abc'", False),
+            ("overrides", "version", "'abc'", False),
+            ("workspaces", "quota", "'abc'", False),
+            ("workspaces", "enabled", "'no'", False),
+            ("namespaces", "deleted_at", "'abc'", False),
+            ("keys", "expires_at", "'abc'", False),
+            ("keys", "revoked_at", "x''", False),
+        ],
+    )
+    async def test_values_of_a_type_that_tidegate_never_writes_stop_no_reading(
+        self,
+        catalog: Catalog,
+        place: SQLitePlace,
+        workspace_id: str,
+        monkeypatch: pytest.MonkeyPatch,
+        table: str,
+        column: str,
+        value: str,
+        is_readable: bool,
+    ) -> None:
+        monkeypatch.setattr(catalog_sql, "ROWS_MAX", 1)
+        await catalog.put_key(key(workspace_id), timeout_s=TIMEOUT_S)
+        home = await catalog.create_namespace(namespace(workspace_id, "n"), timeout_s=TIMEOUT_S)
+        row = WorkspaceRow(workspace_id, "", True, 5, 60_000)
+        await catalog.put_workspace(row, timeout_s=TIMEOUT_S)
+        await catalog.set_override(override(home.id, "i"), timeout_s=TIMEOUT_S)
+        place.sql(f"UPDATE ratelimit_{table} SET {column} = {value}")
+        changes = await all_changes(catalog)
+        assert {each for each, _ in changes.unreadable} == (set() if is_readable else {f"ratelimit_{table}"})
+        read = {
+            name: bool(getattr(changes, name)) for name in ("workspaces", "keys", "namespaces", "overrides")
+        }
+        assert read == {name: is_readable or name != table for name in read}
 
     async def test_a_purge_goes_in_bounded_steps(
         self, catalog: Catalog, workspace_id: str, monkeypatch: pytest.MonkeyPatch

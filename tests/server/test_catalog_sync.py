@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import asyncio
+import sqlite3
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +15,8 @@ from tidegate.errors import DependencyUnavailable
 from tidegate.ports import Catalog, KeyRow, NamespaceRow, OverrideRow, WorkspaceRow
 from tidegate.server.catalog import sync as catalog_sync
 from tidegate.server.catalog.keys import IdSource, digest_of, namespace_id
-from tidegate.server.catalog.sync import CatalogFull, CatalogSync, SnapshotFile
-from tidegate.server.catalog.view import CatalogView, WorkspaceView
+from tidegate.server.catalog.sync import CatalogFull, CatalogSync, SnapshotFile, describe_unreadable
+from tidegate.server.catalog.view import Callers, CatalogView, WorkspaceView
 
 TIMEOUT_S = 10.0
 NOW_MS = 1_800_000_000_000
@@ -377,3 +379,103 @@ def test_a_snapshot_is_private_and_bound_to_its_database_and_age(tmp_path: Path)
     path.unlink()
     assert snapshot.load(NOW_MS, 60_000) == (None, "there is none")
     assert list(tmp_path.iterdir()) == [], "nothing else is left behind"
+
+
+def spoil(tmp_path: Path, statement: str, *values: bytes | int) -> None:
+    """Another program writes to the catalog, as a writer of ours would: with a new version."""
+    with closing(sqlite3.connect(tmp_path / "catalog.db")) as other, other:
+        other.execute("UPDATE ratelimit_catalog SET version = version + 1")
+        other.execute(
+            f"{statement}, version = (SELECT version FROM ratelimit_catalog) WHERE id = ?",
+            values,
+        )
+
+
+def lines(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.getMessage() for record in caplog.records]
+
+
+async def test_a_start_skips_rows_that_cannot_be_read_and_logs_them_once(
+    database: Outage, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    first = sync_of(database)
+    await first.start()
+    created = await first.create_namespace(workspace_of(first), "n")
+    stored = await first.set_override(created, "blocked", 0, 1_000)
+    await database.inner.put_key(key_row("tg_a"), timeout_s=TIMEOUT_S)
+    await database.inner.put_workspace(WorkspaceRow("v", "v", True, 5, 1_000), timeout_s=TIMEOUT_S)
+    lost = key_row("tg_b")._replace(workspace_id="v")
+    await database.inner.put_key(lost, timeout_s=TIMEOUT_S)
+    spoil(tmp_path, "UPDATE ratelimit_overrides SET identifier = ?", b"\xff\xfe", stored.id.encode())
+    spoil(tmp_path, "UPDATE ratelimit_workspaces SET quota = ?", -5, b"v")
+    caplog.clear()
+    sync = sync_of(database)
+    await sync.start()
+    await sync.run_once()
+    await sync.reload()
+    (line,) = lines(caplog)
+    assert line == (
+        f"rows of the catalog cannot be read and are skipped: 1 of ratelimit_overrides ({stored.id}), "
+        "1 of ratelimit_workspaces (v); another program has written them"
+    )
+    assert sync.failure is None
+    assert Callers(sync.view).find(b"", b"tg_a") is not None
+    assert Callers(sync.view).find(b"", b"tg_b") is None, "a key of a workspace that cannot be read"
+    assert workspace_of(sync).namespaces["n"].matcher.find("blocked") is None
+
+
+async def test_a_key_that_can_no_longer_be_read_is_not_accepted_and_changes_still_arrive(
+    database: Outage, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for key in ("tg_a", "tg_b"):
+        await database.inner.put_key(key_row(key), timeout_s=TIMEOUT_S)
+    caplog.set_level("INFO")
+    sync = sync_of(database)
+    await sync.start()
+    callers = Callers(sync.view)
+    assert callers.find(b"", b"tg_a") is not None
+    spoil(tmp_path, "UPDATE ratelimit_keys SET revoked_at = 7, name = ?", b"\xff", b"key_tg_a")
+    await sync.run_once()
+    assert callers.find(b"", b"tg_a") is None
+    assert sync.unreadable == {("ratelimit_keys", "key_tg_a")}
+    await database.inner.revoke_key("key_tg_b", revoked_at_ms=7, timeout_s=TIMEOUT_S)
+    await sync.run_once()
+    assert callers.find(b"", b"tg_b") is None
+    spoil(tmp_path, "UPDATE ratelimit_keys SET revoked_at = NULL, name = ?", b"", b"key_tg_a")
+    await sync.run_once()
+    assert callers.find(b"", b"tg_a") is not None, "repaired"
+    await sync.reload()
+    assert lines(caplog) == [
+        f"{describe_unreadable([('ratelimit_keys', 'key_tg_a')])}; another program has written them",
+        "all rows of the catalog can be read again",
+    ]
+
+
+async def test_a_poll_that_fails_unexpectedly_is_logged_once_until_one_succeeds(
+    database: Outage, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(catalog_sync, "POLL_INTERVAL_S", 0.0)
+    monkeypatch.setattr(catalog_sync, "POLL_SPACING_S", 0.0)
+    sync = sync_of(database)
+    await sync.start()
+    polls = 0
+
+    async def fails() -> None:
+        nonlocal polls
+        polls += 1
+        if polls == 5:
+            database.before = None
+        raise KeyError
+
+    database.before = ("version", fails)
+    caplog.set_level("INFO")
+    running = asyncio.create_task(sync.run())
+    async with asyncio.timeout(TIMEOUT_S):
+        while polls < 5 or sync.failure is not None:  # noqa: ASYNC110 - the loop sets no event
+            await asyncio.sleep(0)
+    running.cancel()
+    assert lines(caplog) == [
+        "a poll of the catalog failed unexpectedly; serving the last known rows",
+        "the catalog database answers again",
+    ]
+    assert caplog.records[0].exc_info is not None

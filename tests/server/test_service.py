@@ -8,10 +8,11 @@ import os
 import re
 import signal
 import socket
+import sqlite3
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ import pytest
 import tidegate
 from tests.disks import fill
 from tests.server.harness import TIMEOUT_S, TidegateServer, eventually
+from tidegate.server.process.config import CATALOG_FILE
 from tidegate.testing.servers import RedisServer
 
 BODY: dict[str, Any] = {"namespace": "demo", "identifier": "user_1", "limit": 100, "duration": 3_600_000}
@@ -117,6 +119,27 @@ def test_what_a_server_and_the_keys_command_keep_on_disk_is_for_their_user_only(
     other.mkdir(mode=0o755)
     cli("keys", "create", "--data-dir", str(other), "--json")
     assert {path.stat().st_mode & 0o777 for path in other.iterdir()} == {0o600}
+
+
+def test_rows_that_cannot_be_read_stop_no_start_and_make_no_new_key(tmp_path: Path) -> None:
+    folder = tmp_path / "data"
+    made = [
+        cli("keys", "create", "--data-dir", str(folder), "--workspace", name, "--json") for name in ("a", "b")
+    ]
+    with closing(sqlite3.connect(folder / CATALOG_FILE)) as other, other:
+        other.execute("UPDATE ratelimit_keys SET name = ?", (b"\xff\xfe",))
+        other.execute(
+            "UPDATE ratelimit_workspaces SET quota = -5, quota_duration_ms = 1000 WHERE id = ?", (b"a",)
+        )
+    with TidegateServer(data_dir=folder) as server:
+        assert [server.call("limit", BODY, each["key"]).status for each in made] == [401, 401]
+        ready = server.get("/readyz").body.decode()
+        assert (
+            "\ndegraded: catalog: rows of the catalog cannot be read and are skipped: 2 of ratelimit_keys"
+            in ready
+        )
+        assert server.stop() == 0
+        assert "tg_" not in server.rest_of_announcement()
 
 
 def test_with_json_the_first_start_prints_one_json_line(tmp_path: Path) -> None:

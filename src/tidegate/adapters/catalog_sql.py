@@ -9,12 +9,13 @@ without a race. Placeholders are `?`. Knows no driver and no connection.
 from __future__ import annotations
 
 import json
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from hashlib import blake2b
 from typing import Any, Final, NamedTuple, TypeVar
 
 from tidegate.adapters.lane import Record, SqlValue
-from tidegate.adapters.ledger_rows import decode_name, encode_name
+from tidegate.adapters.ledger_rows import decode_name, encode_name, shown_name
+from tidegate.core.model import DURATION_MS_MIN, checked_int, make_limit
 from tidegate.errors import InvalidInput, SchemaMissing
 from tidegate.ports import CatalogChanges, KeyRow, NamespaceRow, OverrideRow, WorkspaceRow
 
@@ -80,7 +81,8 @@ def digest(*names: bytes) -> bytes:
     return blake2b(b"".join(len(name).to_bytes(4, "big") + name for name in names), digest_size=16).digest()
 
 
-# The columns of each table in the order of its row's fields, and how a record becomes a row.
+# The columns of each table in the order of its row's fields, and how a record becomes a row. Any program with the
+# password can write anything, and a column of SQLite takes any type: what Tidegate never writes raises an exception.
 
 WORKSPACE_COLUMNS: Final = "id, name, enabled, quota, quota_duration_ms, version"
 KEY_COLUMNS: Final = (
@@ -90,21 +92,36 @@ NAMESPACE_COLUMNS: Final = "id, workspace_id, name, created_at, deleted_at, vers
 OVERRIDE_COLUMNS: Final = "id, namespace_id, identifier, quota, duration_ms, deleted_at, shadow, version"
 
 
+# What the functions below raise for a record that they cannot read.
+UNREADABLE: Final = (AttributeError, TypeError, ValueError, RecursionError)
+
+
 def workspace_row(record: Record) -> WorkspaceRow:
-    return WorkspaceRow(decode_name(record[0]), decode_name(record[1]), bool(record[2]), *record[3:])
+    workspace_id, name, enabled, quota, duration_ms, version = record
+    _check_ints(enabled, version)
+    row = WorkspaceRow(
+        decode_name(workspace_id), decode_name(name), bool(enabled), quota, duration_ms, version
+    )
+    if quota is not None:
+        make_limit(quota, duration_ms, "tidegate", row.id)
+    return row
 
 
 def key_row(record: Record) -> KeyRow:
     key_id, workspace_id, key_digest, name, hint, permissions, created, expires, enabled, revoked, version = (
         record
     )
+    _check_ints(created, enabled, version, *(each for each in (expires, revoked) if each is not None))
+    granted = json.loads(permissions)
+    if not isinstance(granted, list) or not all(isinstance(each, str) for each in granted):
+        raise TypeError("permissions are not a list of texts")
     return KeyRow(
         decode_name(key_id),
         decode_name(workspace_id),
         bytes(key_digest),
         decode_name(name),
         decode_name(hint),
-        tuple(json.loads(permissions)),
+        tuple(granted),
         created,
         expires,
         bool(enabled),
@@ -114,13 +131,44 @@ def key_row(record: Record) -> KeyRow:
 
 
 def namespace_row(record: Record) -> NamespaceRow:
-    return NamespaceRow(decode_name(record[0]), decode_name(record[1]), decode_name(record[2]), *record[3:])
+    namespace_id, workspace_id, name, created, deleted, version = record
+    _check_ints(created, version, 0 if deleted is None else deleted)
+    names = (decode_name(namespace_id), decode_name(workspace_id), decode_name(name))
+    return NamespaceRow(*names, created, deleted, version)
 
 
 def override_row(record: Record) -> OverrideRow:
     override_id, namespace_id, identifier, quota, duration_ms, deleted_at, shadow, version = record
+    _check_ints(shadow, version, 0 if deleted_at is None else deleted_at)
+    checked_int("quota", quota, 0)
+    checked_int("duration_ms", duration_ms, DURATION_MS_MIN)
     names = (decode_name(override_id), decode_name(namespace_id), decode_name(identifier))
     return OverrideRow(*names, quota, duration_ms, deleted_at, version, bool(shadow))
+
+
+def _check_ints(*values: object) -> None:
+    for value in values:
+        if not isinstance(value, int):
+            raise TypeError(f"{value!r} is not an int")
+
+
+class _Reader:
+    """Turns the records of one answer into rows, and names those that it skips."""
+
+    def __init__(self) -> None:
+        self.unreadable: list[tuple[str, str]] = []
+
+    def rows(self, table: str, row_of: Callable[[Record], T], records: Sequence[Record]) -> list[T]:
+        rows = []
+        for record in records:
+            try:
+                rows.append(row_of(record))
+            except UNREADABLE:
+                row_id = record[0]
+                self.unreadable.append(
+                    (table, shown_name(row_id) if isinstance(row_id, bytes) else repr(row_id))
+                )
+        return rows
 
 
 # Reading.
@@ -157,17 +205,20 @@ def changes(since: int) -> Script[CatalogChanges]:
         rows = yield Statement(
             f"SELECT {columns} FROM {table} WHERE version > ? ORDER BY version LIMIT {ROWS_MAX}", (since,)
         )
-        if len(rows) == ROWS_MAX:
-            reached = min(reached, int(rows[-1][-1]))
+        # SQLite sorts a version that is not a number last: then all others are in this answer.
+        if len(rows) == ROWS_MAX and isinstance(rows[-1][-1], int):
+            reached = min(reached, rows[-1][-1])
         found.append(rows)
     workspaces, keys, namespaces, overrides = found
+    reader = _Reader()
     return CatalogChanges(
         reached,
         reached == version,
-        [workspace_row(row) for row in workspaces],
-        [key_row(row) for row in keys],
-        [namespace_row(row) for row in namespaces],
-        [override_row(row) for row in overrides],
+        reader.rows("ratelimit_workspaces", workspace_row, workspaces),
+        reader.rows("ratelimit_keys", key_row, keys),
+        reader.rows("ratelimit_namespaces", namespace_row, namespaces),
+        reader.rows("ratelimit_overrides", override_row, overrides),
+        tuple(reader.unreadable),
     )
 
 
@@ -249,8 +300,14 @@ def _change_live_key(key_id: str, column: str, moment_ms: int) -> Script[KeyRow 
     sql = f"UPDATE ratelimit_keys SET {column} = ?, version = ? WHERE id = ? AND revoked_at IS NULL"
     yield Statement(sql, (moment_ms, version, key))
     rows = yield Statement(f"SELECT {KEY_COLUMNS} FROM ratelimit_keys WHERE id = ?", (key,))
-    held = key_row(rows[0]) if rows else None
-    if held is None or held.version != version:
+    if not rows:
+        raise Unchanged(None)
+    try:
+        held = key_row(rows[0])
+    except UNREADABLE:
+        # Committed all the same: nodes that hold the key as it was see the new version, and drop it.
+        return None
+    if held.version != version:
         raise Unchanged(held)
     return held
 
@@ -298,12 +355,12 @@ def delete_namespace(namespace_id: str, deleted_at_ms: int | None) -> Script[boo
     return True
 
 
-def _find_override(namespace_id: str, identifier: str) -> Script[OverrideRow | None]:
+def _find_override(namespace_id: str, identifier: str) -> Script[Record | None]:
     wanted = digest(encode_name(namespace_id), encode_name(identifier))
     rows = yield Statement(
         f"SELECT {OVERRIDE_COLUMNS} FROM ratelimit_overrides WHERE identifier_digest = ?", (wanted,)
     )
-    return override_row(rows[0]) if rows else None
+    return rows[0] if rows else None
 
 
 def set_override(row: OverrideRow) -> Script[OverrideRow]:
@@ -312,8 +369,9 @@ def set_override(row: OverrideRow) -> Script[OverrideRow]:
     if held is not None:
         columns = "quota = ?, duration_ms = ?, deleted_at = NULL, shadow = ?, version = ?"
         sql = f"UPDATE ratelimit_overrides SET {columns} WHERE id = ?"
-        yield Statement(sql, (row.limit, row.duration_ms, int(row.shadow), version, encode_name(held.id)))
-        return row._replace(id=held.id, deleted_at_ms=None, version=version)
+        # Also over a row whose numbers cannot be read: this repairs it.
+        yield Statement(sql, (row.limit, row.duration_ms, int(row.shadow), version, held[0]))
+        return row._replace(id=decode_name(held[0]), deleted_at_ms=None, version=version)
     namespace_id, identifier = encode_name(row.namespace_id), encode_name(row.identifier)
     columns = f"{OVERRIDE_COLUMNS}, identifier_digest"
     sql = f"INSERT INTO ratelimit_overrides ({columns}) VALUES (?, ?, ?, ?, ?, NULL, ?, ?, ?)"
@@ -332,12 +390,13 @@ def set_override(row: OverrideRow) -> Script[OverrideRow]:
 
 def delete_override(namespace_id: str, identifier: str, deleted_at_ms: int) -> Script[OverrideRow | None]:
     version = yield from _next_version()
-    held = yield from _find_override(namespace_id, identifier)
-    if held is None or held.deleted_at_ms is not None:
+    record = yield from _find_override(namespace_id, identifier)
+    held = _Reader().rows("ratelimit_overrides", override_row, [] if record is None else [record])
+    if not held or held[0].deleted_at_ms is not None:
         raise Unchanged(None)
     sql = "UPDATE ratelimit_overrides SET deleted_at = ?, version = ? WHERE id = ?"
-    yield Statement(sql, (deleted_at_ms, version, encode_name(held.id)))
-    return held._replace(deleted_at_ms=deleted_at_ms, version=version)
+    yield Statement(sql, (deleted_at_ms, version, encode_name(held[0].id)))
+    return held[0]._replace(deleted_at_ms=deleted_at_ms, version=version)
 
 
 # What is marked, and how.

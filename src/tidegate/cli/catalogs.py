@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from tidegate.cli.outcomes import JSON_KEY, warn
 from tidegate.cli.settings import value_options
 from tidegate.server.process.config import CATALOG_FILE, catalog_url
 
@@ -92,15 +93,29 @@ async def all_rows(catalog: Catalog, place: Place) -> CatalogChanges:
             keys=whole.keys + more.keys,
             namespaces=whole.namespaces + more.namespaces,
             overrides=whole.overrides + more.overrides,
+            unreadable=whole.unreadable + more.unreadable,
         )
+    if whole.unreadable:
+        from tidegate.server.catalog.sync import describe_unreadable
+
+        context = click.get_current_context(silent=True)
+        as_json = context is not None and bool(context.meta.get(JSON_KEY))
+        warn(as_json, [describe_unreadable(whole.unreadable)])
     return whole
 
 
 def find_workspace(rows: CatalogChanges, wanted: str) -> WorkspaceRow | None:
-    """The workspace with that id, or else with that name. Raises if several have the name."""
+    """The workspace with that id, or else with that name. Raises if several have the name, or if a row that cannot
+    be read may be that workspace."""
     by_id = [row for row in rows.workspaces if row.id == wanted]
     found = by_id or [row for row in rows.workspaces if row.name == wanted]
     if len(found) > 1:
         ids = ", ".join(row.id for row in found)
         raise click.ClickException(f"several workspaces have the name {wanted!r}: use an id ({ids})")
+    if not found and any(table == "ratelimit_workspaces" for table, _ in rows.unreadable):
+        # It may be one of these: created anew it would lose its quota, and be enabled.
+        raise click.ClickException(
+            f"no workspace that can be read has the id or name {wanted!r}: repair or delete the rows of "
+            "ratelimit_workspaces that cannot be read, in the database"
+        )
     return found[0] if found else None

@@ -104,6 +104,8 @@ class SQLiteCatalog:
 
     def _driver(self, script: Script[T]) -> Callable[[sqlite3.Connection], T]:
         def drive(connection: sqlite3.Connection) -> T:
+            # As bytes: the driver would refuse a whole answer for one text in it that is not UTF-8.
+            connection.text_factory = bytes
             try:
                 statement = next(script)
                 while True:

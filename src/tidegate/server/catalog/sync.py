@@ -15,7 +15,8 @@ import asyncio
 import logging
 import os
 import tempfile
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from hashlib import blake2b
 from pathlib import Path
@@ -48,6 +49,9 @@ SNAPSHOT_FORMAT: Final = 1
 # Ceilings for one workspace and one namespace: the memory of every node, and the database, grow with them.
 NAMESPACES_MAX: Final = 100_000
 OVERRIDES_MAX: Final = 100_000
+# Unreadable rows of a table that are named in a message, and the characters of an id in it.
+SHOWN_IDS: Final = 3
+SHOWN_ID_MAX: Final = 64
 # Namespaces that may wait for the database to come back.
 PENDING_MAX: Final = 10_000
 # The node that owns the catalog purges overrides this long after their deletion and keys this long after their
@@ -145,6 +149,8 @@ class CatalogSync:
         self._is_current = False
         # Why the last poll failed; None if it did not.
         self.failure: str | None = None
+        # (table, id) of the rows that cannot be read.
+        self.unreadable: frozenset[tuple[str, str]] = frozenset()
         self._next_poll: asyncio.Task[None] | None = None
         self._turn = asyncio.Lock()
         self._polled_at = float("-inf")
@@ -192,10 +198,7 @@ class CatalogSync:
             await asyncio.sleep(POLL_INTERVAL_S * (1 - POLL_JITTER * self._random.random()))
             try:
                 await self.refresh()
-            except TidegateError as error:
-                self._failed(error)
-            except Exception as error:
-                logger.exception("a poll of the catalog failed unexpectedly")
+            except Exception as error:  # noqa: BLE001 - whatever it was, the next poll may succeed
                 self._failed(error)
 
     async def refresh(self) -> None:
@@ -265,10 +268,15 @@ class CatalogSync:
         purged = await self._catalog.purged_version(timeout_s=POLL_TIMEOUT_S)
         if purged > since:
             logger.warning("deletions were purged before this node had read them; reading the whole catalog")
+        # The view may hold such a row as it was before, a key that is revoked since, for example. A new view does not.
+        if purged > since or any(changes.unreadable for changes in parts):
             await self._reload(version)
             return
         for changes in parts:
             self.view.apply(changes)
+        if self.unreadable:
+            read = {row.id for changes in parts for rows in changes[2:6] for row in rows}
+            self._note_unreadable(frozenset(each for each in self.unreadable if each[1] not in read))
         if purged != self._forgotten:
             self.view.forget(purged)
             self._forgotten = purged
@@ -282,8 +290,10 @@ class CatalogSync:
         """
         while True:
             fresh = CatalogView()
+            unreadable: set[tuple[str, str]] = set()
             for changes in await self._changes(0):
                 fresh.apply(changes)
+                unreadable.update(changes.unreadable)
                 await asyncio.sleep(0)
             purged = await self._catalog.purged_version(timeout_s=POLL_TIMEOUT_S)
             if purged <= version:
@@ -295,6 +305,7 @@ class CatalogSync:
             if workspace is not None and name not in workspace.by_name:
                 fresh.put_namespace(row)
         self.view.become(fresh)
+        self._note_unreadable(frozenset(unreadable))
         self.reloads += 1
         self.is_loaded = True
         self._is_current = True
@@ -311,10 +322,22 @@ class CatalogSync:
         if purged:
             logger.info("purged %s overrides and keys that were deleted or revoked long ago", purged)
 
+    def _note_unreadable(self, unreadable: frozenset[tuple[str, str]]) -> None:
+        if unreadable == self.unreadable:
+            return
+        self.unreadable = unreadable
+        if unreadable:
+            logger.warning("%s; another program has written them", describe_unreadable(unreadable))
+        else:
+            logger.info("all rows of the catalog can be read again")
+
     def _failed(self, error: Exception) -> None:
-        if self.failure is None:
+        if self.failure is None and isinstance(error, TidegateError):
             logger.warning("the catalog database does not answer: %s; serving the last known rows", error)
-        self.failure = str(error)
+        elif self.failure is None:
+            text = "a poll of the catalog failed unexpectedly; serving the last known rows"
+            logger.error(text, exc_info=error)
+        self.failure = str(error) or repr(error)
 
     async def _save_snapshot(self, *, is_last: bool = False) -> None:
         if self._snapshot is None:
@@ -440,6 +463,17 @@ class CatalogSync:
             self._next_poll.cancel()
         await self._save_snapshot(is_last=True)
         await self._catalog.close()
+
+
+def describe_unreadable(unreadable: Iterable[tuple[str, str]]) -> str:
+    """Which rows of the catalog cannot be read: how many of each table, and the first ids."""
+    rows = sorted(set(unreadable))
+    parts = []
+    for table, count in Counter(table for table, _ in rows).items():
+        ids = [row_id[:SHOWN_ID_MAX] for each, row_id in rows if each == table]
+        more = ", …" if count > SHOWN_IDS else ""
+        parts.append(f"{count} of {table} ({', '.join(ids[:SHOWN_IDS])}{more})")
+    return f"rows of the catalog cannot be read and are skipped: {', '.join(parts)}"
 
 
 def _retrieve_exception(poll: asyncio.Task[None]) -> None:

@@ -87,12 +87,14 @@ async def prepare(config: ServerConfig) -> FirstKey | None:
         await catalog.open(timeout_s=TIMEOUT_S)
         not_shown = Path(config.data_dir) / NOT_SHOWN_FILE
         unseen = not_shown.read_text(encoding="ascii").split() if not_shown.exists() else []
-        keys = (await catalog.changes(0, timeout_s=TIMEOUT_S)).keys
+        rows = await catalog.changes(0, timeout_s=TIMEOUT_S)
+        keys = rows.keys
         for row in keys:
             if row.id in unseen and row.revoked_at_ms is None:
                 moment_ms = now_ms()
                 await catalog.revoke_key(row.id, revoked_at_ms=moment_ms, timeout_s=TIMEOUT_S)
-        if any(row.id not in unseen for row in keys):
+        # A catalog with rows that cannot be read is not new: its keys may be among them.
+        if rows.unreadable or any(row.id not in unseen for row in keys):
             not_shown.unlink(missing_ok=True)
             return None
         key_id = f"key_{IdSource().take()}"

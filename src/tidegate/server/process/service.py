@@ -40,7 +40,7 @@ from tidegate.server.api.pages import Pages
 from tidegate.server.api.problems import refuser
 from tidegate.server.api.reservations import ReservationOperations
 from tidegate.server.catalog.keys import IdSource
-from tidegate.server.catalog.sync import CatalogSync, SnapshotFile
+from tidegate.server.catalog.sync import CatalogSync, SnapshotFile, describe_unreadable
 from tidegate.server.catalog.view import CatalogView
 from tidegate.server.console.local import Ask, LocalNode
 from tidegate.server.console.routes import Console
@@ -304,6 +304,8 @@ class Service:
 
     def _dependencies(self) -> list[Health]:
         failure = self._sync.failure
+        if failure is None and self._sync.unreadable:
+            failure = describe_unreadable(self._sync.unreadable)
         detail = failure if failure is not None else f"version {self._sync.view.version}"
         return [Health("catalog", failure is None, detail), *self._limiter.health()]
 

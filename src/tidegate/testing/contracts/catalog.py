@@ -63,6 +63,7 @@ async def all_changes(catalog: Catalog, since: int = 0) -> CatalogChanges:
                 [row for each in parts for row in each.keys],
                 [row for each in parts for row in each.namespaces],
                 [row for each in parts for row in each.overrides],
+                tuple(row for each in parts for row in each.unreadable),
             )
         assert part.version > since, "an incomplete answer must have a later version"
         since = part.version
