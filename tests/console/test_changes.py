@@ -8,7 +8,7 @@ import pytest
 
 from tests.console.visitor import Visitor
 from tests.server.harness import TidegateServer
-from tidegate.server.catalog.keys import EXPIRES_AT_MS_MAX
+from tidegate.core.model import TIME_MS_MAX
 
 LIMIT = "ratelimit.*.limit"
 
@@ -19,7 +19,7 @@ LIMIT = "ratelimit.*.limit"
         ({"permissions": ""}, "/properties/permissions"),
         ({"permissions": "ratelimit.\0.limit"}, "/properties/permissions"),
         ({"expires_at_ms": 1}, "/properties/expires_at_ms"),
-        ({"expires_at_ms": EXPIRES_AT_MS_MAX + 1}, "/properties/expires_at_ms"),
+        ({"expires_at_ms": TIME_MS_MAX + 1}, "/properties/expires_at_ms"),
         ({"expires_at_ms": 2**53}, "/properties/expires_at_ms"),
         ({"expires_at_ms": 2**70}, "/properties/expires_at_ms"),
         ({"permissions": [LIMIT]}, "/"),
@@ -60,14 +60,14 @@ def test_an_expiry_after_the_year_9999_is_refused_with_the_latest_one(visitor: V
         [
             {
                 "location": "/properties/expires_at_ms",
-                "message": f"{2**53} is after the year 9999: give at most {EXPIRES_AT_MS_MAX}",
+                "message": f"{2**53} is after the year 9999: give at most {TIME_MS_MAX}",
             }
         ],
     )
     (held,) = [each for each in visitor.get("keys").json["keys"] if each["id"] == created["id"]]
     assert held["expires_at_ms"] is None
-    last = visitor.post("keys.expire", {"id": created["id"], "expires_at_ms": EXPIRES_AT_MS_MAX})
-    assert last.json["expires_at_ms"] == EXPIRES_AT_MS_MAX
+    last = visitor.post("keys.expire", {"id": created["id"], "expires_at_ms": TIME_MS_MAX})
+    assert last.json["expires_at_ms"] == TIME_MS_MAX
 
 
 def test_the_name_of_a_deleted_namespace_is_not_given_again(visitor: Visitor) -> None:

@@ -15,7 +15,7 @@ from itertools import islice
 from typing import Any, Final, NamedTuple
 
 from tidegate.core.generations import RESET_NAME, cell_of
-from tidegate.core.model import DURATION_MS_MAX, LedgerRow, subject_digest
+from tidegate.core.model import DURATION_MS_MAX, TIME_MS_MAX, LedgerRow, subject_digest
 from tidegate.ports import RegionBeat
 
 __all__ = [
@@ -31,9 +31,6 @@ __all__ = [
 
 # What the port allows in one publish.
 ROWS_PER_PUBLISH_MAX: Final = 5_000
-
-# The end of the year 9999, in Unix ms. No cell and no reset is later, and numbers made from this one fit everywhere.
-TIME_MS_MAX: Final = 253_402_300_799_999
 
 # Rows handled between two turns of the event loop: about half a millisecond on a busy core.
 SLICE_ROWS: Final = 100

@@ -13,8 +13,9 @@ from tidegate.cli.databases import run
 from tidegate.cli.durations import DURATION
 from tidegate.cli.outcomes import json_option, print_result, warn
 from tidegate.cli.tables import table
+from tidegate.core.model import TIME_MS_MAX
 from tidegate.errors import InvalidInput
-from tidegate.server.catalog.keys import EXPIRES_AT_MS_MAX, checked_permissions, why_without_effect
+from tidegate.server.catalog.keys import checked_permissions, why_without_effect
 
 if TYPE_CHECKING:
     from tidegate.ports import CatalogChanges, KeyRow
@@ -60,7 +61,7 @@ class Moment(click.ParamType[int]):
             if moment.tzinfo is None:
                 moment = moment.replace(tzinfo=UTC)
             moment_ms = round(moment.timestamp() * 1000)
-        if moment_ms > EXPIRES_AT_MS_MAX:
+        if moment_ms > TIME_MS_MAX:
             self.fail(f"{text!r} is after the year 9999: give an earlier time, e.g. 30d", param, ctx)
         return moment_ms
 
@@ -73,7 +74,7 @@ def _iso(moment_ms: int | None) -> str | None:
     if moment_ms is None:
         return None
     # A row from another program may hold any number. It must not keep the others from being listed.
-    shown_ms = min(max(moment_ms, 0), EXPIRES_AT_MS_MAX)
+    shown_ms = min(max(moment_ms, 0), TIME_MS_MAX)
     return datetime.fromtimestamp(shown_ms / 1000, UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
 
 

@@ -23,6 +23,7 @@ __all__ = [
     "NAME_LENGTH_MAX",
     "ORIGIN",
     "REGION_EXPECTED",
+    "TIME_MS_MAX",
     "Component",
     "Decision",
     "LedgerRow",
@@ -53,6 +54,8 @@ DURATION_MS_MIN: Final = 1000
 # A hundred years: the longest window that a client of the server may ask for. Its end, and the moment when its counts
 # expire, fit into 64 bits: a database refuses rows beyond that, one by one, and they would delay those of others.
 DURATION_MS_MAX: Final = 3_155_760_000_000
+# The end of the year 9999, in Unix ms: the last moment that a date can name. Numbers made from it fit everywhere.
+TIME_MS_MAX: Final = 253_402_300_799_999
 
 # How a decision was made; `Decision.source` spells it out.
 LOCAL: Final = 0  # from memory that was fresh enough, or that already denied

@@ -51,9 +51,6 @@ NAMESPACE_ID: Final = re.compile(r"rlns_[0-9A-Za-z]{1,64}")
 URN: Final = re.compile(r"urn:tidegate:ratelimit:rlns_[0-9A-Za-z]{1,64}:override:rlor_[0-9A-Za-z]{1,64}")
 FIELD: Final = "permissions"
 
-# The end of the year 9999, the last moment that a date can name: no list could show a later expiry.
-EXPIRES_AT_MS_MAX: Final = 253_402_300_799_999
-
 
 def new_key() -> str:
     """A new root key. It is shown once, when it is created, and never stored."""

@@ -15,6 +15,7 @@ from typing import Annotated, Any, Final, TypeVar
 import msgspec
 from msgspec import Meta
 
+from tidegate.core.model import TIME_MS_MAX
 from tidegate.core.quota import format_quota
 from tidegate.errors import InvalidInput
 from tidegate.ports import KeyRow
@@ -22,7 +23,6 @@ from tidegate.server.api.admission import Admission, Call, Steps, wait
 from tidegate.server.api.problems import INSUFFICIENT_PERMISSIONS, NAMESPACE_NOT_FOUND, Refusal, invalid
 from tidegate.server.catalog.keys import (
     CONSOLE_MANAGE,
-    EXPIRES_AT_MS_MAX,
     checked_permissions,
     key_row,
     new_key,
@@ -190,8 +190,8 @@ def _decoded(kind: type[Any], body: bytes) -> Any:
 
 
 def _check_expiry(expires_at_ms: int | None) -> None:
-    if expires_at_ms is not None and expires_at_ms > EXPIRES_AT_MS_MAX:
-        message = f"{expires_at_ms} is after the year 9999: give at most {EXPIRES_AT_MS_MAX}"
+    if expires_at_ms is not None and expires_at_ms > TIME_MS_MAX:
+        message = f"{expires_at_ms} is after the year 9999: give at most {TIME_MS_MAX}"
         raise invalid("/properties/expires_at_ms", message)
 
 

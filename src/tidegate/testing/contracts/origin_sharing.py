@@ -12,6 +12,7 @@ from itertools import count
 from typing import TYPE_CHECKING, Final
 
 from tidegate.core.grants import CellPart, CreditRequest, Run
+from tidegate.core.model import DURATION_MS_MAX, TIME_MS_MAX
 from tidegate.core.resets import Reset
 from tidegate.core.sharing import DUE, NOT_DUE, PRESSED, ImportState, OriginUsage, Share, ShareReply
 from tidegate.ports import Origin
@@ -101,15 +102,14 @@ class SharingContract:
     async def test_the_largest_numbers_of_a_row_keep_no_other_row_out(self, origin: Origin) -> None:
         """What the reader of ledger rows lets through: times up to the year 9999, counts of 64 bits."""
         cells, far = await new_cells(origin), await new_cells(origin)
-        latest_ms = 253_402_300_799_999
         entries = [
-            Share(far.digest, duration_ms, latest_ms // duration_ms, "us", 2**63 - 1, "a", 0, generation)
-            for duration_ms in (1, DURATION_MS, 3_155_760_000_000)
-            for generation in (0, latest_ms)
+            Share(far.digest, duration_ms, TIME_MS_MAX // duration_ms, "us", 2**63 - 1, "a", 0, generation)
+            for duration_ms in (1, DURATION_MS, DURATION_MS_MAX)
+            for generation in (0, TIME_MS_MAX)
         ]
         *_, last = await share(origin, *entries, cells.entry("us", 7))
         assert last.foreign == 7
-        reset = Reset("acme", "email", "x", 3_155_760_000_000, latest_ms)
+        reset = Reset("acme", "email", "x", DURATION_MS_MAX, TIME_MS_MAX)
         assert reset in (await origin.resets([reset], since=0, timeout_s=TIMEOUT_S)).resets
 
     async def test_usage_names_each_region_and_how_long_ago_its_count_was_learned(
