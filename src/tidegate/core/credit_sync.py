@@ -100,10 +100,8 @@ class CreditSync:
         "_subjects",
         "cells_reported",
         "denied_held",
-        "messages",
         "pending",
         "recalls",
-        "releases",
     )
 
     def __init__(
@@ -127,13 +125,10 @@ class CreditSync:
         self._holders: Final[OrderedDict[bytes, Subject]] = OrderedDict()
         # Holds of this node that belong to no subject any more: (digest, writer).
         self._releases: dict[tuple[bytes, str], None] = {}
-        # Cells whose counts the origin acknowledged; messages sent; denials because other nodes held the room; recalls
-        # received; messages that only gave credit back.
+        # Cells whose counts the origin acknowledged; denials because other nodes held the room; recalls received.
         self.cells_reported: int = 0
-        self.messages: int = 0
         self.denied_held: int = 0
         self.recalls: int = 0
-        self.releases: int = 0
         for subject in self._subjects.slots:
             if subject is not None and subject.credit is not None:
                 self._take_over(subject, subject.credit)
@@ -281,10 +276,9 @@ class CreditSync:
         if subject.generation:
             request = request._replace(generation=subject.generation)
         exchange.add(request, subject, acked)
-        self.messages += 1
         self._holders[digest] = subject
         self._holders.move_to_end(digest)
-        self._prune_holders(clock_ms)
+        self.prune(clock_ms, PRUNED_PER_MESSAGE)
 
     def _add_cell(
         self, parts: list[CellPart], acked: list[int], sequence: int, sequence_min: int, cell: Cell | None
@@ -314,8 +308,11 @@ class CreditSync:
         )
         origin.sent = cell.own
 
-    def _prune_holders(self, clock_ms: int) -> None:
-        for _ in range(PRUNED_PER_MESSAGE):
+    def prune(self, clock_ms: int, subjects_max: int) -> bool:
+        """Forget holders whose credit has ended, those with the oldest message first. True when more may be left."""
+        for _ in range(subjects_max):
+            if not self._holders:
+                return False
             digest = next(iter(self._holders))
             subject = self._holders[digest]
             credit = subject.credit
@@ -324,8 +321,9 @@ class CreditSync:
                 and credit is not None
                 and (credit.in_flight or clock_ms < credit.until_ms or credit.waiting is not None)
             ):
-                return
+                return False
             del self._holders[digest]
+        return True
 
     def apply(
         self,
@@ -632,7 +630,6 @@ class CreditSync:
             if self._holder(digest, writer) is not None:
                 continue  # it came back, under the same name: the hold is what its own messages ask for
             engine.message_number += 1
-            self.releases += 1
             number = engine.message_number
             exchange.add(CreditRequest(digest, writer, number, 1_000, nothing, 0, 0, (), 0, 0, 0), None, [])
         self._releases.clear()

@@ -22,6 +22,7 @@ from tidegate.adapters.running_time import LATE_S, STEP_S
 from tidegate.core.cells import Subject
 from tidegate.core.credit_sync import CreditSync, Exchange, Served
 from tidegate.core.gate import Gate
+from tidegate.core.grants import CreditReply
 from tidegate.core.model import Decision, Tuning
 from tidegate.core.sweep import Sweep
 from tidegate.core.tickets import Ticket
@@ -100,6 +101,9 @@ class Exchanges(GroupCommit):
         # At the last look a ticket's time was over, and it got one more turn, because the loop had not run.
         self._was_over = False
         self._round_trip_s = ROUND_TRIP_S
+        # Messages about a subject that were sent, and those that only gave credit back.
+        self.messages: int = 0
+        self.releases: int = 0
         self.waits: int = 0
         self.wait_latency: Final[Histogram] = Histogram()
 
@@ -233,7 +237,7 @@ class Exchanges(GroupCommit):
         began_s = loop.time()
         replies = await self.calls.call(
             ["exchange"],
-            lambda timeout_s: self._origin.exchange(exchange.requests, timeout_s=timeout_s),
+            lambda timeout_s: self._send_counted(exchange, timeout_s),
             self._timeout_s,
         )
         # A slower one counts at once: what other nodes are asked for takes as long.
@@ -248,6 +252,13 @@ class Exchanges(GroupCommit):
             )
         self._unanswered.discard(exchange)
         self._finish(served)
+
+    async def _send_counted(self, exchange: Exchange, timeout_s: float) -> list[CreditReply]:
+        # Here, because an open breaker lets no message through.
+        releases = exchange.subjects.count(None)
+        self.releases += releases
+        self.messages += len(exchange.requests) - releases
+        return await self._origin.exchange(exchange.requests, timeout_s=timeout_s)
 
     def fail(self, exchange: Exchange) -> None:
         """No answer will come."""
@@ -291,6 +302,11 @@ class Exchanges(GroupCommit):
                 self.wake()
 
         self._later(delay_s, queue)
+
+    def expire(self, subjects_max: int) -> bool:
+        """Forget subjects whose credit has ended. True when more may be left."""
+        with self._gate:
+            return self._sync.prune(self._gate.clock_ms(), subjects_max)
 
     def on_recall(self, digest: bytes, writer: str) -> None:
         """The origin asks for credit that is not needed at once."""
@@ -382,12 +398,12 @@ class Exchanges(GroupCommit):
         sync = self._sync
         return super().statistics(now_s, *others) | {
             "origin_cells_merged": sync.cells_reported,
-            "credit_messages": sync.messages,
+            "credit_messages": self.messages,
             "credit_waits": self.waits,
             "credit_wait": self.wait_latency.snapshot(),
             "credit_denied_held": sync.denied_held,
             "credit_recalls": sync.recalls,
-            "credit_releases": sync.releases,
+            "credit_releases": self.releases,
             "credit_subjects": sync.holders,
             "credit_is_listening": self._origin.can_be_recalled,
         }

@@ -516,6 +516,8 @@ class Node:
             while more:
                 with self._gate:
                     more = self._engine.subjects.expire(self._gate.now_ms(), EXPIRE_SLICE)
+                if self.exchanges is not None and self.exchanges.expire(EXPIRE_SLICE):
+                    more = True
                 await asyncio.sleep(0)
             await asyncio.sleep(EXPIRE_INTERVAL_S)
 

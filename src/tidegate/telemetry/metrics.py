@@ -192,21 +192,21 @@ METRICS: Final[tuple[Metric, ...]] = (
     Metric(
         "credit_waits_total",
         "counter",
-        "Requests and batches that waited for credit from the origin.",
+        "Requests and batches that waited for an answer of the origin: for credit or, with cost 0, for counts.",
         "Most decisions wait: subjects are used rarely, are near their limit, or recalls do not arrive "
         "(credit_listening).",
     ),
     Metric(
         "credit_wait_seconds",
         "histogram",
-        "How long requests waited for credit.",
+        "How long requests and batches waited for an answer of the origin.",
         "p99 above a few round trips: other nodes give credit back slowly, or the origin is overloaded.",
         bounds=BOUNDS_S,
     ),
     Metric(
         "credit_denied_held_total",
         "counter",
-        "Requests denied because other nodes held credit for what was left of the limit.",
+        "Requests and batches denied because other nodes held credit for what was left of the limit.",
         "A steady rate: a node crashed with credit a few seconds ago, hangs, or does not receive recalls.",
     ),
     Metric(
@@ -225,7 +225,7 @@ METRICS: Final[tuple[Metric, ...]] = (
         "credit_subjects",
         "gauge",
         "Subjects that may hold credit.",
-        "About the subjects used in the last seconds; it never exceeds `subjects`.",
+        "About the subjects used in the last seconds.",
     ),
     Metric(
         "credit_listening",
