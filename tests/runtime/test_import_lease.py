@@ -287,6 +287,23 @@ async def test_a_node_that_cannot_publish_or_dies_before_it_is_replaced(dies: bo
 
 
 @on_virtual_time
+async def test_a_node_that_dies_before_it_publishes_is_responsible_for_two_seconds() -> None:
+    ledger, region, nodes = await fleet(3)
+    assert await nodes[0].accept("x", 30, HUNDRED) == 30
+    await asyncio.sleep(2)
+    assert nodes[1].failing_ledger is not None
+    nodes[1].failing_ledger.faults.fail("publish")
+    assert await nodes[1].accept("x", 40, HUNDRED) == 40
+    nodes[1].faults.fail()
+    await asyncio.sleep(2)
+    assert await nodes[0].accept("x", 1, HUNDRED) == 1
+    await asyncio.sleep(1)
+    (written,) = [one for one in ledger.rows() if one.identifier == "x"]
+    assert written.regional >= 70
+    await region.stop()
+
+
+@on_virtual_time
 async def test_what_was_below_the_threshold_is_published_when_another_region_publishes() -> None:
     ledger, region, nodes = await fleet(2)
     assert await nodes[0].accept("x", 3, HUNDRED) == 3
@@ -488,7 +505,8 @@ async def test_a_ledger_that_lost_its_rows_gets_them_again() -> None:
         await node.accept("x", 10, HUNDRED)
     await asyncio.sleep(2)
     ledger.wipe()
-    await asyncio.sleep(45)
+    # A full read within half a minute, and then the next tick.
+    await asyncio.sleep(31)
     assert [one.regional for one in ledger.rows() if one.identifier == "x"] == [30]
     await region.stop()
 

@@ -76,7 +76,8 @@ def test_each_mechanism_improves_accuracy() -> None:
 
 
 def test_a_burst_in_one_instant_passes_before_it_is_seen_and_no_more_than_the_limit_in_each_region() -> None:
-    assert measure(CASES["2 regions in one instant"]).admitted == 2 * 200
+    measured = measure(replace(CASES["2 regions in one instant"], nodes=2))
+    assert (measured.offered, measured.admitted) == (4 * 200, 2 * 200)
 
 
 def hopped(quota: int, offered: Sequence[int], **tuning: Any) -> int:
