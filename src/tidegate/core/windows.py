@@ -1,9 +1,10 @@
-"""The sliding-window arithmetic: the only place in Python where the formula exists.
+"""The sliding-window arithmetic: the only place in Python that decides with the formula.
 
 Two fixed cells are read as one sliding window: all of the current cell, and of the previous one the share that
 the window still covers. Everything is exact integer arithmetic; nothing is rounded except by the one floor
 division that the formula itself contains. All durations are milliseconds. The script of the Redis origin
-(`adapters/redis/records.lua`) has the formula a second time, and tests compare the two.
+(`adapters/redis/records.lua`) has the formula a second time, and tests compare the two. `sim/answer_check.py` has it
+once more, on purpose: a check that used this module would not find its faults.
 """
 
 from __future__ import annotations

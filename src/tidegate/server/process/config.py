@@ -211,7 +211,8 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
         int,
         Meta(ge=1_048_576, le=1_099_511_627_776),
         Meta(
-            description="Largest size of the SQLite file with counts (no origin set); other counts stay in memory."
+            description="Largest size of the SQLite file with counts (no origin set), without its log (the -wal file), "
+            "which comes on top; other counts stay in memory."
         ),
     ] = 1_073_741_824
     metrics_token: Annotated[
