@@ -427,10 +427,13 @@ async def test_unreadable_rows_are_those_that_an_import_skipped(tmp_path: Path) 
     await migrate(f"sqlite:///{path}")
     ledger = SQLiteLedger(path, cleans_itself=False)
     await ledger.open(timeout_s=20)
-    await ledger.publish([row("x", 5), row("y", 6)], timeout_s=20)
+    await ledger.publish([row("x", 5), row("y", 6), row("z", 7)], timeout_s=20)
     with closing(sqlite3.connect(path, isolation_level=None)) as another_program:
         another_program.execute(
             "UPDATE ratelimit_window_counts SET identifier = x'ff' WHERE identifier = CAST('y' AS BLOB)"
+        )
+        another_program.execute(
+            "UPDATE ratelimit_window_counts SET duration_ms = 0 WHERE identifier = CAST('z' AS BLOB)"
         )
     limiter = make_async_limiter(
         region="fra", ledger=ledger, clock=ManualClock(EPOCH_MS), tuning=Tuning(credit=False), run_loops=False
@@ -440,7 +443,7 @@ async def test_unreadable_rows_are_those_that_an_import_skipped(tmp_path: Path) 
     for _ in range(2):
         await node.importer.run_once()
         values = collect(limiter).values
-        assert values["global_import_rows_unreadable_total", ()] == 1
+        assert values["global_import_rows_unreadable_total", ()] == 2
         assert values["global_import_rows_total", ()] == 1
         assert values["global_import_errors_total", ()] == 0
     assert (await limiter.peek(HUNDRED_A_MINUTE, "x")).effective == 5
