@@ -15,6 +15,7 @@ from typing import Any, Protocol, Self
 from tidegate import AsyncLimiter, Limit, Tuning
 from tidegate.adapters.urls import open_origin
 from tidegate.core.model import Component, subject_digest
+from tidegate.errors import DependencyTimeout
 from tidegate.ports import Origin
 from tidegate.testing.limiters import make_async_limiter
 
@@ -151,16 +152,23 @@ class Fleet:
         return sum((node.accepted for node in self.nodes), Counter())
 
     async def origin_total(self, identifier: str, url: str | None = None) -> int:
-        """What the origin itself holds, asked by a node that counts nothing."""
-        origin = open_origin(url or self.url)
-        try:
-            digest = subject_digest(LIMIT.workspace, LIMIT.namespace, identifier, DURATION_MS)
-            sequence = self.clock.now_ms() // DURATION_MS
-            (reply,) = await origin.read([Component(digest, sequence, "auditor", 0, 0)], timeout_s=5.0)
-            assert reply.component == 0
-            return reply.total
-        finally:
-            await origin.close()
+        """What the origin itself holds, asked by a node that counts nothing. On a busy machine a connection may take
+        longer than an adapter allows: it asks again, as a node would."""
+        digest = subject_digest(LIMIT.workspace, LIMIT.namespace, identifier, DURATION_MS)
+        sequence = self.clock.now_ms() // DURATION_MS
+        deadline_s = time.monotonic() + DEADLINE_S
+        while True:
+            origin = open_origin(url or self.url)
+            try:
+                (reply,) = await origin.read([Component(digest, sequence, "auditor", 0, 0)], timeout_s=5.0)
+            except DependencyTimeout:
+                if time.monotonic() >= deadline_s:
+                    raise
+            else:
+                assert reply.component == 0
+                return reply.total
+            finally:
+                await origin.close()
 
     async def agree(
         self, expected: Counter[str] | None = None, witnesses: Sequence[Witness] = (), url: str | None = None
