@@ -21,6 +21,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from itertools import count
 from pathlib import Path
 from queue import SimpleQueue
 from random import Random
@@ -48,8 +49,13 @@ CLOSE_WAIT_S: Final = 2.0
 BUSY_MARGIN_MS: Final = 10
 # Steps of SQLite's machine, some tens of milliseconds: asking takes the interpreter lock, so ordinary work never does.
 STEPS_BETWEEN_LOOKS: Final = 500_000
-# The pause between tries to get the write lock: a part of what another process's messages take.
+# The pause between tries to get the write lock: a part of what another process's messages take. After so many tries it
+# grows by a tenth each time: dozens of waiting threads of one process would otherwise take the interpreter from the one
+# that holds the lock.
 LOCK_RETRY_S: Final = 0.0005
+LOCK_RETRIES: Final = 20
+LOCK_RETRY_GROWTH: Final = 1.1
+LOCK_RETRY_S_MAX: Final = 0.01
 TRY_ONCE: Final = "PRAGMA busy_timeout=0"
 # Pauses between tries to switch a new file to WAL: SQLite does not wait by itself there.
 WAL_RETRY_FIRST_S: Final = 0.002
@@ -139,14 +145,17 @@ def _begin(connection: sqlite3.Connection) -> None:
     ((wait_ms,),) = connection.execute("PRAGMA busy_timeout")
     until_s = time.monotonic() + wait_ms / 1000
     connection.execute(TRY_ONCE)
+    pause_s = LOCK_RETRY_S
     try:
-        while True:
+        for tries in count():
             try:
                 connection.execute("BEGIN IMMEDIATE")
             except sqlite3.OperationalError as error:
                 if _code(error) != sqlite3.SQLITE_BUSY or time.monotonic() >= until_s:
                     raise
-                time.sleep(LOCK_RETRY_S)
+                if tries >= LOCK_RETRIES:
+                    pause_s = min(LOCK_RETRY_S_MAX, pause_s * LOCK_RETRY_GROWTH)
+                time.sleep(pause_s)
                 if isinstance(connection, _Connection) and connection.is_abandoned():
                     raise
             else:
