@@ -14,7 +14,9 @@ import pytest
 
 from tidegate.adapters.sqlite.connection import (
     CHANGES_PER_CHECKPOINT,
+    LOCK_RETRIES,
     LOCK_RETRY_S,
+    LOCK_RETRY_S_MAX,
     WAL_PAGES_MAX,
     SQLiteFile,
     transaction,
@@ -221,7 +223,7 @@ async def test_a_damaged_file_is_unavailable_and_works_again_when_it_is_replaced
 # -- several processes
 
 
-async def test_a_writer_that_waits_for_another_process_tries_again_and_again_after_the_same_short_time(
+async def test_a_writer_that_waits_for_another_process_tries_again_after_a_short_time_and_less_often_after_many_tries(
     file: SQLiteFile, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await file.run(count, timeout_s=TIMEOUT_S)
@@ -231,12 +233,14 @@ async def test_a_writer_that_waits_for_another_process_tries_again_and_again_aft
 
         def sleep(pause_s: float) -> None:
             pauses.append(pause_s)
-            if len(pauses) == 30:
+            if len(pauses) == 100:
                 other.execute("ROLLBACK")
 
         monkeypatch.setattr("tidegate.adapters.sqlite.connection.time.sleep", sleep)
         await file.run(insert(1), timeout_s=TIMEOUT_S)
-    assert pauses == [LOCK_RETRY_S] * 30
+    assert pauses[:LOCK_RETRIES] == [LOCK_RETRY_S] * LOCK_RETRIES
+    assert pauses == sorted(pauses)
+    assert pauses[-1] == LOCK_RETRY_S_MAX
     assert await file.run(count, timeout_s=TIMEOUT_S) == 1
 
 
