@@ -125,7 +125,8 @@ class CreditSync:
         self._holders: Final[OrderedDict[bytes, Subject]] = OrderedDict()
         # Holds of this node that belong to no subject any more: (digest, writer).
         self._releases: dict[tuple[bytes, str], None] = {}
-        # Cells whose counts the origin acknowledged; denials because other nodes held the room; recalls received.
+        # Cells whose counts the origin acknowledged; denials because other nodes held the rest of the limit; recalls
+        # received.
         self.cells_reported: int = 0
         self.denied_held: int = 0
         self.recalls: int = 0
