@@ -35,9 +35,9 @@ def main() -> int:
     print("lowest versions:", ", ".join(wanted), flush=True)
     with tempfile.TemporaryDirectory(prefix="tidegate-lowest-") as name:
         python = str(Path(name) / "venv" / "bin" / "python")
-        subprocess.run([sys.executable, "-m", "venv", str(Path(name) / "venv")], check=True)
+        subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(Path(name) / "venv")], check=True)
         subprocess.run(
-            [python, "-m", "pip", "install", "--quiet", *wanted, *TOOLS],
+            [sys.executable, "-m", "pip", "--python", python, "install", "--quiet", *wanted, *TOOLS],
             check=True,
             stdin=subprocess.DEVNULL,
         )

@@ -55,23 +55,24 @@ def run(python: Path, *arguments: str, **variables: str) -> str:
 def test_an_artefact_installs_alone_and_runs_the_examples_of_the_readme(
     kind: str, dist: Path, tmp_path: Path
 ) -> None:
-    venv.create(tmp_path / "venv", with_pip=True)
+    venv.create(tmp_path / "venv")
     python = tmp_path / "venv" / "bin" / "python"
-    install = ["-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-    install += ["--constraint", str(ROOT / "constraints.txt")]
+    this = Path(sys.executable)  # its pip, which installs into the other
+    pip = ["-m", "pip", "--python", str(python), "--disable-pip-version-check"]
+    install = [*pip, "install", "--quiet", "--constraint", str(ROOT / "constraints.txt")]
     flags: list[str] = []
     if kind == "sdist":
         # The sdist was built compiled for the wheel. Here it is built as on a machine without a compiler.
-        run(python, *install, "setuptools", "wheel")
+        run(this, *install, "setuptools", "wheel")
         flags = ["--no-build-isolation"]
     run(
-        python,
+        this,
         *install,
         *flags,
         f"tidegate[fastapi,cli] @ {artefact(dist, kind).as_uri()}",
         TIDEGATE_PURE="1",
     )
-    run(python, "-m", "pip", "check")
+    run(this, *pip, "check")
 
     seen = run(
         python,

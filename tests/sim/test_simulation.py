@@ -65,10 +65,9 @@ ANSWERS_EXCUSED_PERCENT_MAX = 2
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("first", [1, 101])
-def test_a_hundred_seeds_keep_the_invariants_and_every_fault_happens(first: int) -> None:
+def test_a_hundred_seeds_keep_the_invariants_and_every_fault_happens() -> None:
     summary = Summary()
-    for report in run_seeds(range(first, first + 100), Options(), jobs=1):
+    for report in run_seeds(range(1, 101), Options(), jobs=1):
         summary.add(report)
     assert [(one.seed, str(one.violations[0])) for one in summary.failures] == []
     assert summary.passed == 100
