@@ -20,7 +20,7 @@ case "$*" in
     *"import tidegate"*) [[ -n ${PYTHONPATH:-} ]] && echo "0 src" || echo "${COMPILED:-1} installed" ;;
     *--collect-only*) ;;
     *environment.py*)
-        until [[ -z ${WAITING:-} || -e $WAITING ]]; do sleep 0.01; done
+        until [[ -z ${WAITING:-} || -s $WAITING ]]; do sleep 0.01; done
         [[ -z ${NO_INSTALL:-} ]]
         ;;
     *)
