@@ -26,6 +26,7 @@ from tidegate.ports import Catalog, KeyRow, WorkspaceRow
 from tidegate.server.asgi import Application
 from tidegate.server.catalog.keys import ALL, digest_of, hint_of, new_key
 from tidegate.testing.servers.process import child_pids, is_gone
+from tidegate.testing.servers.reservation import PortReservation
 
 TIMEOUT_S = 30.0
 # Servers of tests have it, so that `metrics` and `get("/readyz")` see everything.
@@ -93,6 +94,7 @@ class TidegateServer:
         self.url = ""
         self.host = ""
         self.port = 0
+        self._reservation: PortReservation | None = None
 
     def __enter__(self) -> Self:
         try:
@@ -114,6 +116,8 @@ class TidegateServer:
             with suppress(subprocess.TimeoutExpired):
                 self.stop(10)
         self.kill()
+        if self._reservation is not None:
+            self._reservation.release()
         self.log_path.unlink(missing_ok=True)
         if self._made_dir is not None:
             self._made_dir.cleanup()
@@ -122,8 +126,9 @@ class TidegateServer:
         """Start, and wait until it says that it listens. After a stop, it starts again at the same address."""
         self.kill()
         command = [sys.executable, "-m", "tidegate.cli", "serve", "--data-dir", str(self.data_dir)]
-        port = self.port or 0
-        command += ["--listen", f"127.0.0.1:{port}", *self.arguments]
+        if self._reservation is None:
+            self._reservation = PortReservation()
+        command += ["--listen", f"127.0.0.1:{self.port or self._reservation.port}", *self.arguments]
         # setpriv: the server ends with the process that started it, even if that one is killed.
         with self.log_path.open("a") as log:
             self.process = subprocess.Popen(

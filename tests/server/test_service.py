@@ -433,6 +433,15 @@ def test_a_crash_of_a_node_with_redis_loses_nothing_older_than_a_round_trip(
         assert workspace.call("limit", many | {"cost": 0}).data["remaining"] == 1_000_000 - 200
 
 
+def test_no_other_process_gets_the_port_of_a_server_that_starts_again() -> None:
+    with TidegateServer() as server:
+        server.kill()
+        with socket.socket() as stranger, pytest.raises(OSError, match="Address already in use"):
+            stranger.bind(("127.0.0.1", server.port))
+        server.start()
+        assert server.get("/livez").status == 200
+
+
 def test_a_redis_that_takes_no_counts_is_degraded_and_logged_once(
     fresh_redis: RedisServer, tmp_path: Path
 ) -> None:
