@@ -20,7 +20,7 @@ from tidegate.testing import RedisServer
 from tidegate.testing.servers.mysql_family import MySQLFamilyServer
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Browser, BrowserContext
+    from playwright.sync_api import Browser, BrowserContext, Route
 
 pytestmark = [pytest.mark.server, pytest.mark.slow]
 
@@ -201,6 +201,22 @@ def test_an_override_made_by_hand_changes_the_next_decision_and_its_preview_name
     page.get_by_role("dialog").get_by_role("button", name="Delete").click()
     page.get_by_text("This namespace has no overrides.").wait_for()
     assert limit_of(fleet.fra, fleet, "user_77") == 30
+
+
+def test_an_override_is_made_only_when_the_list_of_namespaces_is_there(console: ConsolePage) -> None:
+    # The dialog would have no namespace, and neither preview nor save.
+    page = console.page
+    console.open("Overrides")
+    button = page.get_by_role("button", name="New override")
+    requests: list[Route] = []
+    page.route(re.compile("/console/namespaces"), lambda route: requests.append(route))
+    page.get_by_label("Namespace").select_option("email.send")
+    page.wait_for_function("document.querySelector('select').options.length === 0")
+    assert button.is_disabled()
+    for request in requests:
+        request.continue_()
+    button.click()
+    page.get_by_role("dialog", name="New override").get_by_text("In namespace email.send").wait_for()
 
 
 def test_another_limit_is_replayed_with_the_last_minutes_and_changes_nothing(

@@ -89,7 +89,7 @@ export function overridesView({ session, namespace, go, identifierLink }) {
   const choice = h("select", { id: newId("namespace"), onchange: () => go("overrides", { namespace: choice.value }) });
   const list = table("Overrides", ["Identifier or pattern", "Limit", "Override", { title: "", class: "actions" }]);
   list.node.firstChild.classList.add("cards");
-  const add = h("button", { class: "primary", type: "button", onclick: () => change({}) }, "New override");
+  const add = h("button", { class: "primary", type: "button", disabled: true, onclick: () => change({}) }, "New override");
   const box = searchBox("Search", load);
   const body = h("section", { class: "card" }, list.node);
   const node = h("div", null, h("h1", null, "Overrides"), h("div", { class: "row" }, h("div", { class: "grow" }, h("label", { for: choice.id }, "Namespace"), choice), box.node, session.can.set_override ? add : null), box.status, body);
@@ -135,6 +135,7 @@ export function overridesView({ session, namespace, go, identifierLink }) {
       const live = namespaces.filter((each) => !each.is_deleted);
       replace(choice, live.map((each) => h("option", { value: each.name, selected: each.name === namespace }, `${visible(each.name)} (${each.overrides})`)));
       if (namespace !== undefined && !live.some((each) => each.name === namespace)) choice.append(h("option", { value: namespace, selected: true }, visible(namespace)));
+      add.disabled = choice.value === ""; // until now an override would have been made without a namespace
     } catch (error) {
       setText(box.status, error.message);
     }
