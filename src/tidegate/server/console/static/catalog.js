@@ -135,7 +135,7 @@ export function overridesView({ session, namespace, go, identifierLink }) {
       const live = namespaces.filter((each) => !each.is_deleted);
       replace(choice, live.map((each) => h("option", { value: each.name, selected: each.name === namespace }, `${visible(each.name)} (${each.overrides})`)));
       if (namespace !== undefined && !live.some((each) => each.name === namespace)) choice.append(h("option", { value: namespace, selected: true }, visible(namespace)));
-      add.disabled = choice.value === ""; // until now an override would have been made without a namespace
+      add.disabled = choice.value === ""; // without a namespace the dialog can neither preview nor save
     } catch (error) {
       setText(box.status, error.message);
     }
